@@ -1,0 +1,1 @@
+"""Learn N:M sparsity masks for frozen language models, with PyTorch Lightning."""

@@ -1,0 +1,72 @@
+"""`python -m roi_lightning`: one entry for all commands."""
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Final
+
+from roi_lightning.errors import UserError
+
+_CONFIGURED: Final = {
+    "fit": "learn a mask; ends with a hardened, verified checkpoint",
+    "validate": "loss and perplexity of a checkpoint's hardened mask",
+    "export": "a training checkpoint to a Hugging Face directory and a mask file",
+    "plan": "parameters, bytes, tokens and steps of a run, before any weight is read",
+}
+_PLAIN: Final = {
+    "apply": "a base model and a mask file to the same directory",
+    "verify": "check an exported directory: pattern, zeros, survivors, every byte",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        argv: The command and its arguments; the process's own if left out.
+
+    Returns:
+        The exit status: 0 for success, 1 for a failure, 2 for a wrong command line.
+    """
+    args = list(sys.argv[1:] if argv is None else argv)
+    if not args or args[0] in ("-h", "--help"):
+        sys.stdout.write(_overview())
+        return 0 if args else 2
+    try:
+        return _dispatch(args)
+    except UserError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        return 130
+
+
+def _dispatch(args: list[str]) -> int:
+    command, rest = args[0], args[1:]
+    if command in _PLAIN or command == "plan":
+        module = import_module(f"roi_lightning.commands.{command}")
+        return int(module.main(rest))
+    if command in _CONFIGURED:
+        import_module("roi_lightning.cli").run(args)
+        return 0
+    known = ", ".join([*_CONFIGURED, *_PLAIN])
+    sys.stderr.write(f"error: no command {command!r}; the commands are {known}\n")
+    return 2
+
+
+def _overview() -> str:
+    lines = [
+        "usage: python -m roi_lightning COMMAND ...",
+        "",
+        "Learn N:M sparsity masks for language models.",
+        "",
+    ]
+    for title, commands in (("with a configuration:", _CONFIGURED), ("without:", _PLAIN)):
+        lines += [title, *(f"  {name:<10} {text}" for name, text in commands.items()), ""]
+    lines += ["Each takes --help. A first run: python -m roi_lightning fit --config quickstart.yaml", ""]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+"""Files and directories that appear whole or not at all.
+
+Everything is written under a temporary name in the same folder, flushed to the disk, and renamed. A run that
+is killed, interrupted or out of space leaves what was there before.
+"""
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from roi_lightning.errors import UserError
+
+
+@contextmanager
+def written_aside(path: Path) -> Iterator[Path]:
+    """Yield a temporary sibling of `path`, to be filled as a file or made a directory by the block.
+
+    When the block ends well the sibling takes the name `path`, and what had that name is gone; when it
+    raises anything, KeyboardInterrupt included, the sibling is removed and `path` is as it was.
+
+    Args:
+        path: The final name; missing parent folders are made.
+
+    Raises:
+        UserError: If the file system refuses (no space, no permission); the message names `path`.
+    """
+    partial = _sibling(path, "partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield partial
+        _flush(partial)
+        _rename(partial, path)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{str(path)!r} can't be written: {error}") from error
+    finally:
+        _remove(partial)
+
+
+def _sibling(path: Path, purpose: str) -> Path:
+    return path.with_name(f".{path.name}.{purpose}-{os.getpid()}-{secrets.token_hex(3)}")
+
+
+def _rename(partial: Path, path: Path) -> None:
+    if not (partial.is_dir() and path.exists()):
+        partial.replace(path)
+    else:
+        old = _sibling(path, "old")
+        path.rename(old)
+        try:
+            partial.rename(path)
+        except BaseException:
+            old.rename(path)
+            raise
+        _remove(old)
+    with suppress(OSError):  # the rename has happened; some network file systems can't sync a folder
+        _sync(path.parent)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+def _flush(path: Path) -> None:
+    for entry in [*path.rglob("*"), path] if path.is_dir() else [path]:
+        if entry.is_dir():
+            with suppress(OSError):
+                _sync(entry)
+        else:
+            _sync(entry)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

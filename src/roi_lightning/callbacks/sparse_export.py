@@ -1,0 +1,59 @@
+"""Write the sparse checkpoint when training ends."""
+
+from pathlib import Path
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_info
+from typing_extensions import override
+
+from roi_lightning.callbacks.run_folder import run_folder
+from roi_lightning.export import check_destination, needed_bytes, open_base, write_export
+from roi_lightning.learner import MaskLearner
+
+
+class SparseExport(Callback):
+    """Write and verify a Hugging Face directory with the hardened mask at the end of fit.
+
+    Args:
+        out: The directory; `<run folder>/export` if left out. Checked before training starts.
+    """
+
+    def __init__(self, out: str | None = None) -> None:
+        self.out = out
+        self.path: Path | None = None
+
+    def destination(self, trainer: Trainer) -> Path:
+        """The directory this run will write."""
+        return Path(self.out) if self.out else run_folder(trainer) / "export"
+
+    def preflight(self, trainer: Trainer) -> None:
+        """Refuse a destination that is not ours to replace, before any work is done.
+
+        Raises:
+            UserError: Naming the directory.
+        """
+        check_destination(self.destination(trainer), None)
+
+    @override
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        assert isinstance(pl_module, MaskLearner)
+        base = open_base(pl_module.source, pl_module.stored_dtype, pl_module.lm)
+        check_destination(self.destination(trainer), needed_bytes(base))
+
+    @override
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        assert isinstance(pl_module, MaskLearner)
+        if not trainer.is_global_zero:
+            return
+        perplexity = trainer.callback_metrics.get("val/perplexity")
+        training = {"steps": trainer.global_step, **pl_module.training_facts()}
+        self.path = write_export(
+            pl_module.source,
+            pl_module.mask_set(),
+            self.destination(trainer),
+            dtype=pl_module.stored_dtype,
+            training=training,
+            lm=pl_module.lm,
+            perplexity=None if perplexity is None else {"held-out": float(perplexity)},
+        )
+        rank_zero_info(f"exported and verified: {self.path}")

@@ -1,0 +1,84 @@
+"""At the end of a run: the learned mask beside what one gets for free, in one table."""
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_only
+from typing_extensions import override
+
+from roi_lightning.atomic import written_aside
+from roi_lightning.callbacks.run_folder import run_folder
+from roi_lightning.callbacks.sparse_export import SparseExport
+from roi_lightning.data import CalibrationDataModule
+from roi_lightning.evaluation import window_perplexity
+from roi_lightning.module import RoILightningModule
+from roi_lightning.priors import magnitude_masks
+from roi_lightning.summary import show_summary
+
+
+class BaselineSummary(Callback):
+    """Held-out perplexity and zeros of the dense model, the magnitude mask, the prior and the learned mask.
+
+    Printed as a table and written as `summary.json` into the run folder: perplexities by name, seconds since
+    the run began, and the path of the export, if there was one. List it after `SparseExport`.
+
+    Args:
+        windows: Held-out windows measured, at most as many as the data module holds out.
+    """
+
+    def __init__(self, windows: int = 16) -> None:
+        self.windows = windows
+        self._started = 0.0
+
+    @override
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._started = time.monotonic()
+
+    @override
+    @rank_zero_only
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        assert isinstance(pl_module, RoILightningModule)
+        data = trainer.datamodule  # type: ignore[attr-defined]
+        assert isinstance(data, CalibrationDataModule)
+        windows = data.windows("val", min(self.windows, data.val_tokens // data.seq_len))
+        perplexity = {}
+        for name, context in _candidates(pl_module):
+            with context:
+                perplexity[name] = window_perplexity(pl_module.model, windows)
+        export = next((c.path for c in trainer.callbacks if isinstance(c, SparseExport)), None)  # type: ignore[attr-defined]
+        summary = {
+            "perplexity": perplexity,
+            "pattern": str(pl_module.pattern),
+            "zeros": zero_shares(pl_module),
+            "held_out_tokens": windows.numel(),
+            "steps": trainer.global_step,
+            "seconds": round(time.monotonic() - self._started, 1),
+            "export": None if export is None else str(export),
+        }
+        path = run_folder(trainer) / "summary.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with written_aside(path) as partial:
+            partial.write_text(json.dumps(summary, indent=2) + "\n")
+        show_summary(path)
+
+
+def _candidates(module: RoILightningModule) -> Iterator[tuple[str, AbstractContextManager[None]]]:
+    yield "dense", module.dense()
+    yield "magnitude", module.under_masks(dict(magnitude_masks(module.layers, module.pattern)))
+    if module.prior_masks and module.prior != "magnitude":
+        name = module.prior if module.prior == "activation" else "prior"
+        yield name, module.under_masks({name: mask.to_bool() for name, mask in module.prior_masks.items()})
+    yield "roi", module.under_masks()
+
+
+def zero_shares(module: RoILightningModule) -> dict[str, float]:
+    """Share of zeros that the pattern makes among the prunable weights, and among all parameters."""
+    share = 1 - module.pattern.n / module.pattern.m
+    pruned = sum(layer.weight.numel() for layer in module.layers.values())
+    every = sum(p.numel() for p in module.model.parameters()) - sum(
+        x.logits.numel() for x in module.layers.values()
+    )
+    return {"prunable": share, "model": share * pruned / every}

@@ -1,0 +1,1 @@
+"""One thin file per plain command; each has `build_parser()` and `main(argv)`."""

@@ -1,0 +1,215 @@
+"""Where calibration text comes from: Python's own documentation, local files or the Hugging Face hub.
+
+Every source ends as a `datasets` object with the single column `text`, so that what follows (splitting,
+tokenising, packing) never needs to know where a document was read.
+"""
+
+import ast
+import bz2
+import glob
+import gzip
+import importlib
+import lzma
+import sys
+import sysconfig
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import zstandard
+
+from roi_lightning.data.packing import cut_passages
+from roi_lightning.errors import UserError
+
+if TYPE_CHECKING:
+    from datasets import Dataset, IterableDataset
+
+Generate = Callable[..., Iterator[dict[str, str]]]
+PYTHON_DOCS = "python-docs"
+FORMATS = {".txt": "text", ".jsonl": "json", ".json": "json", ".parquet": "parquet"}
+_SMALLEST_DOCUMENT = 200  # characters; shorter docstring collections are stubs
+_OPENERS: dict[str, Any] = {".gz": gzip.open, ".zst": zstandard.open, ".xz": lzma.open, ".bz2": bz2.open}
+_NOT_LIBRARY = {"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "pydoc_data"}
+_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """One source of calibration text.
+
+    Attributes:
+        source: `python-docs`, a local path or glob (.txt, .jsonl, .json, .parquet; all but parquet also
+            compressed as .gz, .zst, .xz or .bz2), or a hub dataset id such as `owner/name`.
+        weight: Share of the training windows drawn from here, relative to the other corpora's weights.
+        subset: Configuration name of a hub dataset.
+        split: Split of a hub dataset; local files have only `train`.
+        text_field: Column that holds the text.
+        streaming: Read while training instead of preparing a cache first.
+        revision: Commit, tag or branch of a hub dataset.
+    """
+
+    source: str
+    weight: float = 1.0
+    subset: str | None = None
+    split: str = "train"
+    text_field: str = "text"
+    streaming: bool = False
+    revision: str | None = None
+
+
+def as_corpora(value: Sequence[Corpus | str] | str) -> list[Corpus]:
+    """Bring every accepted way of naming corpora to a list.
+
+    Raises:
+        UserError: If the list is empty or a weight is not positive.
+    """
+    items = [value] if isinstance(value, str | Corpus) else list(value)
+    corpora = [Corpus(item) if isinstance(item, str) else item for item in items]
+    if not corpora:
+        raise UserError(f"data.corpora is empty; name at least one source, for example {PYTHON_DOCS}")
+    for corpus in corpora:
+        if not 0 < corpus.weight < float("inf"):
+            raise UserError(f"weight {corpus.weight} of corpus {corpus.source!r} must be a positive number")
+    return corpora
+
+
+def load_documents(corpus: Corpus, cache_dir: str | None = None) -> "Dataset | IterableDataset":
+    """Open a corpus as a dataset with exactly one string column, `text`.
+
+    Args:
+        corpus: What to read.
+        cache_dir: Folder for prepared data; None is the `datasets` library's own.
+
+    Raises:
+        UserError: If nothing matches, the source cannot be read, or it lacks `corpus.text_field`.
+    """
+    if corpus.source == PYTHON_DOCS:
+        arguments: dict[str, Any] = {"library": sysconfig.get_path("stdlib"), "version": sys.version}
+        return _from_generator(python_documents, arguments, corpus, cache_dir)
+    paths = _local_files(corpus.source)
+    if not paths:
+        return _load_hub(corpus, cache_dir)
+    kind = _format(paths)
+    if kind == "text":
+        stamps = tuple((path.stat().st_mtime_ns, path.stat().st_size) for path in paths)
+        arguments = {"files": tuple(str(path.resolve()) for path in paths), "stamps": stamps}
+        return _from_generator(text_passages, arguments, corpus, cache_dir)
+    options = {"data_files": [str(path) for path in paths], "split": "train"}
+    return _load(corpus, cache_dir, "check the file", kind, **options)
+
+
+def python_documents(library: str, version: str) -> Iterator[dict[str, str]]:
+    """Yield the language reference topic by topic, then the docstrings of each module under `library`.
+
+    Modules are parsed and never imported. `version` only tells caches of different Pythons apart.
+    """
+    try:
+        topics: dict[str, str] = importlib.import_module("pydoc_data.topics").topics
+    except ImportError:  # some distributions leave it out
+        topics = {}
+    files = sorted(Path(library).rglob("*.py"))
+    modules = (file for file in files if not _NOT_LIBRARY.intersection(file.relative_to(library).parts))
+    for text in chain((topics[name] for name in sorted(topics)), map(_docstrings, modules)):
+        if len(text) >= _SMALLEST_DOCUMENT:
+            yield {"text": text}
+
+
+def _docstrings(file: Path) -> str:
+    try:
+        with warnings.catch_warnings(action="ignore"):  # invalid escapes in other people's modules
+            tree = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return ""
+    nodes = [node for node in ast.walk(tree) if isinstance(node, _DOCUMENTED)]
+    nodes.sort(key=lambda node: getattr(node, "lineno", 0))
+    return "\n\n".join(filter(None, map(ast.get_docstring, nodes)))
+
+
+def text_passages(files: Sequence[str], stamps: Sequence[object]) -> Iterator[dict[str, str]]:
+    """Yield every file's passages; `stamps` (modification times, sizes) only tells caches apart."""
+    for name in files:
+        opener = _OPENERS.get(Path(name).suffix, open)
+        with opener(name, "rt", encoding="utf-8", newline="") as stream:
+            for passage in cut_passages(stream):
+                yield {"text": passage}
+
+
+def _local_files(source: str) -> list[Path]:
+    """Files that `source` names, empty for a hub id."""
+    pattern = str(Path(source).expanduser())
+    matches = [pattern] if Path(pattern).exists() else sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207
+    if len(matches) == 1 and Path(matches[0]).is_dir():
+        raise UserError(f"corpus {source!r} is a folder; name its files, for example {source}/*.jsonl")
+    files = [Path(match) for match in matches if Path(match).is_file()]
+    looks_local = source.startswith((".", "/", "~")) or glob.has_magic(source)
+    if not files and (looks_local or Path(source).suffix in {*FORMATS, *_OPENERS}):
+        raise UserError(f"corpus {source!r}: no file matches; check the path")
+    return files
+
+
+def _format(paths: Sequence[Path]) -> str:
+    formats = set()
+    for path in paths:
+        compressed = path.suffix in _OPENERS
+        suffix = path.with_suffix("").suffix if compressed else path.suffix
+        if suffix not in FORMATS or (compressed and suffix == ".parquet"):
+            known = f"{', '.join(FORMATS)} (all but .parquet also with {', '.join(_OPENERS)})"
+            raise UserError(f"cannot read {str(path)!r} as a corpus; use one of {known}")
+        formats.add(FORMATS[suffix])
+    if len(formats) > 1:
+        raise UserError(f"corpus {str(paths[0])!r} and others mix formats; name one corpus per format")
+    return formats.pop()
+
+
+def _load_hub(corpus: Corpus, cache_dir: str | None) -> "Dataset | IterableDataset":
+    if corpus.source.count("/") != 1:
+        raise UserError(f"unknown corpus {corpus.source!r}; use {PYTHON_DOCS}, a file or a hub id owner/name")
+    options = {"name": corpus.subset, "split": corpus.split, "revision": corpus.revision}
+    remedy = "check the id, subset, split and network, or name a local file"
+    return _load(corpus, cache_dir, remedy, corpus.source, **options)
+
+
+def _load(
+    corpus: Corpus, cache_dir: str | None, remedy: str, path: str, **options: object
+) -> "Dataset | IterableDataset":
+    import datasets
+
+    try:
+        loaded = datasets.load_dataset(path, cache_dir=cache_dir, streaming=corpus.streaming, **options)
+        if loaded.features is None:
+            loaded = loaded._resolve_features()
+    except Exception as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(f"cannot load corpus {corpus.source!r} ({reason}); {remedy}") from error
+    return _only_text(loaded, corpus)
+
+
+def _only_text(loaded: Any, corpus: Corpus) -> "Dataset | IterableDataset":
+    field = corpus.text_field
+    if field not in loaded.features:
+        columns = ", ".join(loaded.features)
+        raise UserError(f"{corpus.source!r} has no column {field!r}; set text_field to one of: {columns}")
+    if "string" not in str(getattr(loaded.features[field], "dtype", "")):
+        raise UserError(f"column {field!r} of {corpus.source!r} is not text; choose another text_field")
+    chosen = loaded.select_columns([field])
+    return cast(
+        "Dataset | IterableDataset", chosen if field == "text" else chosen.rename_column(field, "text")
+    )
+
+
+def _from_generator(
+    generate: Generate, arguments: dict[str, Any], corpus: Corpus, cache_dir: str | None
+) -> "Dataset | IterableDataset":
+    import datasets
+
+    features = datasets.Features({"text": datasets.Value("large_string")})
+    if corpus.streaming:
+        return datasets.IterableDataset.from_generator(generate, features, gen_kwargs=arguments)
+    try:
+        return datasets.Dataset.from_generator(generate, features, cache_dir, gen_kwargs=arguments)
+    except datasets.exceptions.DatasetGenerationError as error:
+        reason = error.__cause__ or error
+        raise UserError(f"cannot read corpus {corpus.source!r} ({reason}); check the file") from error

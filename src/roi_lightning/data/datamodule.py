@@ -1,0 +1,212 @@
+"""The LightningDataModule that feeds calibration windows, in an order that survives interruption."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import torch
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
+from torch.utils.data import DataLoader
+from torch.utils.data import Dataset as TorchDataset
+from transformers import PreTrainedTokenizerBase
+
+from roi_lightning.data import packing
+from roi_lightning.data.corpora import Corpus, as_corpora, load_documents
+from roi_lightning.data.order import ResumableLoader, ResumableOrder, StreamedBatches, mix, spread
+from roi_lightning.data.packing import Side
+from roi_lightning.errors import UserError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+
+class CalibrationDataModule(LightningDataModule):
+    """Windows of calibration text, for training and for held-out measurement.
+
+    Batches are `{"input_ids": int64 [batch, seq_len]}`. Every rank validates on all held-out windows; the
+    training windows are divided over ranks here, so build the Trainer with `use_distributed_sampler=False`.
+
+    Args:
+        tokenizer: Model or folder whose tokenizer to use.
+        tokenizer_revision: Commit, tag or branch of the tokenizer on the hub.
+        trust_remote_code: Whether the tokenizer may run code from its repository.
+        corpora: Training text: `python-docs`, files, globs, hub ids, or mappings with the fields of Corpus.
+        val_corpora: Held-out text; None splits it off the training documents.
+        seq_len: Window length in tokens.
+        batch_size: Windows per micro-batch and rank in training.
+        val_batch_size: Windows per batch in validation; None is `batch_size`.
+        held_out_fraction: Share of the documents held out when `val_corpora` is None, between 0 and 1.
+        val_windows: Use at most this many held-out windows, evenly spaced over the held-out text.
+        num_workers: Loader processes for training; streamed corpora are read in the main process.
+        seed: Seed of the training order.
+        cache_dir: Folder for prepared data; None is the `datasets` library's own.
+
+    Raises:
+        UserError: If a number is out of range; later, if a corpus cannot be read or is too short.
+    """
+
+    def __init__(
+        self,
+        tokenizer: str,
+        tokenizer_revision: str | None = None,
+        trust_remote_code: bool = False,
+        # str comes first: jsonargparse reads an existing file given for a list as one item per line
+        corpora: str | list[Corpus | str] = "python-docs",
+        val_corpora: str | list[Corpus | str] | None = None,
+        seq_len: int = 1024,
+        batch_size: int = 1,
+        val_batch_size: int | None = None,
+        held_out_fraction: float = 0.03,
+        val_windows: int = 16,
+        num_workers: int = 0,
+        seed: int = 0,
+        cache_dir: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.val_batch_size = batch_size if val_batch_size is None else val_batch_size
+        counts = {"seq_len": seq_len, "batch_size": batch_size, "val_batch_size": self.val_batch_size}
+        _check(counts | {"val_windows": val_windows}, least=1)
+        _check({"num_workers": num_workers, "seed": seed}, least=0)
+        if not 0 < held_out_fraction < 1:
+            raise UserError(f"data.held_out_fraction is {held_out_fraction}; set it between 0 and 1")
+        self.tokenizer, self.tokenizer_revision = tokenizer, tokenizer_revision
+        self.trust_remote_code = trust_remote_code
+        self.corpora = as_corpora(corpora)
+        self.val_corpora = None if val_corpora is None else as_corpora(val_corpora)
+        self.seq_len, self.batch_size, self.seed = seq_len, batch_size, seed
+        self.held_out_fraction, self.val_windows = held_out_fraction, val_windows
+        self.num_workers, self.cache_dir = num_workers, cache_dir
+        self._packed: list[Dataset] | None = None
+        self._mixed: Dataset | None = None
+        self._held_out: Tensor | None = None
+
+    @property
+    def train_tokens(self) -> int:
+        """Distinct training tokens in whole windows; 0 for streamed corpora, whose length is unknown."""
+        return self.seq_len * sum(map(len, self._packed or []))
+
+    @property
+    def val_tokens(self) -> int:
+        """Tokens in the held-out windows that are used."""
+        return 0 if self._held_out is None else self._held_out.numel()
+
+    def prepare_data(self) -> None:
+        """Fill the caches in one process, so that the others only read them."""
+        if self.trainer is not None and self.trainer.world_size > 1:
+            self._build("fit")
+
+    def setup(self, stage: str) -> None:
+        """Read, tokenise and pack: training and held-out windows for `fit`, else held-out ones alone."""
+        self._build(stage)
+        parts = [f"{self.val_tokens // self.seq_len:,} held-out windows"]
+        if stage == "fit":
+            count, used = self.train_tokens // self.seq_len, ", ".join(each.source for each in self.corpora)
+            size = f"{count:,} windows of {self.seq_len:,} tokens ({self.train_tokens / 1e6:.2f} M tokens)"
+            parts.insert(0, f"{size if self._mixed else 'streamed windows'} from {used}")
+        rank_zero_info(f"calibration: {'; '.join(parts)}")
+
+    def train_dataloader(self) -> ResumableLoader:
+        """One epoch as long as the run, starting where the trainer's step count says.
+
+        Raises:
+            UserError: If the trainer has no `max_steps`.
+        """
+        trainer = self.trainer
+        if trainer is None or trainer.max_steps < 1:
+            raise UserError("the length of the run is unknown; set trainer.max_steps")
+        place: dict[str, Any] = {"batch_size": self.batch_size, "seed": self.seed}
+        place |= {"rank": trainer.global_rank, "world_size": trainer.world_size}
+        place["start"] = lambda: trainer.global_step * trainer.accumulate_grad_batches
+        if self._mixed is None:
+            return ResumableLoader(self._streamed(**place), batch_size=None)
+        micro_batches = trainer.max_steps * trainer.accumulate_grad_batches
+        order = ResumableOrder(len(self._mixed), micro_batches, **place)
+        return ResumableLoader(self._mixed, self.batch_size, sampler=order, num_workers=self.num_workers)
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        """All held-out windows that are used, in order, on every rank."""
+        rows = [{"input_ids": window} for window in self.windows("val", self.val_tokens // self.seq_len)]
+        return DataLoader(cast("TorchDataset[Any]", rows), batch_size=self.val_batch_size)
+
+    def windows(self, split: Literal["train", "val"], count: int) -> Tensor:
+        """The first windows of a split, the same on every rank.
+
+        Args:
+            split: `train` for the order of training (going round when it ends), `val` for the held-out ones.
+            count: How many windows.
+
+        Returns:
+            Token ids, int64 `[count, seq_len]`.
+
+        Raises:
+            UserError: If `count` is not positive or fewer held-out windows exist.
+        """
+        _check({"count": count}, least=1)
+        self._build("fit" if split == "train" else "validate")
+        if split == "val":
+            held_out = cast(Tensor, self._held_out)
+            if count <= len(held_out):
+                return held_out[:count]
+            raise UserError(
+                f"{count} held-out windows wanted, {len(held_out)} in use; raise data.val_windows"
+            )
+        if self._mixed is None:
+            return torch.stack(list(islice(self._streamed(seed=self.seed).windows(), count)))
+        order = ResumableOrder(len(self._mixed), count, seed=self.seed)
+        return cast(Tensor, self._mixed[list(order)]["input_ids"])
+
+    def _tokenizer(self) -> PreTrainedTokenizerBase:
+        from roi_lightning.language_model import load_tokenizer
+
+        return load_tokenizer(self.tokenizer, self.tokenizer_revision, self.trust_remote_code)
+
+    def _build(self, stage: str) -> None:
+        if stage == "fit" and self._packed is None:
+            side: Side = "train" if self.val_corpora is None else "all"
+            self._packed = []
+            if not any(corpus.streaming for corpus in self.corpora):
+                self._packed = [self._pack(corpus, side) for corpus in self.corpora]
+                self._mixed = mix(self._packed, [corpus.weight for corpus in self.corpora], self.seed)
+        if self._held_out is None:
+            self._held_out = self._choose_held_out()
+
+    def _choose_held_out(self) -> Tensor:
+        side: Side = "val" if self.val_corpora is None else "all"
+        sources: list[Sequence[Tensor]] = [
+            list(islice(self._stream(corpus, side), self.val_windows))
+            if corpus.streaming
+            else self._pack(corpus, side)["input_ids"]
+            for corpus in self.val_corpora or self.corpora
+        ]
+        chosen = spread([len(source) for source in sources], self.val_windows)
+        rows = [source[i] for source, indices in zip(sources, chosen, strict=True) for i in indices]
+        if not rows:
+            remedy = "raise data.held_out_fraction, give more text or pass data.val_corpora"
+            raise UserError(
+                f"the held-out text is shorter than one window of {self.seq_len} tokens; {remedy}"
+            )
+        return torch.stack(rows)
+
+    def _pack(self, corpus: Corpus, side: Side) -> "Dataset":
+        documents = packing.select_side(load_documents(corpus, self.cache_dir), side, self.held_out_fraction)
+        packed = packing.pack_side(documents, side, self._tokenizer(), self.seq_len, corpus.source)
+        return packed.with_format("torch")
+
+    def _stream(self, corpus: Corpus, side: Side) -> Iterator[Tensor]:
+        rows = load_documents(corpus, self.cache_dir)
+        texts = (row["text"] for row in rows if packing.belongs(row["text"], side, self.held_out_fraction))
+        return packing.stream_windows(texts, self._tokenizer(), self.seq_len)
+
+    def _streamed(self, **place: Any) -> StreamedBatches:
+        side: Side = "train" if self.val_corpora is None else "all"
+        streams = [partial(self._stream, corpus, side) for corpus in self.corpora]
+        return StreamedBatches(streams, [corpus.weight for corpus in self.corpora], **place)
+
+
+def _check(settings: dict[str, int], least: int) -> None:
+    for name, value in settings.items():
+        if value < least:
+            raise UserError(f"data.{name} is {value}; set it to at least {least}")

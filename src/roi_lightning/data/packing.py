@@ -1,0 +1,200 @@
+"""Turn documents into windows of exactly `seq_len` tokens, without leaking held-out text into training.
+
+Documents are divided between training and held-out before any token is packed, so no window holds text of
+both sides. Each step is a cached `datasets` operation under an explicit fingerprint, because the automatic
+one changes whenever a tokenizer object is used.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Literal, TextIO
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from roi_lightning.errors import UserError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+Side = Literal["all", "train", "val"]
+Tokens = NDArray[np.int32]
+PASSAGE_CHARACTERS = 10_000
+_DOCUMENTS_AT_ONCE = 64
+
+
+def cut_passages(stream: TextIO) -> Iterator[str]:
+    """Cut text at blank lines into passages of about 10,000 characters whose concatenation is the text.
+
+    Text without blank lines is cut after about twice as many characters.
+    """
+    held: list[str] = []
+    size = 0
+    while piece := stream.readline(PASSAGE_CHARACTERS):
+        held.append(piece)
+        size += len(piece)
+        if size >= PASSAGE_CHARACTERS * (1 if not piece.strip() else 2):
+            yield "".join(held)
+            held, size = [], 0
+    if held:
+        yield "".join(held)
+
+
+def belongs(text: str | None, side: Side, held_out_fraction: float) -> bool:
+    """Whether a document has text and lies on `side`; copies of a document always share their side.
+
+    Args:
+        text: The document, None where a table has a gap.
+        side: `val` for the held-out documents, `train` for the others, `all` for no split.
+        held_out_fraction: Expected share of documents on the held-out side, between 0 and 1.
+    """
+    if text is None or not (stripped := text.strip()):
+        return False
+    if side == "all":
+        return True
+    digest = hashlib.sha256(stripped.encode("utf-8", "surrogatepass")).digest()
+    held_out = int.from_bytes(digest[:8]) < held_out_fraction * 2**64
+    return held_out == (side == "val")
+
+
+def tokenize(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[Tokens]:
+    """Token ids of each text, int32, without special tokens."""
+    # verbose=False: documents longer than the model's context are expected, they are cut afterwards
+    ids = tokenizer(list(texts), add_special_tokens=False, return_attention_mask=False, verbose=False)
+    return [np.asarray(row, dtype=np.int32) for row in ids["input_ids"]]
+
+
+class Packer:
+    """Joins documents with `separator` between them and cuts the stream into exact windows.
+
+    Tokens that do not fill a window are carried to the next call, so one whole pass drops fewer than
+    `seq_len` tokens, at its end.
+
+    Args:
+        seq_len: Window length in tokens.
+        separator: Token id put between documents, None for nothing.
+    """
+
+    def __init__(self, seq_len: int, separator: int | None) -> None:
+        self.seq_len = seq_len
+        self._between = np.asarray([] if separator is None else [separator], dtype=np.int32)
+        self._carry: list[Tokens] = []
+        self._started = False
+
+    def __call__(self, documents: Iterable[Sequence[int] | Tokens]) -> Tokens:
+        """Add documents; return the windows they complete, int32 `[windows, seq_len]`."""
+        for ids in documents:
+            if self._started:
+                self._carry.append(self._between)
+            self._carry.append(np.asarray(ids, dtype=np.int32))
+            self._started = True
+        stream = np.concatenate([self._between[:0], *self._carry])
+        count = len(stream) // self.seq_len
+        self._carry = [stream[count * self.seq_len :]]
+        return stream[: count * self.seq_len].reshape(count, self.seq_len)
+
+
+def select_side(documents: "Dataset", side: Side, held_out_fraction: float) -> "Dataset":
+    """Keep the documents of one side, dropping those without text (see `belongs`)."""
+    return documents.filter(
+        lambda texts: [belongs(text, side, held_out_fraction) for text in texts],
+        batched=True,
+        input_columns="text",
+        new_fingerprint=_fingerprint(documents, "side", side, held_out_fraction),
+        desc="Splitting documents",
+    )
+
+
+def tokenize_documents(documents: "Dataset", tokenizer: PreTrainedTokenizerBase) -> "Dataset":
+    """Replace column `text` by `input_ids` (int32), one row per document, cached per tokenizer."""
+    fingerprint = _fingerprint(documents, "tokens", _identity(tokenizer))
+    return _map(documents, lambda texts: tokenize(texts, tokenizer), -1, fingerprint, "Tokenizing")
+
+
+def pack_documents(tokens: "Dataset", seq_len: int, separator: int | None) -> "Dataset":
+    """Pack tokenised documents; guarantees windows of exactly `seq_len` tokens.
+
+    Args:
+        tokens: Rows of `input_ids`, one per document.
+        seq_len: Window length in tokens.
+        separator: Token id put between documents.
+
+    Returns:
+        Column `input_ids`, int32, `seq_len` each. Only the last, incomplete window of the whole dataset is
+        dropped, which is fewer than `seq_len` tokens.
+    """
+    packer = Packer(seq_len, separator)
+    fingerprint = _fingerprint(tokens, "windows", seq_len, separator)
+    return _map(tokens, lambda ids: list(packer(ids)), seq_len, fingerprint, "Packing windows")
+
+
+def _map(
+    rows: "Dataset", convert: Callable[[Any], list[Tokens]], length: int, fingerprint: str, title: str
+) -> "Dataset":
+    """Turn the single column of `rows` into `input_ids` of `length` tokens each (-1: any)."""
+    from datasets import Dataset, Features, List, Value
+
+    features = Features({"input_ids": List(Value("int32"), length=length)})
+    if not len(rows):  # map would hand an empty dataset back with its old column
+        return Dataset.from_dict({"input_ids": []}, features)
+    return rows.map(
+        lambda batch: {"input_ids": convert(batch)},
+        batched=True,
+        batch_size=_DOCUMENTS_AT_ONCE,
+        input_columns=rows.column_names[0],
+        remove_columns=rows.column_names,
+        features=features,
+        new_fingerprint=fingerprint,
+        desc=title,
+    )
+
+
+def pack_side(
+    documents: "Dataset", side: Side, tokenizer: PreTrainedTokenizerBase, seq_len: int, name: str
+) -> "Dataset":
+    """Tokenise and pack selected documents of corpus `name`.
+
+    Raises:
+        UserError: If they do not fill one window; the `val` side may be that small.
+    """
+    if side != "val" and not len(documents):
+        left = " left for training" if side == "train" else ""
+        raise UserError(f"corpus {name!r} has no documents with text{left}; give more text")
+    tokens = tokenize_documents(documents, tokenizer)
+    windows = pack_documents(tokens, seq_len, tokenizer.eos_token_id)
+    if side != "val" and not len(windows):
+        found = f"has only {sum(map(len, tokens['input_ids']))} tokens, one window needs {seq_len}"
+        raise UserError(f"corpus {name!r} {found}; give more text or lower data.seq_len")
+    return windows
+
+
+def stream_windows(
+    texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, seq_len: int
+) -> Iterator[Tensor]:
+    """Yield windows (int64, `[seq_len]`) while reading `texts`; the incomplete last one is dropped."""
+    packer = Packer(seq_len, tokenizer.eos_token_id)
+    reader = iter(texts)
+    while batch := list(islice(reader, _DOCUMENTS_AT_ONCE)):
+        yield from torch.from_numpy(packer(tokenize(batch, tokenizer)).astype(np.int64))
+
+
+def _fingerprint(parent: "Dataset", *parts: Any) -> str:
+    """Name of a derived cache; change the leading number when these functions change their result."""
+    described = json.dumps([1, parent._fingerprint, *parts])
+    return hashlib.sha256(described.encode()).hexdigest()[:32]
+
+
+def _identity(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Digest of what a tokenizer does, unaffected by its having been used."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        described: Any = [type(tokenizer).__name__, tokenizer.name_or_path, tokenizer.get_vocab()]
+    else:
+        described = json.loads(backend.to_str())
+        described.update(truncation=None, padding=None)
+    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()

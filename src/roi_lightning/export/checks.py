@@ -1,0 +1,154 @@
+"""The single checks behind `verify`: each returns what it found, or raises what is wrong.
+
+Which weights were pruned is read from the mask file and never from where the zeros are, because a kept
+weight may be zero too.
+"""
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from roi_lightning.export.base import BaseTensors, StoredBase, bits, compression_keys
+from roi_lightning.export.progress import progress
+from roi_lightning.export.sidecar import file_sha256, read_sidecar, written_files
+from roi_lightning.masks import MaskSet
+from roi_lightning.sources import StoredTensors, tensor_sha256
+
+
+class CheckFailedError(Exception):
+    """A check does not hold; the text says why."""
+
+
+class Exported:
+    """A directory under suspicion, each part read when first asked for."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    @cached_property
+    def sidecar(self) -> dict[str, Any]:
+        """Raises UserError if it is not intact."""
+        return read_sidecar(self.directory)
+
+    @cached_property
+    def masks(self) -> MaskSet:
+        """Raises UserError if the mask file is not intact."""
+        return MaskSet.load(self.directory)
+
+    @cached_property
+    def tensors(self) -> StoredTensors:
+        """Raises UserError if weight files are missing."""
+        return StoredTensors(self.directory)
+
+
+def files(export: Exported) -> str:
+    """No file is missing and none was added."""
+    listed, present = set(export.sidecar["files"]), set(written_files(export.directory))
+    _require(sorted(listed - present), "missing")
+    _require(sorted(present - listed), "not written by roi_lightning")
+    return f"{len(listed)} and the sidecar, none missing, none extra"
+
+
+def checksums(export: Exported) -> str:
+    """Every file has the hash that the sidecar records."""
+    hashes = export.sidecar["files"]
+    known = [name for name in hashes if (export.directory / name).is_file()]
+    wrong = [n for n in progress(known, "hashing files") if file_sha256(export.directory / n) != hashes[n]]
+    _require(wrong, "changed since the export")
+    return f"{len(known)} files have the recorded SHA-256"
+
+
+def config(export: Exported) -> str:
+    """Nothing in the configuration tells engines that weights are compressed."""
+    _require(
+        compression_keys(export.directory),
+        "config.json has a key that makes engines refuse or misread the model",
+    )
+    return "no quantization or compression entry"
+
+
+def mask(export: Exported) -> str:
+    """The mask file is intact, obeys N:M along the input dimension, and agrees with the sidecar."""
+    masks, sidecar = export.masks, export.sidecar
+    base = {"spec": masks.base.spec, "revision": masks.base.revision, "dtype": masks.base.dtype}
+    if (str(masks.pattern), base) != (sidecar["pattern"], sidecar["base"]):
+        raise CheckFailedError("the mask file and the sidecar name different patterns or base models")
+    _require(sorted(masks.layers.keys() ^ sidecar["layers"].keys()), "only in one of mask file and sidecar")
+    return f"{masks.kept:,} of {masks.total:,} weights kept, {masks.pattern} in every group"
+
+
+def zeros(export: Exported) -> str:
+    """Every pruned weight is +0.0; a kept one may be anything."""
+    masks, tensors = export.masks, export.tensors
+    wrong = [
+        name
+        for name, layer in progress(list(masks.layers.items()), "looking for zeros")
+        if bits(tensors[name].masked_fill(layer.to_bool(), 0)).any()
+    ]
+    _require(wrong, "pruned weights that are not +0.0 in")
+    return f"{masks.total - masks.kept:,} pruned weights are exactly +0.0 in {len(masks.layers)} tensors"
+
+
+def copied(export: Exported, base: BaseTensors) -> str:
+    """What is no weight is as in the base model's directory."""
+    if not isinstance(base, StoredBase):
+        return "none to compare: the base is a GGUF file"
+    names = base.companions()
+    wrong = [
+        name for name in names if file_sha256(export.directory / name) != file_sha256(base.directory / name)
+    ]
+    _require(wrong, "differs from the base model's")
+    return f"{len(names)} as in the base model"
+
+
+def same_tensors(export: Exported, base: BaseTensors) -> str:
+    """The same names in the same files."""
+    tensors = export.tensors
+    moved = {name for name, _ in tensors.files.items() ^ base.files.items()}
+    _require(sorted(moved), "missing, extra or in another file")
+    return f"{len(tensors)} tensors have the base model's names and files"
+
+
+def base_hashes(export: Exported, base: BaseTensors) -> str:
+    """The base model is the one the mask was made for."""
+    hashes = export.masks.base.sha256
+    wrong = [
+        n for n in progress(list(hashes), "hashing the base model") if tensor_sha256(base[n]) != hashes[n]
+    ]
+    _require(wrong, "the base model is not the recorded one, in")
+    return f"{len(hashes)} tensors of the base model have the recorded SHA-256"
+
+
+def survivors(export: Exported, base: BaseTensors) -> str:
+    """Masking the base model's tensors gives the exported ones, bit for bit."""
+    masks, tensors = export.masks, export.tensors
+    wrong = [
+        name
+        for name, layer in progress(list(masks.layers.items()), "comparing survivors")
+        if not _same(tensors[name], base[name].masked_fill(~layer.to_bool(), 0))
+    ]
+    _require(wrong, "kept weights differ from the base model's in")
+    return f"{masks.kept:,} kept weights are bit for bit the base model's"
+
+
+def others(export: Exported, base: BaseTensors) -> str:
+    """Tensors without a mask are the base model's, bit for bit."""
+    masks, tensors = export.masks, export.tensors
+    names = [name for name in base.files if name not in masks.layers]
+    wrong = [n for n in progress(names, "comparing tensors") if not _same(tensors[n], base[n])]
+    _require(wrong, "differs from the base model's")
+    return f"{len(names)} unmasked tensors are bit for bit the base model's"
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    alike = (one.dtype, one.shape) == (other.dtype, other.shape)
+    return alike and torch.equal(bits(one), bits(other))
+
+
+def _require(wrong: list[str], what: str) -> None:
+    if wrong:
+        more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        raise CheckFailedError(f"{what}: {wrong[0]}{more}")

@@ -1,0 +1,70 @@
+"""May an export be written here: asked once before a long run, and again when it ends."""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Final
+
+from roi_lightning.errors import UserError
+from roi_lightning.export.base import SIDECAR, BaseTensors
+from roi_lightning.export.sidecar import read_sidecar, written_files
+
+_MARGIN: Final = 1.05
+
+
+def check_destination(out: Path, needed_bytes: int | None = None) -> None:
+    """Refuse a place where an export can't or must not go.
+
+    It may be absent, empty, or an earlier export, which will be replaced.
+
+    Args:
+        out: The directory to be.
+        needed_bytes: Its size, see `needed_bytes`; None to leave the disk out of it.
+
+    Raises:
+        UserError: If something else is there, the folder above is not writable, or the disk is too full.
+    """
+    if out.is_symlink() or out.exists():
+        _require_replaceable(out)
+    parent = next(folder for folder in out.absolute().parents if folder.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+        raise UserError(f"{str(parent)!r} is no folder that can be written to; choose another --out")
+    free = shutil.disk_usage(parent).free
+    if needed_bytes is not None and free < needed_bytes * _MARGIN:
+        raise UserError(
+            f"{str(out)!r} needs {_gigabytes(needed_bytes * _MARGIN)} and {_gigabytes(free)} are free; "
+            "make room or choose another --out"
+        )
+
+
+def needed_bytes(base: BaseTensors) -> int:
+    """The size of an export in bytes: the weights, a bit for each (at most 1/8 of 8-bit ones), and change."""
+    return base.nbytes + base.nbytes // 8 + 2**20
+
+
+def _require_replaceable(out: Path) -> None:
+    if out.is_dir() and not out.is_symlink():
+        if not any(out.iterdir()):
+            return
+        if (out / SIDECAR).is_file():
+            _require_nothing_else(out)
+            return
+    raise UserError(
+        f"{str(out)!r} exists and was not written by roi_lightning; choose another --out or remove it"
+    )
+
+
+def _require_nothing_else(out: Path) -> None:
+    try:
+        strangers = set(written_files(out)) - set(read_sidecar(out)["files"])
+    except UserError as error:
+        raise UserError(f"{str(out)!r} exists and its {error}; choose another --out or remove it") from error
+    if strangers:
+        raise UserError(
+            f"{str(out)!r} is an earlier export, but {min(strangers)!r} in it was not written by "
+            "roi_lightning; move that away or choose another --out"
+        )
+
+
+def _gigabytes(size: float) -> str:
+    return f"{size / 1e9:.2f} GB"

@@ -1,0 +1,58 @@
+"""Does a mask belong to a base model: the hashes taken when it is made, compared when it is applied."""
+
+from collections.abc import Iterable
+
+from transformers.modeling_utils import PreTrainedModel
+
+from roi_lightning.errors import UserError
+from roi_lightning.export.base import BaseTensors, open_base
+from roi_lightning.export.progress import progress
+from roi_lightning.masks import BaseModel, MaskSet
+from roi_lightning.sources import ModelSource, tensor_sha256
+
+
+def base_model(
+    source: ModelSource, names: Iterable[str], dtype: str = "auto", lm: PreTrainedModel | None = None
+) -> BaseModel:
+    """Describe the model that a mask is made for, with a hash per masked tensor.
+
+    Args:
+        source: Where the model lies.
+        names: The masked tensors by their names on disk.
+        dtype: See `open_base`.
+        lm: See `open_base`.
+
+    Raises:
+        UserError: If the model has no tensor of such a name.
+    """
+    base = open_base(source, dtype, lm)
+    hashes, dtypes = {}, set()
+    for name in progress(list(names), "hashing the base model"):
+        if name not in base.files:
+            raise UserError(f"{source.spec!r} stores no tensor {name!r}")
+        tensor = base[name]
+        hashes[name] = tensor_sha256(tensor)
+        dtypes.add(str(tensor.dtype).removeprefix("torch."))
+    return BaseModel(source.spec, source.commit, ", ".join(sorted(dtypes)), hashes)
+
+
+def check_masks_fit(source: ModelSource, masks: MaskSet, base: BaseTensors | None = None) -> None:
+    """Refuse masks that were made for another model.
+
+    Args:
+        source: The model they are to be applied to.
+        masks: Any.
+        base: Its tensors, if already open.
+
+    Raises:
+        UserError: Naming the first tensor whose name, shape or bytes differ.
+    """
+    base = base or open_base(source, masks.base.dtype)
+    other = f"mask file of another model: it was made for {masks.base.spec!r}, and in {source.spec!r}"
+    for name, layer in progress(list(masks.layers.items()), "checking the base model"):
+        if name not in base.files:
+            raise UserError(f"{other} there is no tensor {name!r}")
+        if base.shape(name) != layer.stored_shape:
+            raise UserError(f"{other} {name!r} is {list(base.shape(name))}, not {list(layer.stored_shape)}")
+        if tensor_sha256(base[name]) != masks.base.sha256[name]:
+            raise UserError(f"{other} {name!r} has other values")

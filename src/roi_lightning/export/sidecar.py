@@ -1,0 +1,110 @@
+"""The sidecar of an exported directory: what was done to the weights, and the hash of every other file.
+
+It has one valid spelling, the one that `render` gives, so that any changed byte of it is noticed.
+"""
+
+import hashlib
+import importlib.metadata
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from roi_lightning.errors import UserError
+from roi_lightning.export.base import SIDECAR, BaseTensors
+from roi_lightning.masks import MASK_FILE, MaskSet
+
+_FORMAT: Final = "roi_lightning.sparsity"
+_VERSION: Final = 1
+
+
+def describe(masks: MaskSet, base: BaseTensors, facts: Mapping[str, object]) -> dict[str, Any]:
+    """What the sidecar says before the files are hashed.
+
+    Args:
+        masks: The masks applied.
+        base: The tensors they were applied to.
+        facts: More entries, anything that JSON can spell; entries that are None are left out.
+    """
+    parameters = sum(math.prod(base.shape(name)) for name in base.files)
+    return {
+        "format": _FORMAT,
+        "version": _VERSION,
+        "package_version": importlib.metadata.version("roi-lightning"),
+        "pattern": str(masks.pattern),
+        "n": masks.pattern.n,
+        "m": masks.pattern.m,
+        "base": {
+            "spec": masks.base.spec,
+            "revision": masks.base.revision,
+            "dtype": masks.base.dtype,
+        },
+        "parameters": parameters,
+        "zero_fraction": (masks.total - masks.kept) / parameters,
+        "layers": {name: {"density": layer.kept / layer.total} for name, layer in masks.layers.items()},
+        "mask_file": MASK_FILE,
+        **{key: plain(value) for key, value in facts.items() if value is not None},
+    }
+
+
+def seal(directory: Path, description: Mapping[str, Any]) -> None:
+    """Hash every file of a directory and write the sidecar, checksum included.
+
+    Raises:
+        OSError: If a file can't be read or written.
+    """
+    content = dict(description) | {
+        "files": {name: file_sha256(directory / name) for name in written_files(directory)}
+    }
+    content["checksum"] = _checksum(content)
+    (directory / SIDECAR).write_text(render(content), encoding="utf-8")
+
+
+def read_sidecar(directory: Path) -> dict[str, Any]:
+    """Read a directory's sidecar and check that it is intact.
+
+    Raises:
+        UserError: If there is none, or it is not as `seal` wrote it.
+    """
+    try:
+        text = (directory / SIDECAR).read_bytes()
+        content: dict[str, Any] = json.loads(text)
+        version = (content["format"], content["version"])
+        intact = content["checksum"] == _checksum(content) and text == render(content).encode()
+    except OSError as error:
+        raise UserError(f"{SIDECAR} can't be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{SIDECAR} is not one that roi_lightning wrote") from error
+    if version != (_FORMAT, _VERSION):
+        raise UserError(f"{SIDECAR} has the unknown format {version}")
+    if not intact:
+        raise UserError(f"{SIDECAR} does not match its own checksum")
+    return content
+
+
+def written_files(directory: Path) -> list[str]:
+    """Every file but the sidecar, as sorted paths relative to the directory."""
+    found = (path for path in directory.rglob("*") if not path.is_dir() or path.is_symlink())
+    return sorted(path.relative_to(directory).as_posix() for path in found if path != directory / SIDECAR)
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def render(content: Mapping[str, Any]) -> str:
+    """The one spelling of a sidecar."""
+    return json.dumps(content, indent=2) + "\n"
+
+
+def plain(value: object) -> Any:
+    """A value as JSON gives it back; what JSON lacks (NaN, infinity, paths) becomes text."""
+    return json.loads(json.dumps(value, default=str), parse_constant=str)
+
+
+def _checksum(content: Mapping[str, Any]) -> str:
+    rest = {key: value for key, value in content.items() if key != "checksum"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

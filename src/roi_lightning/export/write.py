@@ -1,0 +1,115 @@
+"""Write a masked model as an ordinary Hugging Face directory: aside, verified, then renamed."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor
+from transformers.modeling_utils import PreTrainedModel
+
+from roi_lightning.atomic import written_aside
+from roi_lightning.errors import UserError
+from roi_lightning.export.base import BaseTensors, bits, open_base
+from roi_lightning.export.card import model_card
+from roi_lightning.export.destination import check_destination, needed_bytes
+from roi_lightning.export.fit import check_masks_fit
+from roi_lightning.export.progress import progress
+from roi_lightning.export.sidecar import describe, seal
+from roi_lightning.export.verify import verify_export
+from roi_lightning.masks import MASK_FILE, MaskSet
+from roi_lightning.sources import ModelSource
+
+
+def write_export(
+    source: ModelSource,
+    masks: MaskSet,
+    out: Path,
+    *,
+    dtype: str | None = None,
+    training: Mapping[str, object] | None = None,
+    perplexity: Mapping[str, float] | None = None,
+    lm: PreTrainedModel | None = None,
+) -> Path:
+    """Apply masks to a base model's own tensors and write the result.
+
+    Args:
+        source: The base model.
+        masks: Made for exactly this model.
+        out: The directory to make; an earlier export there is replaced.
+        dtype: What a GGUF model is cast to; None for the one the masks were made for.
+        training: How the masks were learned, for the sidecar and the card; anything JSON can spell.
+        perplexity: By name, likewise.
+        lm: A GGUF base that is already loaded (plain, in `dtype`), to spare loading it again.
+
+    Returns:
+        `out`, absolute.
+
+    Raises:
+        UserError: If the masks do not fit, `out` can't be used, or the result does not verify; nothing
+            new is left behind then.
+    """
+    out = out.absolute()
+    masks.check()
+    base = open_base(source, dtype or masks.base.dtype, lm)
+    _check_all(source, masks, base, out)
+    with written_aside(out) as partial:
+        partial.mkdir()
+        _write_weights(base, masks, partial)
+        base.write_companions(partial)
+        masks.save(partial / MASK_FILE)
+        facts = {"training": training, "perplexity": perplexity}
+        _describe(partial, masks, base, facts, source.kind == "gguf")
+        _require_verified(partial, base)
+    return out
+
+
+def _check_all(source: ModelSource, masks: MaskSet, base: BaseTensors, out: Path) -> None:
+    if source.path is not None and source.path.is_relative_to(out.resolve()):
+        raise UserError(f"{str(out)!r} holds the base model itself; choose another --out")
+    check_destination(out, needed_bytes(base))
+    check_masks_fit(source, masks, base)
+
+
+def _write_weights(base: BaseTensors, masks: MaskSet, folder: Path) -> None:
+    for file_name in progress(sorted(set(base.files.values())), "writing weights"):
+        base.write_weights(file_name, folder)
+        masked = {
+            name: base[name].masked_fill(~layer.to_bool(), 0)
+            for name, layer in masks.layers.items()
+            if base.files[name] == file_name
+        }
+        overwrite_tensors(folder / file_name, masked)
+
+
+def overwrite_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Replace the values of some tensors in a safetensors file; every other byte stays.
+
+    Args:
+        path: The file, with tensors of the same names, shapes and dtypes.
+        tensors: On the CPU.
+    """
+    with path.open("r+b") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+        for name, tensor in tensors.items():
+            start, end = header[name]["data_offsets"]
+            values = bits(tensor)
+            if values.numel() != end - start:
+                raise UserError(f"{name!r} takes {end - start} bytes on disk, not {values.numel()}")
+            file.seek(8 + length + start)
+            file.write(values.numpy().data)
+
+
+def _describe(
+    folder: Path, masks: MaskSet, base: BaseTensors, facts: Mapping[str, object], is_gguf: bool
+) -> None:
+    description = describe(masks, base, facts)
+    (folder / "README.md").write_text(model_card(masks, description, is_gguf), encoding="utf-8")
+    seal(folder, description)
+
+
+def _require_verified(directory: Path, base: BaseTensors) -> None:
+    report = verify_export(directory, base)
+    if not report.ok:
+        failures = "; ".join(f"{check.name}: {check.detail}" for check in report.failures)
+        raise UserError(f"the export does not verify and was not kept ({failures})")

@@ -1,0 +1,291 @@
+"""What every mask learner shares: the frozen model, the steps, the optimizer, the checkpoint, the way out.
+
+A learner says how its parameters sit on the layers, how a training step draws, and what its hard masks are;
+everything else happens here, so that two methods differ in nothing but themselves.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Final
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.cli import OptimizerCallable
+from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import CosineAnnealingLR
+from torchmetrics import MeanMetric
+from transformers.modeling_utils import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+from typing_extensions import override
+
+from roi_lightning.errors import UserError
+from roi_lightning.export.fit import base_model
+from roi_lightning.language_model import (
+    DType,
+    check_pattern,
+    load_config,
+    load_language_model,
+    meta_language_model,
+    prunable_layers,
+    stored_names,
+)
+from roi_lightning.loss import next_token_nll
+from roi_lightning.masks import BaseModel, LayerMask, MaskSet
+from roi_lightning.pattern import NMPattern
+from roi_lightning.sources import ModelSource, StoredTensors, resolve_model
+
+_LOW_PRECISIONS: Final = ("bf16-true", "16-true", "transformer-engine", "transformer-engine-float16")
+_CHECKPOINT_KEY: Final = "roi_lightning"
+
+
+class MaskLearner(pl.LightningModule, ABC):
+    """Learns a mask over the linear layers of a frozen causal language model.
+
+    Args:
+        lm: Hub id, directory, or GGUF file (`gguf:PATH`, or `smollm2-135m`).
+        pattern: N:M, N kept of every M consecutive inputs; see `NMPattern` for what an integer means.
+        revision: Branch, tag or commit of a hub id.
+        dtype: Of the frozen weights; `auto` takes the stored one (bfloat16 for GGUF). What is learned is fp32.
+        targets: Glob patterns of the linear layers to prune.
+        ignore: Glob patterns of layers to leave dense.
+        optimizer: Made from the trainable parameters.
+        lr_end: Learning rate at the end of the run; a cosine leads there from the optimizer's own.
+        activation_checkpointing: Recompute activations in the backward pass to save memory.
+        attn_implementation: Passed to transformers (`sdpa`, `eager`, `flash_attention_2`).
+        trust_remote_code: Let the model repository's own Python code run.
+        seed: Of initial values and noise; linked to `seed_everything` on the command line.
+
+    Raises:
+        UserError: From `preflight`, before any weight is read.
+    """
+
+    lm: PreTrainedModel | None
+    layers: Mapping[str, nn.Module]
+
+    def __init__(
+        self,
+        lm: str,
+        pattern: str | int = "2:4",
+        revision: str | None = None,
+        dtype: DType = "auto",
+        targets: Sequence[str] = ("*",),
+        ignore: Sequence[str] = (),
+        optimizer: OptimizerCallable = torch.optim.AdamW,
+        lr_end: float = 1e-4,
+        activation_checkpointing: bool = False,
+        attn_implementation: str | None = None,
+        trust_remote_code: bool = False,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.source: ModelSource = resolve_model(lm, revision)
+        self.pattern, self.dtype_name, self.seed = NMPattern(pattern), dtype, seed
+        self.targets, self.ignore = list(targets), list(ignore)
+        self.optimizer, self.lr_end = optimizer, lr_end
+        self.activation_checkpointing = activation_checkpointing
+        self.attn_implementation, self.trust_remote_code = attn_implementation, trust_remote_code
+        self.lm, self.layers = None, {}
+        # Checkpoints hold what is learned; the frozen weights come from the model itself.
+        self.strict_loading = False
+        self._val_nll = MeanMetric()
+        self._losses_finite: Tensor | bool = True
+        self._base: BaseModel | None = None
+        self._validation_masks: AbstractContextManager[None] | None = None
+
+    # What a method adds.
+
+    @abstractmethod
+    def attach(self, lm: PreTrainedModel, layers: dict[str, nn.Linear | Conv1D]) -> Mapping[str, nn.Module]:
+        """Put what is learned on the layers; returns the learning layers by the same names."""
+
+    @abstractmethod
+    def learned_per_layer(self, weight: tuple[int, ...]) -> int:
+        """How many parameters are learned for a weight of this shape."""
+
+    @abstractmethod
+    def prepare_step(self, batch_idx: int) -> None:
+        """Set up the forward pass of one micro-batch."""
+
+    @abstractmethod
+    def hard_masks(self) -> Iterator[tuple[str, Tensor]]:
+        """Layer name and boolean mask of the weight's shape, one layer at a time."""
+
+    @abstractmethod
+    def under_masks(self, masks: Mapping[str, Tensor] | None = None) -> AbstractContextManager[None]:
+        """Run the model under given masks by layer name, or under its own hard ones."""
+
+    @abstractmethod
+    def dense(self) -> AbstractContextManager[None]:
+        """Run the model unpruned."""
+
+    # Building.
+
+    def preflight(self) -> None:
+        """Check names and shapes on the meta device, before text is tokenised or weights are read.
+
+        Raises:
+            UserError: For an unreadable model, patterns that match nothing, or a layer M does not divide.
+        """
+        config = load_config(self.source, self.trust_remote_code)
+        lm = meta_language_model(config, self.trust_remote_code)
+        check_pattern(prunable_layers(lm, self.targets, self.ignore), self.pattern)
+        if self._trainer is not None:
+            self._check_trainer()
+
+    def _check_trainer(self) -> None:
+        if self.trainer.precision in _LOW_PRECISIONS:
+            raise UserError(
+                f"trainer.precision {self.trainer.precision!r} would round the logits, which move by less than "
+                "it can hold; use 32-true and choose the frozen weights' type with model.dtype"
+            )
+        if self.trainer.max_steps is None or self.trainer.max_steps < 1:
+            raise UserError(
+                f"trainer.max_steps is {self.trainer.max_steps}; set it to the number of optimizer steps: "
+                "annealing ends at a fraction of them"
+            )
+
+    @override
+    def configure_model(self) -> None:
+        if self.lm is not None:
+            return
+        if self._trainer is not None:
+            self._check_trainer()
+        lm = load_language_model(
+            self.source, self.dtype_name, self.trust_remote_code, self.attn_implementation
+        )
+        if self.activation_checkpointing:
+            lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        layers = prunable_layers(lm, self.targets, self.ignore)
+        check_pattern(layers, self.pattern)
+        self.layers = self.attach(lm, layers)
+        self.lm = lm
+        learned = sum(p.numel() for p in lm.parameters() if p.requires_grad)
+        rank_zero_info(
+            f"{self.source.spec}: {learned:,} parameters to learn on {len(layers)} layers, {self.pattern}"
+        )
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The language model, built if need be."""
+        self.configure_model()
+        assert self.lm is not None
+        return self.lm
+
+    @override
+    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
+        optimizer = self.optimizer([p for p in self.parameters() if p.requires_grad])
+        schedule = CosineAnnealingLR(optimizer, T_max=self.trainer.max_steps, eta_min=self.lr_end)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    # Steps.
+
+    @override
+    def training_step(self, batch: Mapping[str, Tensor], batch_idx: int) -> Tensor:
+        self.prepare_step(batch_idx)
+        nll, count = next_token_nll(self.model, batch["input_ids"])
+        loss = nll / count
+        # Looked at once per optimizer step: asking here would make the host wait for every micro-batch.
+        self._losses_finite = self._losses_finite & loss.detach().isfinite()
+        self.log("train/loss", loss.detach(), prog_bar=True)
+        return loss
+
+    @override
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        if not self._losses_finite:
+            raise UserError(
+                f"the loss is not finite at optimizer step {self.trainer.global_step}; lower the learning rate, "
+                "start cooler (model.lam, model.tau), or go on from an earlier checkpoint with --ckpt_path"
+            )
+
+    @override
+    def on_validation_start(self) -> None:
+        self._validation_masks = self.under_masks()
+        self._validation_masks.__enter__()
+
+    @override
+    def validation_step(self, batch: Mapping[str, Tensor], batch_idx: int) -> None:
+        nll, count = next_token_nll(self.model, batch["input_ids"])
+        self._val_nll.update(nll / count, weight=count)
+
+    @override
+    def on_validation_epoch_end(self) -> None:
+        nll = self._val_nll.compute()
+        self._val_nll.reset()
+        self.log("val/nll", nll)
+        self.log("val/perplexity", nll.exp(), prog_bar=True)
+
+    @override
+    def on_validation_end(self) -> None:
+        assert self._validation_masks is not None
+        self._validation_masks.__exit__(None, None, None)
+        self._validation_masks = None
+
+    def training_facts(self) -> dict[str, object]:
+        """What an export tells about how its mask was learned; plain values."""
+        return {"learner": type(self).__name__, "seed": self.seed}
+
+    # Checkpoints.
+
+    @override
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
+        """Only what is learned; the frozen language model is left out."""
+        learned = self.learned_names()
+        prefix = kwargs.get("prefix", "")
+        state: dict[str, Any] = super().state_dict(*args, **kwargs)
+        return {name: value for name, value in state.items() if name.removeprefix(prefix) in learned}
+
+    def learned_names(self) -> set[str]:
+        """Names of the learned parameters in the module's state dict."""
+        return {f"lm.{name}.logits" for name in self.layers}
+
+    @override
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint[_CHECKPOINT_KEY] = {"pattern": str(self.pattern), "lm": self.source.spec}
+
+    @override
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.configure_model()
+        ours = checkpoint.get(_CHECKPOINT_KEY)
+        if ours is None:
+            raise UserError(
+                "the checkpoint was not written by roi_lightning; give one from a run's checkpoints/"
+            )
+        if ours["pattern"] != str(self.pattern):
+            raise UserError(f"the checkpoint holds a {ours['pattern']} run, model.pattern is {self.pattern}")
+        own = {name: tuple(value.shape) for name, value in self.state_dict().items()}
+        theirs = {name: tuple(value.shape) for name, value in checkpoint["state_dict"].items()}
+        if own != theirs:
+            name = min(name for name in own.keys() | theirs.keys() if own.get(name) != theirs.get(name))
+            raise UserError(
+                f"the checkpoint is of another model or layer choice: {name!r} is {theirs.get(name)} there and "
+                f"{own.get(name)} here (the checkpoint's model.lm is {ours['lm']!r})"
+            )
+
+    # The way out.
+
+    def stored_weights(self) -> dict[str, str]:
+        """Layer name → the name of its weight as stored on disk."""
+        names = [f"{name}.weight" for name in self.layers]
+        if self.source.kind == "gguf":
+            return dict(zip(self.layers, names, strict=True))
+        stored = stored_names(self.model, names, StoredTensors(self.source.directory))
+        return {name: stored[f"{name}.weight"] for name in self.layers}
+
+    def mask_set(self) -> MaskSet:
+        """The hard masks of all layers, with the base model they belong to."""
+        stored = self.stored_weights()
+        packed = {
+            stored[name]: LayerMask.from_bool(mask.cpu(), transposed=bool(self.layers[name].dim == 0))
+            for name, mask in self.hard_masks()
+        }
+        if self._base is None:
+            self._base = base_model(self.source, packed, self.stored_dtype, self.lm)
+        return MaskSet(pattern=self.pattern, layers=packed, base=self._base)
+
+    @property
+    def stored_dtype(self) -> str:
+        """The dtype in which a GGUF model is cast and saved."""
+        return str(self.model.dtype).removeprefix("torch.")

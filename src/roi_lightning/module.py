@@ -1,0 +1,187 @@
+"""RoI as a LightningModule: a frozen language model, one logit per weight, two temperatures that anneal."""
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor, nn
+from transformers.modeling_utils import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+from typing_extensions import override
+
+from roi_lightning.errors import UserError
+from roi_lightning.export.fit import check_masks_fit
+from roi_lightning.learner import MaskLearner
+from roi_lightning.masks import LayerMask, MaskSet
+from roi_lightning.noise import noise_key
+from roi_lightning.priors import activation_masks, check_prior, file_masks, input_norms, magnitude_masks
+from roi_lightning.samplers import Draw, GumbelTopK, Sampler
+from roi_lightning.schedules import Exponential, Schedule
+from roi_lightning.sparse_linear import SharedState, SparseLinear, attach, fixed_masks
+
+
+class RoILightningModule(MaskLearner):
+    """Reservoir of Importance: learn one logit per weight with relaxed Gumbel-Top-K masks.
+
+    Args:
+        sampler: `GumbelTopK` (soft masks in training), `StraightThrough`, or another sampler.
+        tau: Softmax temperature τ by optimizer step (Equation 8).
+        lam: Sampling temperature λ by optimizer step (Equation 8).
+        init_std: Standard deviation of the random logits at the start, N(0, 0.01) in the paper.
+        prior: Where the logits start besides: `none`, `magnitude`, `activation` (Wanda's score on the dense
+            model's activations), a mask file, or an exported directory.
+        prior_strength: Added to the logits of weights the prior keeps and taken from the others.
+        prior_windows: Training windows on which the activation prior is measured.
+        draw_per: A fresh mask for every micro-batch (the paper's Monte Carlo estimate), or one for all
+            micro-batches of an optimizer step.
+        kwargs: As in `MaskLearner`.
+    """
+
+    layers: Mapping[str, SparseLinear]
+
+    def __init__(
+        self,
+        lm: str,
+        *,
+        sampler: Sampler = GumbelTopK(),  # noqa: B008 - frozen
+        tau: Schedule = Exponential(1.0, 0.05),  # noqa: B008 - frozen
+        lam: Schedule = Exponential(1.0, 0.002),  # noqa: B008 - frozen
+        init_std: float = 0.01,
+        prior: str = "none",
+        prior_strength: float = 0.015,
+        prior_windows: int = 24,
+        draw_per: Literal["micro_batch", "step"] = "micro_batch",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(lm, **kwargs)
+        if init_std < 0 or prior_strength < 0 or prior_windows < 1:
+            raise UserError(
+                f"model.init_std {init_std} and model.prior_strength {prior_strength} must not be negative, "
+                f"model.prior_windows {prior_windows} must be at least 1"
+            )
+        check_prior(prior)
+        self.tau, self.lam = tau, lam
+        self.init_std, self.draw_per = init_std, draw_per
+        self.prior, self.prior_strength, self.prior_windows = prior, prior_strength, prior_windows
+        self.state = SharedState(sampler, self.pattern)
+        self.prior_masks: dict[str, LayerMask] = {}
+
+    @override
+    def attach(self, lm: PreTrainedModel, layers: dict[str, nn.Linear | Conv1D]) -> dict[str, SparseLinear]:
+        return attach(lm, layers, self.state)
+
+    @override
+    def learned_per_layer(self, weight: tuple[int, ...]) -> int:
+        return math.prod(self.state.sampler.logits_shape(weight, self.pattern))
+
+    # Starting.
+
+    @override
+    def on_fit_start(self) -> None:
+        if self.trainer.ckpt_path is None:
+            self.initialise_logits()
+
+    def initialise_logits(self) -> None:
+        """Random logits, moved towards the prior; never done again when a run resumes.
+
+        Raises:
+            UserError: If a prior's mask file does not fit the model.
+        """
+        masks = dict.fromkeys(self.layers) if self.prior == "none" else None
+        for name, mask in masks.items() if masks is not None else self._prior():
+            layer = self.layers[name]
+            start = self._random_logits(name, layer.logits)
+            logits = self.state.sampler.initial_logits(
+                start, mask, self.prior_strength, self.pattern, layer.dim
+            )
+            with torch.no_grad():
+                layer.logits.copy_(logits)
+            if mask is not None:
+                self.prior_masks[name] = LayerMask.from_bool(mask.cpu(), transposed=layer.dim == 0)
+
+    def _random_logits(self, name: str, like: Tensor) -> Tensor:
+        # Drawn on the CPU, so that every device starts from the same values.
+        generator = torch.Generator().manual_seed(noise_key(self.seed, -1, name)[0] & 0xFFFFFFFF)
+        return torch.randn(like.shape, generator=generator).mul_(self.init_std).to(like.device)
+
+    def _prior(self) -> Iterator[tuple[str, Tensor]]:
+        if self.prior == "magnitude":
+            return magnitude_masks(self.layers, self.pattern)
+        if self.prior == "activation":
+            return self.activation_prior()
+        masks = MaskSet.load(Path(self.prior).expanduser())
+        check_masks_fit(self.source, masks)
+        return file_masks(masks, self.stored_weights(), self.pattern)
+
+    def activation_prior(self) -> Iterator[tuple[str, Tensor]]:
+        """Wanda's masks on the dense model's activations over the first training windows."""
+        windows = self.trainer.datamodule.windows("train", self.prior_windows)  # type: ignore[attr-defined]
+        rank_zero_info(f"prior: measuring activations over {windows.numel():,} tokens")
+        with self.dense():
+            norms = input_norms(self.model, self.layers, windows)
+        return activation_masks(self.layers, norms, self.pattern)
+
+    # Stepping.
+
+    @override
+    def prepare_step(self, batch_idx: int) -> None:
+        step, total = self.trainer.global_step, self.trainer.max_steps
+        self.state.mode = "sample"
+        self.state.draw = Draw(
+            self.seed, self._draw_index(step, batch_idx), self.lam.at(step, total), self.tau.at(step, total)
+        )
+
+    def _draw_index(self, step: int, batch_idx: int) -> int:
+        parts = self.trainer.accumulate_grad_batches
+        part = batch_idx % parts if self.draw_per == "micro_batch" else 0
+        # Ranks draw different masks: more samples of the mask per step.
+        return (step * parts + part) * self.trainer.world_size + self.trainer.global_rank
+
+    # Masks.
+
+    @override
+    def hard_masks(self) -> Iterator[tuple[str, Tensor]]:
+        return ((name, layer.hard_mask()) for name, layer in self.layers.items())
+
+    @override
+    def under_masks(self, masks: Mapping[str, Tensor] | None = None) -> AbstractContextManager[None]:
+        return fixed_masks(self.layers, masks)
+
+    @override
+    @contextmanager
+    def dense(self) -> Iterator[None]:
+        before, self.state.mode = self.state.mode, "dense"
+        try:
+            yield
+        finally:
+            self.state.mode = before
+
+    @override
+    def training_facts(self) -> dict[str, object]:
+        return super().training_facts() | {
+            "sampler": str(self.state.sampler),
+            "tau": str(self.tau),
+            "lam": str(self.lam),
+            "prior": self.prior,
+            "prior_strength": self.prior_strength,
+        }
+
+    # Checkpoints.
+
+    @override
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["prior_masks"] = {name: mask.packed for name, mask in self.prior_masks.items()}
+
+    @override
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_load_checkpoint(checkpoint)
+        for name, packed in checkpoint["prior_masks"].items():
+            layer = self.layers[name]
+            rows, columns = layer.weight.shape
+            shape = (columns, rows) if layer.dim == 0 else (rows, columns)
+            self.prior_masks[name] = LayerMask(packed=packed, shape=shape, transposed=layer.dim == 0)

@@ -1,0 +1,125 @@
+"""Masks known before training, from which the logits start.
+
+A prior is given one layer at a time, so that no more than one boolean mask is alive at once.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_utils import PreTrainedModel
+
+from roi_lightning.errors import UserError
+from roi_lightning.masks import MaskSet
+from roi_lightning.pattern import NMPattern
+from roi_lightning.sparse_linear import SparseLinear
+
+NAMED_PRIORS: Final = ("none", "magnitude", "activation")
+
+
+def check_prior(prior: str) -> None:
+    """Refuse a prior that is neither a known name nor an existing mask file or exported directory.
+
+    Raises:
+        UserError: Naming the value and the choices.
+    """
+    if prior not in NAMED_PRIORS and not Path(prior).expanduser().exists():
+        raise UserError(
+            f"model.prior {prior!r} is none of {', '.join(NAMED_PRIORS)} and no mask file is there"
+        )
+
+
+def magnitude_masks(layers: Mapping[str, SparseLinear], pattern: NMPattern) -> Iterator[tuple[str, Tensor]]:
+    """Keep the largest absolute weights of each group.
+
+    Yields:
+        Layer name and boolean mask of the weight's shape.
+    """
+    for name, layer in layers.items():
+        yield name, pattern.top(layer.weight.detach().float().abs(), layer.dim)
+
+
+def activation_masks(
+    layers: Mapping[str, SparseLinear], norms: Mapping[str, Tensor], pattern: NMPattern
+) -> Iterator[tuple[str, Tensor]]:
+    """Keep the weights with the largest |weight| times the norm of the input they meet (Wanda's score).
+
+    Args:
+        layers: The layers.
+        norms: From `input_norms`.
+        pattern: The pattern.
+
+    Yields:
+        Layer name and boolean mask of the weight's shape.
+    """
+    for name, layer in layers.items():
+        norm = norms[name] if layer.dim == 1 else norms[name].unsqueeze(1)
+        yield name, pattern.top(layer.weight.detach().float().abs() * norm, layer.dim)
+
+
+@torch.no_grad()
+def input_norms(
+    lm: PreTrainedModel,
+    layers: Mapping[str, nn.Module],
+    windows: Tensor,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Tensor]:
+    """Root of the summed squares of every layer's inputs over some text, the model run as it is.
+
+    Args:
+        lm: The model, its layers in the mode that should be measured (dense, for Wanda's prior).
+        layers: Layers by name.
+        windows: [count, seq_len] token ids.
+        progress: Called with the windows done and their number.
+
+    Returns:
+        Layer name → fp32 [in].
+    """
+    sums: dict[str, Tensor] = {}
+
+    def add(name: str) -> Callable[..., None]:
+        def hook(_module: nn.Module, inputs: tuple[Any, ...]) -> None:
+            squares = inputs[0].detach().flatten(0, -2).float().square().sum(0)
+            sums[name] = sums[name] + squares if name in sums else squares
+
+        return hook
+
+    with ExitStack() as hooks:
+        for name, layer in layers.items():
+            handle = layer.register_forward_pre_hook(add(name))
+            hooks.callback(handle.remove)
+        device = next(lm.parameters()).device
+        for i, window in enumerate(windows):
+            lm.base_model(input_ids=window.unsqueeze(0).to(device), use_cache=False)
+            if progress:
+                progress(i + 1, len(windows))
+    return {name: total.sqrt() for name, total in sums.items()}
+
+
+def file_masks(masks: MaskSet, stored: Mapping[str, str], pattern: NMPattern) -> Iterator[tuple[str, Tensor]]:
+    """The masks of a mask file.
+
+    Args:
+        masks: A loaded mask set that fits the base model.
+        stored: Layer name → name of its weight on disk.
+        pattern: The pattern of the run.
+
+    Yields:
+        Layer name and boolean mask of the weight's shape.
+
+    Raises:
+        UserError: If the file has another pattern or lacks a layer.
+    """
+    if masks.pattern != pattern:
+        raise UserError(
+            f"the prior's mask file is {masks.pattern}, model.pattern is {pattern}; they must agree"
+        )
+    for name, stored_name in stored.items():
+        if stored_name not in masks.layers:
+            raise UserError(
+                f"the prior's mask file has no mask for {stored_name!r}; leave it out with model.ignore"
+            )
+        yield name, masks.layers[stored_name].to_bool()

@@ -1,0 +1,69 @@
+"""What every sampler offers: logits in, a masked weight or a hard mask out."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from roi_lightning.pattern import NMPattern
+
+
+@dataclass(frozen=True)
+class Draw:
+    """The coordinates of one random mask; the same draw always gives the same mask.
+
+    Attributes:
+        seed: Of the run.
+        index: The global micro-batch index.
+        lam: Sampling temperature λ, above 0; the logits are divided by it.
+        tau: Softmax temperature τ, above 0.
+    """
+
+    seed: int
+    index: int
+    lam: float
+    tau: float
+
+
+class Sampler(ABC):
+    """Turns the logits of one layer into masks."""
+
+    @abstractmethod
+    def logits_shape(self, weight: tuple[int, ...], pattern: NMPattern) -> tuple[int, ...]:
+        """The shape of the logits of a weight of shape `weight`."""
+
+    @abstractmethod
+    def initial_logits(
+        self, noise: Tensor, mask: Tensor | None, strength: float, pattern: NMPattern, dim: int
+    ) -> Tensor:
+        """Where the logits start.
+
+        Args:
+            noise: fp32 random start, of the logits' shape.
+            mask: Boolean prior mask of the weight's shape, or None.
+            strength: How far kept and pruned members are pushed apart; 0 ignores the mask.
+            pattern: The pattern of the mask.
+            dim: The weight's input dimension.
+        """
+
+    @abstractmethod
+    def masked_weight(
+        self, weight: Tensor, logits: Tensor, pattern: NMPattern, dim: int, draw: Draw, layer: str
+    ) -> Tensor:
+        """The weight under a randomly drawn mask, differentiable in the logits.
+
+        Args:
+            weight: Frozen, [out, in] (or [in, out] with `dim` 0), any float dtype.
+            logits: fp32, of `logits_shape`.
+            pattern: The N:M pattern.
+            dim: The weight's input dimension.
+            draw: Which mask to draw.
+            layer: The layer's name, part of the noise's key.
+
+        Returns:
+            Shape and dtype of `weight`.
+        """
+
+    @abstractmethod
+    def hard_mask(self, logits: Tensor, pattern: NMPattern, dim: int) -> Tensor:
+        """The mask without noise: boolean, the weight's shape, exactly N of every M true."""

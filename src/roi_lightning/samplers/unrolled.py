@@ -1,0 +1,125 @@
+"""The relaxed Gumbel-Top-K and its gradient on groups whose members lie along the first axis.
+
+Legend: M = members of a group, N = picks, E = groups; all tensors fp32. Reductions over a last axis of size
+M cost an order of magnitude more than passes over M long rows, hence the layout. The gradient is written out
+by hand: it needs nothing but the keys, where autograd would keep every intermediate.
+
+With β = α/τ, s the second largest β and e = exp(β - s), only one member, the leader, can have e > 1. Summing
+e without it gives T >= 1, free of cancellation, so the leader's log(1 - μ) = log T - log(sum of e) stays finite
+however large its lead; every other member has μ <= 1/2, where log1p(-μ) is safe.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+# Beyond this lead, e is capped to stay within fp32; the others' shares are below 1e-34 there.
+_MAX_LEAD: Final = 80.0
+
+
+@dataclass(frozen=True)
+class _Pick:
+    """One softmax of the recursion.
+
+    Attributes:
+        mu: Shares μ, [M, E].
+        others: min(e, 1), 0 for the leader, [M, E].
+        leads: 1 for the leader, else 0, [M, E].
+        rest: T, [E]; of no use where the two largest are equal, for nobody leads there.
+        leader_log: The leader's log(1 - μ), [E].
+    """
+
+    mu: Tensor
+    others: Tensor
+    leads: Tensor
+    rest: Tensor
+    leader_log: Tensor
+
+
+def relaxed_mask(keys: Tensor, n: int, tau: float, push: float) -> Tensor:
+    """The relaxed mask of perturbed keys.
+
+    Args:
+        keys: φ/λ + g, [M, E] fp32; overwritten.
+        n: Picks per group.
+        tau: Softmax temperature τ.
+        push: Factor on log(1 - μ): 1 in the paper.
+
+    Returns:
+        [M, E], summing to N along the first axis.
+    """
+    mask: Tensor | None = None
+    for k in range(n):
+        pick = _pick(keys, tau)
+        if k < n - 1:
+            keys.add_(_push_down(pick), alpha=push)
+        mask = pick.mu if mask is None else mask.add_(pick.mu)
+    assert mask is not None
+    return mask
+
+
+def relaxed_mask_gradient(keys: Tensor, grad: Tensor, n: int, tau: float, push: float) -> Tensor:
+    """The gradient of <mask, grad> with respect to the keys.
+
+    Args:
+        keys: As given to `relaxed_mask`, [M, E]; overwritten.
+        grad: Of the mask, [M, E].
+        n: Picks per group.
+        tau: Softmax temperature τ.
+        push: As in `relaxed_mask`.
+
+    Returns:
+        [M, E].
+    """
+    picks = []
+    for k in range(n):
+        picks.append(_pick(keys, tau))
+        if k < n - 1:
+            keys.add_(_push_down(picks[-1]), alpha=push)
+    total = _softmax_gradient(picks[-1].mu, grad).div_(tau)
+    for pick in reversed(picks[:-1]):
+        through_push = _push_down_gradient(pick, total)
+        step = _softmax_gradient(pick.mu, grad).add_(through_push, alpha=push)
+        total.add_(step, alpha=1.0 / tau)
+    return total
+
+
+def _pick(keys: Tensor, tau: float) -> _Pick:
+    first, second = _two_largest(keys)
+    e = keys.sub(second).div_(tau).clamp_(max=_MAX_LEAD).exp_()
+    leads = e.gt(1.0).to(e.dtype)
+    others = e.clamp(max=1.0).sub_(leads)
+    total = e.sum(0)
+    rest = others.sum(0)
+    lead = first.sub_(second).div_(tau).sub_(_MAX_LEAD).clamp_(min=0.0)
+    leader_log = rest.log().sub_(total.log()).sub_(lead)
+    return _Pick(e.div_(total), others, leads, rest, leader_log)
+
+
+def _two_largest(keys: Tensor) -> tuple[Tensor, Tensor]:
+    first = torch.maximum(keys[0], keys[1])
+    second = torch.minimum(keys[0], keys[1])
+    for key in keys[2:]:
+        second = torch.maximum(second, torch.minimum(first, key))
+        first = torch.maximum(first, key)
+    return first, second
+
+
+def _push_down(pick: _Pick) -> Tensor:
+    others = pick.mu.clamp(max=0.5).neg_().log1p_()
+    return others.lerp_(pick.leader_log.expand_as(others), pick.leads)
+
+
+def _softmax_gradient(mu: Tensor, grad: Tensor) -> Tensor:
+    return grad.sub((mu * grad).sum(0)).mul_(mu)
+
+
+def _push_down_gradient(pick: _Pick, grad: Tensor) -> Tensor:
+    mu, leads = pick.mu, pick.leads
+    # μ/(1 - μ) of the others; for the leader, whose odds may overflow, μ.
+    pull = mu.mul(leads).sub_(mu).add_(1.0).reciprocal_().mul_(mu).mul_(grad)
+    leader = pull.mul(leads).sum(0)
+    rest = pull.sum(0).sub_(leader)
+    return pick.others.mul(leader.div_(pick.rest)).addcmul_(mu, rest).sub_(pull)

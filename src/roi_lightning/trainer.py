@@ -1,0 +1,122 @@
+"""The Trainer with the settings that learning a mask needs, and `export` as one more thing it can do."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_info
+from typing_extensions import override
+
+from roi_lightning.errors import UserError
+from roi_lightning.export import check_destination, write_export
+from roi_lightning.learner import MaskLearner
+
+
+class RoITrainer(Trainer):
+    """A Trainer that reads only plain tensors from checkpoints and can export one."""
+
+    @override
+    def fit(  # type: ignore[override]
+        self,
+        model: LightningModule,
+        train_dataloaders: Any = None,
+        val_dataloaders: Any = None,
+        datamodule: LightningDataModule | None = None,
+        ckpt_path: str | None = None,
+        weights_only: bool = True,
+    ) -> None:
+        """Learn a mask.
+
+        Args:
+            model: The learner.
+            train_dataloaders: Left to the data module on the command line.
+            val_dataloaders: Left to the data module on the command line.
+            datamodule: Where the windows come from.
+            ckpt_path: Checkpoint to go on from; its hyperparameters are ignored, the configuration counts.
+            weights_only: Refuse checkpoints that hold anything but tensors and plain values.
+
+        Raises:
+            UserError: If the checkpoint is missing or unreadable.
+        """
+        check_checkpoint(ckpt_path)
+        super().fit(model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, weights_only)
+
+    @override
+    def validate(  # type: ignore[override]
+        self,
+        model: LightningModule | None = None,
+        dataloaders: Any = None,
+        ckpt_path: str | None = None,
+        verbose: bool = True,
+        datamodule: LightningDataModule | None = None,
+        weights_only: bool = True,
+    ) -> Any:
+        """Measure loss and perplexity of the hardened mask on the held-out text.
+
+        Args:
+            model: The learner.
+            dataloaders: Left to the data module on the command line.
+            ckpt_path: The checkpoint to measure.
+            verbose: Print the result.
+            datamodule: Where the windows come from.
+            weights_only: Refuse checkpoints that hold anything but tensors and plain values.
+
+        Returns:
+            A list with one dictionary of metrics.
+
+        Raises:
+            UserError: If the checkpoint is missing or unreadable.
+        """
+        check_checkpoint(ckpt_path)
+        return super().validate(model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
+
+    def export(
+        self,
+        model: MaskLearner,
+        out: str,
+        datamodule: LightningDataModule | None = None,
+        ckpt_path: str | None = None,
+        weights_only: bool = True,
+    ) -> None:
+        """Turn a training checkpoint into a Hugging Face directory and a mask file.
+
+        Args:
+            model: The learner, configured as in the run.
+            out: Directory to write.
+            datamodule: Not used; accepted so that a run's own config.yaml can be given.
+            ckpt_path: The checkpoint.
+            weights_only: Refuse checkpoints that hold anything but tensors and plain values.
+
+        Raises:
+            UserError: If there is no such checkpoint, it is of another model, or `out` is not ours to replace.
+        """
+        if ckpt_path is None:
+            raise UserError("export needs --ckpt_path, a file from the run's checkpoints/ folder")
+        check_checkpoint(ckpt_path)
+        check_destination(Path(out), None)
+        checkpoint = torch.load(ckpt_path, map_location="cpu", weights_only=weights_only, mmap=True)
+        model.on_load_checkpoint(checkpoint)
+        model.load_state_dict(checkpoint["state_dict"], strict=False)
+        training = {"step": checkpoint["global_step"], **model.training_facts()}
+        masks = model.mask_set()
+        path = write_export(
+            model.source, masks, Path(out), dtype=model.stored_dtype, training=training, lm=model.lm
+        )
+        rank_zero_info(f"wrote and verified {path}")
+
+
+def check_checkpoint(path: str | None) -> None:
+    """Refuse a checkpoint that is missing or cannot be read as plain tensors.
+
+    Raises:
+        UserError: Naming the file and the remedy.
+    """
+    if path is None or path in ("last", "best", "hpc", "registry"):
+        return
+    if not Path(path).is_file():
+        raise UserError(f"no checkpoint at {path!r}; checkpoints lie in <log dir>/checkpoints/")
+    try:
+        torch.load(path, map_location="meta", weights_only=True, mmap=True)
+    except Exception as error:
+        raise UserError(f"checkpoint {path!r} can't be read: it is damaged or not one of ours") from error

@@ -1,0 +1,29 @@
+"""Options and environment of the test suite: no network, real data only where it is pointed to."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+def pytest_addoption(parser):
+    parser.addoption("--roi-data", default=os.environ.get("ROI_DATA"), help="folder with real text (or ROI_DATA)")
+
+
+@pytest.fixture
+def roi_data(request):
+    folder = request.config.getoption("--roi-data")
+    if not folder or not Path(folder).is_dir():
+        pytest.skip("no real text: give --roi-data FOLDER or set ROI_DATA")
+    return Path(folder)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_cache(tmp_path_factory):
+    """Prepared data of tests stays out of the user's cache."""
+    import datasets
+
+    datasets.config.HF_DATASETS_CACHE = tmp_path_factory.mktemp("datasets")

@@ -1,0 +1,148 @@
+import bz2
+import gzip
+import io
+import json
+import lzma
+import random
+
+import datasets
+import pytest
+import zstandard
+
+from roi_lightning.data.corpora import Corpus, as_corpora, load_documents
+from roi_lightning.data.packing import cut_passages
+from roi_lightning.errors import UserError
+
+COMPRESS = {
+    "": bytes,
+    ".gz": gzip.compress,
+    ".zst": zstandard.compress,
+    ".xz": lzma.compress,
+    ".bz2": bz2.compress,
+}
+ROWS = [f"row {i} with an é\n" for i in range(5)]
+
+
+def texts(corpus, cache):
+    documents = load_documents(corpus, str(cache))
+    assert list(documents.features) == ["text"]
+    return [row["text"] for row in documents]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("compression", COMPRESS)
+@pytest.mark.parametrize("kind", ["txt", "jsonl", "json"])
+def test_local_formats_round_trip(tmp_path, kind, compression, streaming):
+    objects = [{"text": row, "n": i} for i, row in enumerate(ROWS)]
+    content = {
+        "txt": "".join(ROWS),
+        "jsonl": "".join(json.dumps(row) + "\n" for row in objects),
+        "json": json.dumps(objects),
+    }[kind]
+    path = tmp_path / f"words.{kind}{compression}"
+    path.write_bytes(COMPRESS[compression](content.encode()))
+    read = texts(Corpus(str(path), streaming=streaming), tmp_path / "cache")
+    assert "".join(read) == "".join(ROWS)
+    assert len(read) == (1 if kind == "txt" else len(ROWS))
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_parquet_glob_and_text_field(tmp_path, streaming):
+    for i, row in enumerate(ROWS):
+        datasets.Dataset.from_dict({"body": [row], "n": [i]}).to_parquet(tmp_path / f"part-{i}.parquet")
+    read = texts(
+        Corpus(str(tmp_path / "part-*.parquet"), text_field="body", streaming=streaming), tmp_path / "c"
+    )
+    assert read == ROWS
+
+
+def test_home_is_expanded(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "a.txt").write_text("at home")
+    assert texts(Corpus("~/a.txt"), tmp_path / "cache") == ["at home"]
+
+
+def test_a_changed_file_is_read_again(tmp_path):
+    path = tmp_path / "a.txt"
+    for content in ("first", "second one"):
+        path.write_text(content)
+        assert texts(Corpus(str(path)), tmp_path / "cache") == [content]
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+@pytest.mark.parametrize("blank_share", [0.0, 0.2])
+@pytest.mark.parametrize("width", [60, 50_000])
+def test_passages_concatenate_to_the_text(newline, blank_share, width):
+    draw = random.Random(0)
+    lines = [
+        "" if draw.random() < blank_share else "x" * draw.randint(1, width) for _ in range(2_000_000 // width)
+    ]
+    text = newline.join(lines)
+    passages = list(cut_passages(io.StringIO(text, newline="")))
+    assert "".join(passages) == text
+    assert len(passages) > 20
+    assert max(map(len, passages)) <= 30_000
+    if blank_share and width == 60:
+        assert all(passage.endswith(newline * 2) for passage in passages[:-1])
+        assert max(map(len, passages)) < 12_000
+
+
+def test_python_docs(tmp_path):
+    read = texts(Corpus("python-docs"), tmp_path)
+    assert 1_500_000 < sum(map(len, read)) < 4_000_000
+    assert min(map(len, read)) >= 200
+    assert sum(json.dumps.__doc__.splitlines()[0] in text for text in read) == 1
+    assert read == texts(Corpus("python-docs", streaming=True), tmp_path)
+    assert load_documents(Corpus("python-docs"), str(tmp_path)).cache_files
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("missing.jsonl", "'missing.jsonl': no file matches"),
+        ("./nowhere", "'./nowhere': no file matches"),
+        ("/nowhere/*.txt.gz", "no file matches"),
+        ("imdb", "unknown corpus 'imdb'"),
+    ],
+)
+def test_a_source_that_names_nothing(source, message):
+    with pytest.raises(UserError, match=message):
+        load_documents(Corpus(source))
+
+
+def test_bad_files(tmp_path):
+    (tmp_path / "a.csv").write_text("text\n1\n")
+    (tmp_path / "numbers.jsonl").write_text('{"n": 1}\n')
+    (tmp_path / "latin.txt").write_bytes("é".encode("latin-1"))
+    (tmp_path / "b.txt").write_text("b")
+    cases = {
+        "a.csv": "use one of .txt",
+        "numbers.jsonl": "no column 'text'; set text_field to one of: n",
+        "latin.txt": "can't decode byte 0xe9",
+        "[bn]*.*": "mix formats",
+        "": "is a folder",
+        "ca*": "is a folder",
+    }
+    for name, message in cases.items():
+        with pytest.raises(UserError, match=message) as raised:
+            load_documents(Corpus(f"{tmp_path}/{name}"), str(tmp_path / "cache"))
+        assert "\n" not in str(raised.value)
+    with pytest.raises(UserError, match=r"'n' of .* is not text"):
+        load_documents(Corpus(f"{tmp_path}/numbers.jsonl", text_field="n"), str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_hub_failure_names_the_dataset(tmp_path, monkeypatch, streaming):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match=r"cannot load corpus 'nobody/nothing'.*network"):
+        load_documents(Corpus("nobody/nothing", streaming=streaming), str(tmp_path))
+
+
+def test_as_corpora():
+    one = Corpus("b.txt", weight=2.0)
+    assert as_corpora("a.txt") == [Corpus("a.txt")]
+    assert as_corpora(["a.txt", one]) == [Corpus("a.txt"), one]
+    for bad in ([], [Corpus("a", weight=0.0)], [Corpus("a", weight=float("nan"))]):
+        with pytest.raises(UserError):
+            as_corpora(bad)

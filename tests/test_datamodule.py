@@ -1,0 +1,378 @@
+import random
+from collections import Counter
+from itertools import chain
+from types import SimpleNamespace
+
+import jsonargparse
+import pytest
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.cli import LightningCLI
+
+from data_helpers import END, TinyData, byte_tokenizer, decode, reference_windows, write_jsonl
+from roi_lightning.data import CalibrationDataModule, Corpus
+from roi_lightning.data.order import ResumableOrder, StreamedBatches, spread
+from roi_lightning.data.packing import belongs
+from roi_lightning.errors import UserError
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
+    pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec:FutureWarning"),  # Lightning 2.6 on torch 2.13
+    pytest.mark.filterwarnings("ignore:The dirpath has changed"),
+    # Lightning 2.6 calls instantiate_classes, add_instantiator and skip_none, deprecated in jsonargparse 4.49
+    pytest.mark.filterwarnings("ignore:(?s).*(jsonargparse|deprecated in v4):DeprecationWarning"),
+]
+
+
+def documents(count, mark="", seed=0):
+    draw = random.Random(seed)
+    return [f"{mark}{i}:" + "".join(draw.choices("abc é", k=draw.randint(5, 90))) for i in range(count)]
+
+
+def data(tmp_path, corpora=None, **options):
+    if corpora is None:
+        corpora = write_jsonl(tmp_path / "a.jsonl", documents(300))
+    options = {"seq_len": 16, "cache_dir": str(tmp_path / "cache"), "held_out_fraction": 0.2} | options
+    return TinyData(corpora=corpora, **options)
+
+
+def all_training_windows(module):
+    module.setup("fit")
+    return sorted(module.windows("train", module.train_tokens // module.seq_len).tolist())
+
+
+@pytest.mark.parametrize("seq_len", [1, 7, 16, 1000])
+def test_packing_equals_a_plain_python_reference(tmp_path, seq_len):
+    texts = documents(300)
+    held_out = write_jsonl(tmp_path / "val.jsonl", documents(200, "v"))
+    module = data(tmp_path, val_corpora=held_out, seq_len=seq_len)
+    assert all_training_windows(module) == sorted(reference_windows(texts, seq_len))
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_split_by_document_never_leaks(tmp_path, streaming):
+    texts = [text for text in documents(200) for _ in range(2)] + [" \n", ""]
+    random.Random(1).shuffle(texts)
+    train, val = ([t for t in texts if belongs(t, side, 0.2)] for side in ("train", "val"))
+    assert sorted(train + val) == sorted(t for t in texts if t.strip())
+    assert not set(train) & set(val)
+    assert 0.1 < len(val) / 400 < 0.3
+    corpus = Corpus(write_jsonl(tmp_path / "a.jsonl", texts), streaming=streaming)
+    module = data(tmp_path, [corpus], val_windows=10_000)
+    if streaming:
+        expected = reference_windows(train, 16)
+        assert module.windows("train", len(expected) + 1).tolist() == [*expected, expected[0]]
+    else:
+        assert all_training_windows(module) == sorted(reference_windows(train, 16))
+    module.setup("validate")
+    assert module.windows("val", module.val_tokens // 16).tolist() == reference_windows(val, 16)
+
+
+def test_surrounding_space_does_not_change_the_side():
+    for text in documents(50):
+        assert belongs(text, "val", 0.5) == belongs(f"\n {text} ", "val", 0.5) != belongs(text, "train", 0.5)
+    assert not belongs(None, "all", 0.5)
+
+
+def test_held_out_windows_are_spread_over_corpora_and_text(tmp_path):
+    paths = [write_jsonl(tmp_path / f"{mark}.jsonl", documents(100, mark)) for mark in "xy"]
+    module = data(tmp_path, "python-docs", val_corpora=paths, val_windows=8)
+    module.setup("validate")
+    chosen = module.windows("val", 8).tolist()
+    for mark, share in (("x", chosen[:4]), ("y", chosen[4:])):
+        reference = reference_windows(documents(100, mark), 16)
+        positions = [reference.index(window) for window in share]
+        assert [position * 4 // len(reference) for position in positions] == [0, 1, 2, 3]
+    with pytest.raises(UserError, match="9 held-out windows"):
+        module.windows("val", 9)
+
+
+@pytest.mark.parametrize(
+    ("available", "count", "expected"),
+    [([10], 3, [3]), ([1, 10], 6, [1, 5]), ([0, 2], 9, [0, 2]), ([4, 4, 4], 2, [1, 1, 0]), ([0], 5, [0])],
+)
+def test_spread(available, count, expected):
+    chosen = spread(available, count)
+    assert [len(indices) for indices in chosen] == expected
+    for indices, limit in zip(chosen, available, strict=True):
+        assert sorted(set(indices)) == indices
+        assert all(0 <= index < limit for index in indices)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_weights_mix_corpora(tmp_path, streaming):
+    corpora = [
+        Corpus(write_jsonl(tmp_path / f"{mark}.jsonl", [mark * 4000]), weight, streaming=streaming)
+        for mark, weight in (("x", 3), ("y", 1))
+    ]
+    held_out = write_jsonl(tmp_path / "val.jsonl", documents(50))
+    module = data(tmp_path, corpora, val_corpora=held_out)
+    seen = Counter(window[0] for window in decode(module.windows("train", 600)))
+    assert 0.68 < seen["x"] / 600 < 0.82
+    assert set(seen) == {"x", "y"}
+
+
+def test_cache_is_reused_and_depends_on_what_matters(tmp_path):
+    calls = []
+
+    class Counting(TinyData):
+        def _tokenizer(self):
+            tokenizer = byte_tokenizer()
+            original = tokenizer._encode_plus
+            tokenizer._encode_plus = lambda *a, **k: calls.append(1) or original(*a, **k)
+            return tokenizer
+
+    def files(**options):
+        options = {"seq_len": 16, "held_out_fraction": 0.2, "cache_dir": str(tmp_path / "cache")} | options
+        calls.clear()
+        Counting(corpora=str(tmp_path / "a.jsonl"), **options).setup("fit")
+        return {path.name for path in (tmp_path / "cache").rglob("*.arrow")}, len(calls)
+
+    write_jsonl(tmp_path / "a.jsonl", documents(300))
+    first, used = files()
+    assert used > 0
+    assert files() == (first, 0)
+    longer, used = files(seq_len=32)
+    assert used == 0
+    assert longer > first
+    split, used = files(held_out_fraction=0.3)
+    assert used > 0
+    assert split > longer
+
+
+def test_python_docs_end_to_end(tmp_path):
+    module = TinyData(seq_len=256, cache_dir=str(tmp_path))
+    module.setup("fit")
+    assert module.train_tokens > 1_500_000
+    assert module.val_tokens == 16 * 256
+    assert module.windows("train", 3).shape == (3, 256)
+    assert module.windows("train", 3).dtype == torch.int64
+    assert all(text.isprintable() or "\n" in text for text in decode(module.windows("val", 16)))
+
+
+@pytest.mark.parametrize(("world", "batch"), [(1, 1), (1, 3), (2, 2), (3, 1)])
+def test_order_is_shuffled_complete_and_resumable(world, batch):
+    items, micro_batches = 10, 17
+
+    def run(rank, start=0):
+        return list(
+            ResumableOrder(items, micro_batches, batch, seed=5, rank=rank, world_size=world, start=start)
+        )
+
+    whole = [run(rank) for rank in range(world)]
+    rows = [whole[r][k * batch : (k + 1) * batch] for k in range(micro_batches) for r in range(world)]
+    positions = list(chain(*rows))
+    assert positions == list(ResumableOrder(items, len(positions), seed=5))
+    passes = [positions[i : i + items] for i in range(0, len(positions) - items + 1, items)]
+    assert all(sorted(one) == list(range(items)) for one in passes)
+    assert len({tuple(one) for one in passes}) == len(passes)
+    for rank in range(world):
+        for start in range(micro_batches + 1):
+            assert whole[rank][: start * batch] + run(rank, lambda start=start: start) == whole[rank]
+        assert len(ResumableOrder(items, micro_batches, batch, start=4)) == micro_batches * batch
+
+
+def test_streamed_batches_over_two_ranks_equal_one():
+    def streams():
+        return [lambda: iter(torch.arange(7)[:, None]), lambda: iter(torch.arange(100, 111)[:, None])]
+
+    def take(count, batch, **place):
+        reader = iter(StreamedBatches(streams(), [1, 2], batch, seed=3, **place))
+        return [next(reader)["input_ids"].flatten().tolist() for _ in range(count)]
+
+    whole = take(20, 2)
+    assert take(15, 2, start=5) == whole[5:]
+    ranks = [take(10, 2, rank=rank, world_size=2) for rank in (0, 1)]
+    assert [ranks[k % 2][k // 2] for k in range(20)] == whole
+    assert take(7, 2, rank=1, world_size=2, start=3) == ranks[1][3:]
+
+
+class Recorder(LightningModule):
+    """A one-layer model that writes down every batch it is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(END + 1, 2)
+        self.seen = []
+        self.validated = 0
+
+    def training_step(self, batch, batch_idx):
+        self.seen.append(batch["input_ids"].tolist())
+        return self.embedding(batch["input_ids"]).square().mean()
+
+    def validation_step(self, batch, batch_idx):
+        self.validated += len(batch["input_ids"])
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def fit(module, folder, steps, total_steps, resume=None, accumulate=1, **options):
+    model = Recorder()
+    saver = ModelCheckpoint(folder, every_n_train_steps=steps, save_top_k=-1, filename="{step}")
+    trainer = Trainer(
+        max_steps=total_steps,
+        accumulate_grad_batches=accumulate,
+        callbacks=[saver],
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        num_sanity_val_steps=0,
+        **options,
+    )
+    trainer.fit(model, datamodule=module, ckpt_path=resume, weights_only=True)
+    return model, trainer
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("max_epochs", [1, None])
+def test_interrupted_and_resumed_equals_uninterrupted(tmp_path, streaming, accumulate, max_epochs):
+    # fewer windows than the run takes, so that it passes over them more than once
+    path = write_jsonl(tmp_path / "a.jsonl", documents(30))
+
+    def module():
+        return data(tmp_path, [Corpus(path, streaming=streaming)], batch_size=2, val_windows=3)
+
+    options = {"accumulate": accumulate, "max_epochs": max_epochs}
+    whole, trainer = fit(module(), tmp_path / "whole", 8, 20, **options)
+    assert trainer.global_step == 20
+    assert trainer.num_training_batches == (float("inf") if streaming else 20 * accumulate)
+    assert len(whole.seen) == 20 * accumulate
+    assert all(torch.tensor(batch).shape == (2, 16) for batch in whole.seen)
+    resumed, trainer = fit(module(), tmp_path / "rest", 8, 20, tmp_path / "whole" / "step=8.ckpt", **options)
+    assert trainer.global_step == 20
+    assert whole.seen[: 8 * accumulate] + resumed.seen == whole.seen
+    torch.testing.assert_close(resumed.embedding.weight, whole.embedding.weight, rtol=0, atol=0)
+
+
+def test_resumed_run_validates_and_workers_keep_the_order(tmp_path):
+    inner = {"val_check_interval": 4, "check_val_every_n_epoch": None}
+    whole, _ = fit(data(tmp_path, val_windows=3), tmp_path / "whole", 6, 12, **inner)
+    assert whole.validated == 9
+    forked = data(tmp_path, val_windows=3, num_workers=2)
+    resumed, trainer = fit(forked, tmp_path / "rest", 6, 12, tmp_path / "whole" / "step=6.ckpt", **inner)
+    assert resumed.seen == whole.seen[6:]
+    assert resumed.validated == 6
+    assert trainer.global_step == 12
+
+
+def test_two_ranks_divide_one_order(tmp_path):
+    module = data(tmp_path, batch_size=2)
+    module.setup("fit")
+
+    def batches(rank, world, step=0):
+        module.trainer = SimpleNamespace(
+            max_steps=6, accumulate_grad_batches=2, global_step=step, global_rank=rank, world_size=world
+        )
+        return [batch["input_ids"].tolist() for batch in module.train_dataloader()]
+
+    ranks = [batches(0, 2), batches(1, 2)]
+    together = [window for pair in zip(*ranks, strict=True) for batch in pair for window in batch]
+    assert together == module.windows("train", 48).tolist()
+    assert batches(1, 2, step=4) == ranks[1][8:]
+
+
+def test_max_steps_is_required(tmp_path):
+    with pytest.raises(UserError, match=r"set trainer\.max_steps"):
+        fit(data(tmp_path), tmp_path / "new", 1, -1, max_epochs=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"seq_len": 0}, r"data\.seq_len is 0"),
+        ({"batch_size": -1}, r"data\.batch_size is -1"),
+        ({"val_batch_size": 0}, r"data\.val_batch_size is 0"),
+        ({"val_windows": 0}, r"data\.val_windows is 0"),
+        ({"seed": -1}, r"data\.seed is -1"),
+        ({"held_out_fraction": 0.0}, r"held_out_fraction is 0\.0"),
+        ({"held_out_fraction": 1.0}, r"held_out_fraction is 1\.0"),
+        ({"corpora": [Corpus("a.txt", weight=-1.0)]}, "weight -1.0 of corpus 'a.txt'"),
+        ({"corpora": []}, "corpora is empty"),
+    ],
+)
+def test_bad_settings_are_refused_at_once(options, message):
+    with pytest.raises(UserError, match=message):
+        TinyData(**options)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize(
+    ("texts", "options", "message"),
+    [
+        (["", " "], {}, "no documents with text|no text|held-out text"),
+        (
+            ["short"],
+            {"val_corpora": "long"},
+            "has only 5 tokens, one window needs 16|less text than one window",
+        ),
+        (
+            ["one long document only " * 9],
+            {"held_out_fraction": 1e-9},
+            "held-out text is shorter than one window",
+        ),
+        (["one long document only " * 9], {"held_out_fraction": 1 - 1e-9}, "left for training|less text"),
+    ],
+)
+def test_too_little_text(tmp_path, texts, options, message, streaming):
+    path = write_jsonl(tmp_path / "a.jsonl", texts)
+    if "val_corpora" in options:
+        options = {"val_corpora": write_jsonl(tmp_path / "val.jsonl", ["x" * 99])}
+    module = data(tmp_path, [Corpus(path, streaming=streaming)], **options)
+    with pytest.raises(UserError, match=message) as raised:
+        module.windows("train", 1)
+    assert "\n" not in str(raised.value)
+
+
+MIXED = "[a.jsonl, {source: b.txt, weight: 2}]"
+
+
+@pytest.mark.parametrize(
+    ("argument", "expected"),
+    [
+        ("python-docs", [Corpus("python-docs")]),
+        ("file.jsonl.gz", [Corpus("file.jsonl.gz")]),
+        ("owner/name", [Corpus("owner/name")]),
+        ("[a.jsonl]", [Corpus("a.jsonl")]),
+        (MIXED, [Corpus("a.jsonl"), Corpus("b.txt", 2.0)]),
+        (
+            "[{source: owner/name, subset: en, streaming: true}]",
+            [Corpus("owner/name", subset="en", streaming=True)],
+        ),
+    ],
+)
+@pytest.mark.parametrize("from_file", [False, True])
+@pytest.mark.parametrize("name", ["corpora", "val_corpora"])
+def test_command_line_and_yaml(tmp_path, argument, expected, from_file, name):
+    parser = jsonargparse.ArgumentParser(exit_on_error=False)
+    parser.add_argument("--config", action="config")
+    parser.add_class_arguments(CalibrationDataModule, "data")
+    arguments = ["--data.tokenizer=t", f"--data.{name}={argument}"]
+    if from_file:
+        (tmp_path / "c.yaml").write_text(f"data:\n  tokenizer: t\n  {name}: {argument}\n")
+        arguments = [f"--config={tmp_path / 'c.yaml'}"]
+    parsed = parser.parse_args(arguments)
+    again = parser.parse_string(parser.dump(parsed))
+    for each in (parsed, again):
+        assert getattr(parser.instantiate_classes(each).data, name) == expected
+
+
+def test_lightning_cli(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_jsonl(tmp_path / "a.jsonl", documents(3))  # an existing file must not be taken for a config
+    write_jsonl(tmp_path / "b.txt", documents(3))
+    cases = {
+        MIXED: [Corpus("a.jsonl"), Corpus("b.txt", 2.0)],
+        "a.jsonl": [Corpus("a.jsonl")],
+        "[a.jsonl]": [Corpus("a.jsonl")],
+    }
+    for argument, expected in cases.items():
+        monkeypatch.setattr("sys.argv", ["prog", "--data.tokenizer", "t", "--data.corpora", argument])
+        cli = LightningCLI(
+            Recorder, CalibrationDataModule, run=False, save_config_callback=None, seed_everything_default=0
+        )
+        assert cli.datamodule.corpora == expected

@@ -1,0 +1,153 @@
+"""Builders of tiny random models on disk: configuration, safetensors, tokenizer."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from roi_lightning.export import base_model, open_base
+from roi_lightning.masks import LayerMask, MaskSet
+from roi_lightning.pattern import NMPattern
+from roi_lightning.sources import ModelSource
+
+EOS = "<|end|>"
+VOCABULARY = [*sorted(pre_tokenizers.ByteLevel.alphabet()), EOS, "ab"]
+VOCAB_SIZE = 264
+_SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "bos_token_id": 256,
+    "eos_token_id": 256,
+}
+
+
+def tiny_qwen2(directory: Path, seed: int = 0, **overrides: Any) -> Path:
+    """Biases on q, k and v; head tied to the embeddings; bfloat16."""
+    config = Qwen2Config(**(_SIZES | {"tie_word_embeddings": True} | _config(overrides)))
+    return _save(Qwen2ForCausalLM, config, directory, seed, {"dtype": torch.bfloat16} | overrides)
+
+
+def tiny_llama(directory: Path, seed: int = 0, **overrides: Any) -> Path:
+    """No biases; a head of its own; float32."""
+    config = LlamaConfig(**(_SIZES | {"tie_word_embeddings": False} | _config(overrides)))
+    return _save(LlamaForCausalLM, config, directory, seed, overrides)
+
+
+def tiny_gpt2(directory: Path, seed: int = 0, prefix: bool = True, **overrides: Any) -> Path:
+    """`Conv1D` layers ([in, out]); without `prefix` the tensors on disk lack `transformer.`; float32."""
+    sizes = {"vocab_size": VOCAB_SIZE, "n_embd": 64, "n_inner": 128, "n_layer": 2, "n_head": 4}
+    sizes |= {"n_positions": 128, "bos_token_id": 256, "eos_token_id": 256}
+    _save(GPT2LMHeadModel, GPT2Config(**(sizes | _config(overrides))), directory, seed, overrides)
+    if not prefix:
+        file = directory / "model.safetensors"
+        tensors = {name.removeprefix("transformer."): x.clone() for name, x in load_file(file).items()}
+        save_file(tensors, file, {"format": "pt"})
+    return directory
+
+
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    """One token per byte, and an end token."""
+    core = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(VOCABULARY)}, merges=[("a", "b")]))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=core, eos_token=EOS, bos_token=EOS)
+
+
+def tiny_gguf(path: Path, seed: int = 0) -> Path:
+    """A Llama in a GGUF file, float32, head tied."""
+    import gguf
+
+    generator = torch.Generator().manual_seed(seed)
+    writer = gguf.GGUFWriter(str(path), "llama")
+    writer.add_context_length(128)
+    writer.add_embedding_length(64)
+    writer.add_block_count(2)
+    writer.add_feed_forward_length(128)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_vocab_size(len(VOCABULARY))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(VOCABULARY)
+    writer.add_token_types([1] * 256 + [3, 1])
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(256)
+    writer.add_eos_token_id(256)
+    for name, shape in _gguf_shapes().items():
+        values = torch.ones(shape) if len(shape) == 1 else torch.randn(shape, generator=generator) * 0.05
+        writer.add_tensor(name, values.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _gguf_shapes() -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {
+        "token_embd.weight": (len(VOCABULARY), 64),
+        "output_norm.weight": (64,),
+    }
+    block = {"attn_norm": (64,), "ffn_norm": (64,), "attn_q": (64, 64), "attn_k": (32, 64)}
+    block |= {"attn_v": (32, 64), "attn_output": (64, 64), "ffn_up": (128, 64)}
+    block |= {"ffn_gate": (128, 64), "ffn_down": (64, 128)}
+    for i in range(2):
+        shapes |= {f"blk.{i}.{name}.weight": shape for name, shape in block.items()}
+    return shapes
+
+
+def random_masks(source: ModelSource, pattern: str = "2:4", seed: int = 0, dtype: str = "auto") -> MaskSet:
+    """Random masks for every linear weight in the blocks, taken by name from the tensors on disk."""
+    rule, base = NMPattern(pattern), open_base(source, dtype)
+    generator = torch.Generator().manual_seed(seed)
+    layers = {}
+    for name in base.files:
+        if len(base.shape(name)) == 2 and re.search(r"\b(layers|h)\.\d", name):
+            transposed = ".c_" in name
+            scores = torch.rand(base.shape(name), generator=generator)
+            layers[name] = LayerMask.from_bool(rule.top(scores, dim=0 if transposed else 1), transposed)
+    return MaskSet(rule, layers, base_model(source, layers, dtype))
+
+
+def _config(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in overrides.items() if key not in ("dtype", "max_shard_size")}
+
+
+def _save(
+    kind: type[PreTrainedModel], config: Any, directory: Path, seed: int, options: Mapping[str, Any]
+) -> Path:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        lm = kind(config)
+    lm.to(options.get("dtype", torch.float32))
+    # Random biases and norms, so that a test notices when one is dropped or swapped.
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in lm.parameters():
+        if parameter.ndim == 1:
+            noise = torch.randn(parameter.shape, generator=generator) * 0.1
+            parameter.data += noise.to(parameter.dtype)
+    lm.config.dtype = lm.dtype
+    shards = {"max_shard_size": options["max_shard_size"]} if "max_shard_size" in options else {}
+    lm.save_pretrained(directory, **shards)
+    tiny_tokenizer().save_pretrained(directory)
+    return directory
