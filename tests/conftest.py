@@ -4,9 +4,13 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+# Tiny tensors gain nothing from threads, and lose much where other work waits for the same cores.
+torch.set_num_threads(1)
 
 
 def pytest_addoption(parser):

@@ -2,11 +2,15 @@
 
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final, NoReturn
 
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar, RichProgressBar
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from typing_extensions import override
 
 # Imported so that YAML may name them without their module.
@@ -14,25 +18,39 @@ from roi_lightning import callbacks, samplers, schedules  # noqa: F401
 from roi_lightning.callbacks import PlainProgress, SparseExport
 from roi_lightning.config_files import ConfigByName
 from roi_lightning.data import CalibrationDataModule
+from roi_lightning.errors import UserError
 from roi_lightning.learner import MaskLearner
 from roi_lightning.module import RoILightningModule
 from roi_lightning.trainer import RoITrainer
 
 _DEFAULT_LEARNER: Final = f"{RoILightningModule.__module__}.{RoILightningModule.__qualname__}"
 _ERROR_LINES: Final = 3
+_PROGRAM: Final = "python -m roi_lightning"
 
 
 class Parser(LightningArgumentParser):
-    """A parser whose errors are a few lines."""
+    """A parser that states an error in a line."""
+
+    reading: Path | None = None
 
     @override
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        lines = [line.strip() for line in message.splitlines() if line.strip()]
-        program = self.prog.split(" [")[0]
-        sys.stderr.write("error: " + "\n  ".join(lines[:_ERROR_LINES]) + "\n")
-        sys.stderr.write(f"try: {program} --help\n")
+        lines = [line.strip().removeprefix("- ") for line in message.splitlines() if line.strip()]
+        told = "; ".join(lines[:_ERROR_LINES]).replace(":;", ":")
+        where = f"{str(self.reading)!r}: " if self.reading else ""
+        # Not self.prog: the parser of a class inside the configuration has another name.
+        sys.stderr.write(f"error: {where}{told}\ntry: {_PROGRAM} --help\n")
         self.exit(2)
         raise AssertionError("exit returned")
+
+
+class SaveFitConfig(SaveConfigCallback):
+    """Keeps the configuration of a run that learns; measuring it later leaves the file alone."""
+
+    @override
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit":
+            super().setup(trainer, pl_module, stage)
 
 
 class RoICLI(LightningCLI):
@@ -40,7 +58,7 @@ class RoICLI(LightningCLI):
 
     @override
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
-        kwargs.setdefault("prog", "python -m roi_lightning")
+        kwargs.setdefault("prog", _PROGRAM)
         parser = self.parser_class(**kwargs)
         parser.add_argument(
             "-c",
@@ -66,6 +84,20 @@ class RoICLI(LightningCLI):
         return {"fit": data, "validate": data, "export": data}
 
     @override
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        # LightningCLI's own warns when it is given what stands on the command line.
+        self.config = parser.parse_args(args)  # type: ignore[arg-type]
+
+    @override
+    def _parse_ckpt_path(self) -> None:
+        """Take no hyperparameters from a checkpoint: the configuration and the command line count."""
+
+    @override
+    def instantiate_classes(self) -> None:
+        with plain_errors():
+            super().instantiate_classes()
+
+    @override
     def instantiate_trainer(self, **kwargs: Any) -> RoITrainer:
         config = self._get(self.config_init, "trainer", default={})
         chosen = config.get("callbacks") or []
@@ -83,6 +115,26 @@ class RoICLI(LightningCLI):
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, SparseExport):
                 callback.preflight(self.trainer)
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """Let a mistake in the configuration come out as it was said, without the parser's account of it.
+
+    Raises:
+        UserError: Found behind whatever jsonargparse wrapped it in, or made of Lightning's own complaint.
+    """
+    try:
+        yield
+    except MisconfigurationException as error:
+        raise UserError(str(error).splitlines()[0]) from error
+    except ValueError as error:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, UserError):
+            cause = cause.__cause__ or cause.__context__
+        if cause is None:
+            raise
+        raise cause from None
 
 
 def run(args: Sequence[str]) -> None:
@@ -112,12 +164,12 @@ def build(args: list[str], run: bool, cli: type[RoICLI] = RoICLI) -> RoICLI:
         trainer_class=RoITrainer,
         # The data module divides windows over ranks itself; the learner says in a line what it will learn.
         trainer_defaults={"use_distributed_sampler": False, "max_epochs": 1, "enable_model_summary": False},
+        save_config_callback=SaveFitConfig,
         save_config_kwargs={"overwrite": True},
         seed_everything_default=0,
         subclass_mode_model=True,
         parser_class=Parser,
-        # LightningCLI warns where it is given what it would have read itself.
-        args=None if args == sys.argv[1:] else args,
+        args=args,
         run=run,
         auto_configure_optimizers=False,
         load_from_checkpoint_support=False,

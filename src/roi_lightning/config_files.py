@@ -42,4 +42,7 @@ class ConfigByName(ActionConfigFile):
 
     @override
     def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
-        super().__call__(parser, cfg, str(find_config(values)), option_string)  # type: ignore[no-untyped-call]
+        # The parser names this file if it finds a mistake in it.
+        parser.reading = find_config(values)
+        super().__call__(parser, cfg, str(parser.reading), option_string)  # type: ignore[no-untyped-call]
+        parser.reading = None

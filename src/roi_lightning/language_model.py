@@ -1,7 +1,9 @@
 """Load a causal language model, freeze it, and name the linear layers that a mask may prune."""
 
+import io
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr
 from fnmatch import fnmatchcase
 from typing import Any, Final, Literal
 
@@ -11,7 +13,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers.modeling_utils import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
-from transformers.utils import logging
 
 from roi_lightning.errors import UserError
 from roi_lightning.pattern import NMPattern
@@ -75,21 +76,37 @@ def load_language_model(
     options: dict[str, Any] = {} if is_gguf else {"use_safetensors": True}
     if attn_implementation:
         options["attn_implementation"] = attn_implementation
-    if not sys.stderr.isatty():
-        logging.disable_progress_bar()
     try:
-        lm: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            **source.pretrained,
-            dtype="float32" if is_gguf else dtype,
-            trust_remote_code=trust_remote_code,
-            **options,
-        )
+        with _bars_only_on_terminals():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                **source.pretrained,
+                output_loading_info=True,
+                dtype="float32" if is_gguf else dtype,
+                trust_remote_code=trust_remote_code,
+                **options,
+            )
     except Exception as error:
         raise _unreadable(source, error) from error
+    lm: PreTrainedModel = loaded[0]
+    report: dict[str, Any] = loaded[1]
+    if report["missing_keys"]:
+        # transformers fills what a checkpoint lacks with random numbers and only mentions it.
+        names = sorted(report["missing_keys"])
+        raise UserError(f"model {source.spec!r} lacks {len(names)} tensors, {names[0]!r} first; fetch it again")
     if is_gguf:
         _forget_gguf(lm)
         _cast(lm, torch.bfloat16 if dtype == "auto" else getattr(torch, dtype))
     return freeze(lm)
+
+
+@contextmanager
+def _bars_only_on_terminals() -> Iterator[None]:
+    # transformers draws its bars into log files too, one long line of them.
+    if sys.stderr.isatty():
+        yield
+        return
+    with redirect_stderr(io.StringIO()):
+        yield
 
 
 def meta_language_model(config: PreTrainedConfig, trust_remote_code: bool = False) -> PreTrainedModel:

@@ -4,8 +4,9 @@ A learner says how its parameters sit on the layers, how a training step draws, 
 everything else happens here, so that two methods differ in nothing but themselves.
 """
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
@@ -15,7 +16,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import CosineAnnealingLR
+from torch.optim.lr_scheduler import LambdaLR
 from torchmetrics import MeanMetric
 from transformers.modeling_utils import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
@@ -38,7 +39,7 @@ from roi_lightning.pattern import NMPattern
 from roi_lightning.sources import ModelSource, StoredTensors, resolve_model
 
 _LOW_PRECISIONS: Final = ("bf16-true", "16-true", "transformer-engine", "transformer-engine-float16")
-_CHECKPOINT_KEY: Final = "roi_lightning"
+CHECKPOINT_KEY: Final = "roi_lightning"
 
 
 class MaskLearner(pl.LightningModule, ABC):
@@ -157,7 +158,9 @@ class MaskLearner(pl.LightningModule, ABC):
             self.source, self.dtype_name, self.trust_remote_code, self.attn_implementation
         )
         if self.activation_checkpointing:
-            lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            # transformers 5.23 renamed it; the old name warns there and is all that earlier ones have.
+            enable = getattr(lm, "activation_checkpointing_enable", lm.gradient_checkpointing_enable)
+            enable({"use_reentrant": False})
         layers = prunable_layers(lm, self.targets, self.ignore)
         check_pattern(layers, self.pattern)
         self.layers = self.attach(lm, layers)
@@ -176,9 +179,30 @@ class MaskLearner(pl.LightningModule, ABC):
 
     @override
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        optimizer = self.optimizer([p for p in self.parameters() if p.requires_grad])
-        schedule = CosineAnnealingLR(optimizer, T_max=self.trainer.max_steps, eta_min=self.lr_end)
+        optimizer, schedule = self._configured()
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def _configured(self) -> tuple[torch.optim.Optimizer, LambdaLR]:
+        optimizer = self.optimizer([p for p in self.parameters() if p.requires_grad])
+        ends = [self.lr_end / group["lr"] for group in optimizer.param_groups]
+        # A function of the step alone, so that a resumed run goes on with the very same rates.
+        return optimizer, LambdaLR(optimizer, [_cosine(end, self.trainer.max_steps) for end in ends])
+
+    @override
+    def on_train_start(self) -> None:
+        """Undo what Lightning restores besides the optimizer's state: the configuration's settings count."""
+        if self.trainer.ckpt_path is None:
+            return
+        schedule = self.trainer.lr_scheduler_configs[0].scheduler
+        assert isinstance(schedule, LambdaLR)
+        wanted, fresh = self._configured()
+        schedule.base_lrs = fresh.base_lrs
+        rates = [
+            base * at(schedule.last_epoch) for base, at in zip(fresh.base_lrs, fresh.lr_lambdas, strict=True)
+        ]
+        groups = zip(self.trainer.optimizers[0].param_groups, wanted.param_groups, rates, strict=True)
+        for group, settings, rate in groups:
+            group.update({key: value for key, value in settings.items() if key != "params"} | {"lr": rate})
 
     # Steps.
 
@@ -243,12 +267,12 @@ class MaskLearner(pl.LightningModule, ABC):
 
     @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint[_CHECKPOINT_KEY] = {"pattern": str(self.pattern), "lm": self.source.spec}
+        checkpoint[CHECKPOINT_KEY] = {"pattern": str(self.pattern), "lm": self.source.spec}
 
     @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.configure_model()
-        ours = checkpoint.get(_CHECKPOINT_KEY)
+        ours = checkpoint.get(CHECKPOINT_KEY)
         if ours is None:
             raise UserError(
                 "the checkpoint was not written by roi_lightning; give one from a run's checkpoints/"
@@ -289,3 +313,8 @@ class MaskLearner(pl.LightningModule, ABC):
     def stored_dtype(self) -> str:
         """The dtype in which a GGUF model is cast and saved."""
         return str(self.model.dtype).removeprefix("torch.")
+
+
+def _cosine(end: float, total: int) -> Callable[[int], float]:
+    """Half a cosine from 1 at step 0 to `end` at step `total`."""
+    return lambda step: end + (1 - end) * (1 + math.cos(math.pi * min(1.0, step / total))) / 2

@@ -13,6 +13,7 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 from typing_extensions import override
 
+from roi_lightning.data import CalibrationDataModule
 from roi_lightning.errors import UserError
 from roi_lightning.export.fit import check_masks_fit
 from roi_lightning.learner import MaskLearner
@@ -119,7 +120,10 @@ class RoILightningModule(MaskLearner):
 
     def activation_prior(self) -> Iterator[tuple[str, Tensor]]:
         """Wanda's masks on the dense model's activations over the first training windows."""
-        windows = self.trainer.datamodule.windows("train", self.prior_windows)  # type: ignore[attr-defined]
+        data = getattr(self.trainer, "datamodule", None)
+        if not isinstance(data, CalibrationDataModule):
+            raise UserError("model.prior 'activation' reads text from a CalibrationDataModule; pass one to fit")
+        windows = data.windows("train", self.prior_windows)
         rank_zero_info(f"prior: measuring activations over {windows.numel():,} tokens")
         with self.dense():
             norms = input_norms(self.model, self.layers, windows)

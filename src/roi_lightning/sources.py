@@ -120,7 +120,7 @@ def _snapshot(name: str, revision: str | None) -> Path:
             snapshot_download(name, revision=revision, allow_patterns=["*.safetensors", *_TEXT_FILES])
         )
     except Exception as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise UserError(
             f"model {name!r} could not be fetched from the hub ({reason}); check the name, the network and "
             "your login, or give a local directory"

@@ -1,7 +1,7 @@
 """The Trainer with the settings that learning a mask needs, and `export` as one more thing it can do."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from roi_lightning.errors import UserError
 from roi_lightning.export import check_destination, write_export
-from roi_lightning.learner import MaskLearner
+from roi_lightning.learner import CHECKPOINT_KEY, MaskLearner
 
 
 class RoITrainer(Trainer):
@@ -24,7 +24,7 @@ class RoITrainer(Trainer):
         val_dataloaders: Any = None,
         datamodule: LightningDataModule | None = None,
         ckpt_path: str | None = None,
-        weights_only: bool = True,
+        weights_only: Literal[True] = True,
     ) -> None:
         """Learn a mask.
 
@@ -34,7 +34,7 @@ class RoITrainer(Trainer):
             val_dataloaders: Left to the data module on the command line.
             datamodule: Where the windows come from.
             ckpt_path: Checkpoint to go on from; its hyperparameters are ignored, the configuration counts.
-            weights_only: Refuse checkpoints that hold anything but tensors and plain values.
+            weights_only: Checkpoints that hold anything but tensors and plain values are refused.
 
         Raises:
             UserError: If the checkpoint is missing or unreadable.
@@ -50,7 +50,7 @@ class RoITrainer(Trainer):
         ckpt_path: str | None = None,
         verbose: bool = True,
         datamodule: LightningDataModule | None = None,
-        weights_only: bool = True,
+        weights_only: Literal[True] = True,
     ) -> Any:
         """Measure loss and perplexity of the hardened mask on the held-out text.
 
@@ -60,7 +60,7 @@ class RoITrainer(Trainer):
             ckpt_path: The checkpoint to measure.
             verbose: Print the result.
             datamodule: Where the windows come from.
-            weights_only: Refuse checkpoints that hold anything but tensors and plain values.
+            weights_only: Checkpoints that hold anything but tensors and plain values are refused.
 
         Returns:
             A list with one dictionary of metrics.
@@ -77,7 +77,7 @@ class RoITrainer(Trainer):
         out: str,
         datamodule: LightningDataModule | None = None,
         ckpt_path: str | None = None,
-        weights_only: bool = True,
+        weights_only: Literal[True] = True,
     ) -> None:
         """Turn a training checkpoint into a Hugging Face directory and a mask file.
 
@@ -86,7 +86,7 @@ class RoITrainer(Trainer):
             out: Directory to write.
             datamodule: Not used; accepted so that a run's own config.yaml can be given.
             ckpt_path: The checkpoint.
-            weights_only: Refuse checkpoints that hold anything but tensors and plain values.
+            weights_only: Checkpoints that hold anything but tensors and plain values are refused.
 
         Raises:
             UserError: If there is no such checkpoint, it is of another model, or `out` is not ours to replace.
@@ -95,7 +95,7 @@ class RoITrainer(Trainer):
             raise UserError("export needs --ckpt_path, a file from the run's checkpoints/ folder")
         check_checkpoint(ckpt_path)
         check_destination(Path(out), None)
-        checkpoint = torch.load(ckpt_path, map_location="cpu", weights_only=weights_only, mmap=True)
+        checkpoint = torch.load(ckpt_path, map_location="cpu", weights_only=True, mmap=True)
         model.on_load_checkpoint(checkpoint)
         model.load_state_dict(checkpoint["state_dict"], strict=False)
         training = {"step": checkpoint["global_step"], **model.training_facts()}
@@ -107,7 +107,7 @@ class RoITrainer(Trainer):
 
 
 def check_checkpoint(path: str | None) -> None:
-    """Refuse a checkpoint that is missing or cannot be read as plain tensors.
+    """Refuse a checkpoint that is missing, cannot be read as plain tensors, or is not one of ours.
 
     Raises:
         UserError: Naming the file and the remedy.
@@ -117,6 +117,10 @@ def check_checkpoint(path: str | None) -> None:
     if not Path(path).is_file():
         raise UserError(f"no checkpoint at {path!r}; checkpoints lie in <log dir>/checkpoints/")
     try:
-        torch.load(path, map_location="meta", weights_only=True, mmap=True)
+        loaded = torch.load(path, map_location="meta", weights_only=True, mmap=True)
     except Exception as error:
         raise UserError(f"checkpoint {path!r} can't be read: it is damaged or not one of ours") from error
+    if not isinstance(loaded, dict) or CHECKPOINT_KEY not in loaded:
+        raise UserError(
+            f"checkpoint {path!r} was not written by roi_lightning; give one from a run's checkpoints/"
+        )

@@ -1,6 +1,5 @@
 """`plan`: what a run will learn, hold in memory and read, from the configuration alone."""
 
-import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,13 +33,11 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         UserError: For a configuration that `fit` would refuse.
     """
-    options = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    options.add_argument("--json", type=Path)
-    own, rest = options.parse_known_args(argv)
-    plan = make_plan(rest)
+    cli = _parse(argv)
+    plan = _count(cli.model, cli.config.data, cli.config.trainer)
     show_plan(plan)
-    if own.json:
-        own.json.write_text(json.dumps(plan, indent=2) + "\n")
+    if cli.config.json:
+        Path(cli.config.json).write_text(json.dumps(plan, indent=2) + "\n")
     return 0
 
 
@@ -56,17 +53,28 @@ def make_plan(args: Sequence[str]) -> dict[str, Any]:
     Raises:
         UserError: For a configuration that `fit` would refuse.
     """
-    from roi_lightning.cli import RoICLI, build
+    cli = _parse(args)
+    return _count(cli.model, cli.config.data, cli.config.trainer)
+
+
+def _parse(args: Sequence[str]) -> Any:
+    from roi_lightning.cli import RoICLI, build, plain_errors
 
     class PlanCLI(RoICLI):
         """Parses like `fit`, makes the learner, and leaves Trainer and data alone: their devices may not be here."""
 
         @override
-        def instantiate_classes(self) -> None:
-            self.model = self.parser.instantiate_classes(self.config).model
+        def init_parser(self, **kwargs: Any) -> Any:
+            parser = super().init_parser(**kwargs, prog="python -m roi_lightning plan")
+            parser.add_argument("--json", metavar="OUT", help="Also write the plan as JSON.")
+            return parser
 
-    cli = build(list(args), run=False, cli=PlanCLI)
-    return _count(cli.model, cli.config.data, cli.config.trainer)
+        @override
+        def instantiate_classes(self) -> None:
+            with plain_errors():
+                self.model = self.parser.instantiate_classes(self.config).model
+
+    return build(list(args), run=False, cli=PlanCLI)
 
 
 def _count(learner: Any, data: Any, trainer: Any) -> dict[str, Any]:

@@ -213,3 +213,5 @@ def _from_generator(
     except datasets.exceptions.DatasetGenerationError as error:
         reason = error.__cause__ or error
         raise UserError(f"cannot read corpus {corpus.source!r} ({reason}); check the file") from error
+    except ValueError as error:  # what datasets makes of a generator that yields nothing
+        raise UserError(f"corpus {corpus.source!r} holds no text; check the file") from error

@@ -20,7 +20,7 @@ from roi_lightning.samplers.reference import PushDown
 from roi_lightning.samplers.unrolled import relaxed_mask, relaxed_mask_gradient
 
 # Elements worked on at a time: temporaries stay in the processor's cache, and small beside the layer.
-_CPU_CHUNK: Final = 1 << 16
+_CPU_CHUNK: Final = 1 << 18
 _CUDA_CHUNK: Final = 1 << 24
 
 

