@@ -25,7 +25,9 @@ WINDOW = 1024
 
 def main() -> None:
     """Fit, export, measure, write the figures as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--roi_data", type=Path, required=True)
     parser.add_argument("--out", type=Path, default=Path("runs/small_budget"))
     parser.add_argument("--windows", type=int, default=12)
@@ -44,7 +46,13 @@ def main() -> None:
 
 def fit(data: Path, out: Path, overrides: list[str]) -> int:
     """The quickstart on other text, for 150 steps."""
-    command = ["fit", "--config", "quickstart.yaml", "--data.corpora", str(data / "corpus/openstax_train.jsonl.gz")]
+    command = [
+        "fit",
+        "--config",
+        "quickstart.yaml",
+        "--data.corpora",
+        str(data / "corpus/openstax_train.jsonl.gz"),
+    ]
     command += ["--data.val_corpora", str(data / "corpus/openstax_validation.jsonl.gz")]
     command += ["--trainer.max_steps", "150", "--trainer.default_root_dir", str(out)]
     command += ["--trainer.logger.save_dir", str(out), *overrides]

@@ -14,7 +14,9 @@ torch.set_num_threads(1)
 
 
 def pytest_addoption(parser):
-    parser.addoption("--roi-data", default=os.environ.get("ROI_DATA"), help="folder with real text (or ROI_DATA)")
+    parser.addoption(
+        "--roi-data", default=os.environ.get("ROI_DATA"), help="folder with real text (or ROI_DATA)"
+    )
 
 
 @pytest.fixture

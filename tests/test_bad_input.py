@@ -100,6 +100,11 @@ TABLE = {
         ],
         "was not written by roi_lightning",
     ),
+    "precision, before any text is read": (
+        fit("--trainer.precision", "bf16-true", "--data.corpora", "nowhere.jsonl"),
+        "would round the logits",
+    ),
+    "fit from a word": (fit("--ckpt_path", "last"), "no checkpoint at 'last'"),
     "fit from nothing": (fit("--ckpt_path", "nowhere.ckpt"), "no checkpoint at 'nowhere.ckpt'"),
     "fit from noise": (
         fit_with("--ckpt_path", lambda lab: write(lab.folder / "noise.ckpt", "noise")),

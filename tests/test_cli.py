@@ -1,6 +1,7 @@
 """Whole runs from the command line, and the files they leave."""
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -55,7 +56,7 @@ def test_validate_prints_what_the_summary_says(quick, capsys):
     folder = quick.folder / "runs" / "quickstart"
     before = (folder / "config.yaml").read_text()
     command = [*quick.quick(), "--ckpt_path", folder / "checkpoints" / "last.ckpt"]
-    assert run("validate", *command, "--trainer.limit_val_batches", "1.0", "--trainer.logger", "false") == 0
+    assert run("validate", *command, "--trainer.logger", "false") == 0
     printed = plain_text(capsys.readouterr().out)
     value = float(printed.split("val/perplexity")[1].split()[0])
     wanted = json.loads((folder / "summary.json").read_text())["perplexity"]["roi"]
@@ -163,3 +164,25 @@ def test_help_is_quick(arguments):
     done = subprocess.run([sys.executable, "-c", LIGHT, *arguments], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "usage:" in done.stdout
+
+
+def test_a_run_cut_off_after_its_last_step_is_finished_by_resuming(lab):
+    """Lightning trains no step then, and calls no end of training; mask, export and table must come all the same."""
+    assert run("fit", *lab.quick(max_steps=2)) == 0
+    folder = lab.folder / "runs" / "quickstart"
+    made = (folder / "mask.safetensors").read_bytes()
+    for name in ("mask.safetensors", "summary.json", "export/roi_sparsity.json"):
+        (folder / name).unlink()
+    shutil.rmtree(folder / "export")
+    checkpoint = folder / "checkpoints" / "last.ckpt"
+    if not checkpoint.exists():
+        checkpoint = next((folder / "checkpoints").glob("*.ckpt"))
+    assert run("fit", *lab.quick(max_steps=2), "--ckpt_path", checkpoint) == 0
+    assert (folder / "mask.safetensors").read_bytes() == made
+    assert json.loads((folder / "summary.json").read_text())["steps"] == 2
+    assert run("verify", folder / "export", "--base", lab.model) == 0
+
+
+def test_validate_refuses_a_mask_that_was_never_learned(lab, capsys):
+    assert run("validate", *lab.quick()) == 1
+    assert "--ckpt_path" in capsys.readouterr().err

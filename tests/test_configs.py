@@ -32,7 +32,7 @@ def instantiate(*args):
 @pytest.mark.parametrize("name", BASES)
 def test_every_configuration_instantiates(lab, name):
     cli = instantiate("--config", name, "--model.lm", lab.model)
-    cli.model.preflight()
+    cli.model.preflight(cli.trainer)
     assert cli.datamodule.tokenizer == str(lab.model)
     assert {HardenMasks, SparseExport} <= {type(callback) for callback in cli.trainer.callbacks}
     assert cli.model.lm is None, "nothing is loaded yet"
@@ -42,7 +42,7 @@ def test_every_configuration_instantiates(lab, name):
 @pytest.mark.parametrize("base", ["quickstart.yaml", "qwen0.5b_2of4.yaml"])
 def test_every_overlay_instantiates_on_a_base(lab, base, overlay):
     cli = instantiate("-c", base, "-c", f"overlays/{overlay}", "--model.lm", lab.model)
-    cli.model.preflight()
+    cli.model.preflight(cli.trainer)
 
 
 @pytest.mark.parametrize("name", PAPER)

@@ -148,7 +148,7 @@ def test_a_hub_commit_is_the_snapshots_folder(single, monkeypatch):
     source = resolve_model("owner/name", "main")
     assert (source.directory, source.commit) == (single, single.name)
     assert (asked["name"], asked["revision"]) == ("owner/name", "main")
-    assert not {"*", "*.bin", "*.pt", "*.py"} & set(asked["allow_patterns"])
+    assert not {"*", "*.bin", "*.pt", "*.safetensors"} & set(asked["allow_patterns"])
 
 
 def assert_reads(stored, expected):

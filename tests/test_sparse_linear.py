@@ -13,10 +13,11 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from roi_lightning.language_model import freeze, prunable_layers
+from roi_lightning.language_model import freeze
 from roi_lightning.pattern import NMPattern
+from roi_lightning.prunable import prunable_layers
 from roi_lightning.samplers import Draw, GumbelTopK, StraightThrough
-from roi_lightning.sparse_linear import SharedState, SparseLinear, attach, fixed_masks, weight_names
+from roi_lightning.sparse_linear import SharedState, SparseLinear, attach, fixed_masks
 
 PATTERN = NMPattern("2:4")
 SIZES = {
@@ -85,9 +86,7 @@ def test_names_stay_and_logits_come_beside_them(kind):
     after = dict(lm.named_parameters())
     assert all(after[name] is parameter for name, parameter in before.items())
     assert set(after) - set(before) == {f"{name}.logits" for name in layers}
-    assert [after[name] for name in weight_names(layers).values()] == [
-        layer.weight for layer in layers.values()
-    ]
+    assert all(after[f"{name}.weight"] is layer.weight for name, layer in layers.items())
     assert {name for name, parameter in after.items() if parameter.requires_grad} == set(after) - set(before)
     for layer in layers.values():
         assert layer.logits.dtype == torch.float32

@@ -1,5 +1,6 @@
 """The commands that take a configuration: LightningCLI over the learners and the calibration data."""
 
+import logging
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -109,9 +110,18 @@ class RoICLI(LightningCLI):
         assert isinstance(trainer, RoITrainer)
         return trainer
 
+    def before_validate(self) -> None:
+        """Refuse to measure a mask that was never learned.
+
+        Raises:
+            UserError: Without a checkpoint.
+        """
+        if self._get(self.config, "ckpt_path") is None:
+            raise UserError("validate needs --ckpt_path, a file from the run's checkpoints/ folder")
+
     def before_fit(self) -> None:
         """Find every mistake that can be found before text is tokenised and weights are read."""
-        self.model.preflight()
+        self.model.preflight(self.trainer)
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, SparseExport):
                 callback.preflight(self.trainer)
@@ -143,11 +153,20 @@ def run(args: Sequence[str]) -> None:
     Args:
         args: The command line after the program's name.
     """
-    # Lightning 2.6 on torch 2.13 uses a deprecated helper of torch; nothing a user could do about it.
-    warnings.filterwarnings("ignore", message=".*treespec, LeafSpec", category=FutureWarning)
-    # The loader's order is a function of the seed and the step; workers are for streaming corpora.
-    warnings.filterwarnings("ignore", message=".*does not have many workers")
+    _silence_remarks()
     build(list(args), run=True)
+
+
+def _silence_remarks() -> None:
+    """Leave out what other libraries say on every run and no user could act on."""
+    # Lightning 2.6 asks torch 2.13 about tree leaves the old way.
+    warnings.filterwarnings("ignore", message=".*treespec, LeafSpec", category=FutureWarning)
+    # The order of the text is a function of seed and step; loading it takes no time beside a step.
+    warnings.filterwarnings("ignore", message=".*does not have many workers")
+    # A second run in the same folder is meant: checkpoints get another version, the export is replaced.
+    warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")
+    advice = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    advice.addFilter(lambda record: not record.getMessage().startswith("💡"))
 
 
 def build(args: list[str], run: bool, cli: type[RoICLI] = RoICLI) -> RoICLI:

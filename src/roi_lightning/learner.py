@@ -4,9 +4,8 @@ A learner says how its parameters sit on the layers, how a training step draws, 
 everything else happens here, so that two methods differ in nothing but themselves.
 """
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
@@ -22,24 +21,18 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 from typing_extensions import override
 
+from roi_lightning.checkpoints import check_belongs, mark_checkpoint
 from roi_lightning.errors import UserError
 from roi_lightning.export.fit import base_model
-from roi_lightning.language_model import (
-    DType,
-    check_pattern,
-    load_config,
-    load_language_model,
-    meta_language_model,
-    prunable_layers,
-    stored_names,
-)
+from roi_lightning.language_model import DType, load_config, load_language_model, meta_language_model
 from roi_lightning.loss import next_token_nll
 from roi_lightning.masks import BaseModel, LayerMask, MaskSet
+from roi_lightning.optimization import cosine_to, keep_configured
 from roi_lightning.pattern import NMPattern
+from roi_lightning.prunable import check_pattern, prunable_layers, stored_names
 from roi_lightning.sources import ModelSource, StoredTensors, resolve_model
 
 _LOW_PRECISIONS: Final = ("bf16-true", "16-true", "transformer-engine", "transformer-engine-float16")
-CHECKPOINT_KEY: Final = "roi_lightning"
 
 
 class MaskLearner(pl.LightningModule, ABC):
@@ -124,36 +117,26 @@ class MaskLearner(pl.LightningModule, ABC):
 
     # Building.
 
-    def preflight(self) -> None:
-        """Check names and shapes on the meta device, before text is tokenised or weights are read.
+    def preflight(self, trainer: pl.Trainer) -> None:
+        """Check the trainer, and names and shapes on the meta device, before text or weights are read.
+
+        Args:
+            trainer: The one that will run this learner.
 
         Raises:
             UserError: For an unreadable model, patterns that match nothing, or a layer M does not divide.
         """
+        _check_trainer(trainer)
         config = load_config(self.source, self.trust_remote_code)
         lm = meta_language_model(config, self.trust_remote_code)
         check_pattern(prunable_layers(lm, self.targets, self.ignore), self.pattern)
-        if self._trainer is not None:
-            self._check_trainer()
-
-    def _check_trainer(self) -> None:
-        if self.trainer.precision in _LOW_PRECISIONS:
-            raise UserError(
-                f"trainer.precision {self.trainer.precision!r} would round the logits, which move by less than "
-                "it can hold; use 32-true and choose the frozen weights' type with model.dtype"
-            )
-        if self.trainer.max_steps is None or self.trainer.max_steps < 1:
-            raise UserError(
-                f"trainer.max_steps is {self.trainer.max_steps}; set it to the number of optimizer steps: "
-                "annealing ends at a fraction of them"
-            )
 
     @override
     def configure_model(self) -> None:
         if self.lm is not None:
             return
         if self._trainer is not None:
-            self._check_trainer()
+            _check_trainer(self.trainer)
         lm = load_language_model(
             self.source, self.dtype_name, self.trust_remote_code, self.attn_implementation
         )
@@ -184,25 +167,17 @@ class MaskLearner(pl.LightningModule, ABC):
 
     def _configured(self) -> tuple[torch.optim.Optimizer, LambdaLR]:
         optimizer = self.optimizer([p for p in self.parameters() if p.requires_grad])
-        ends = [self.lr_end / group["lr"] for group in optimizer.param_groups]
-        # A function of the step alone, so that a resumed run goes on with the very same rates.
-        return optimizer, LambdaLR(optimizer, [_cosine(end, self.trainer.max_steps) for end in ends])
+        return optimizer, cosine_to(optimizer, self.lr_end, self.trainer.max_steps)
+
+    @override
+    def on_fit_start(self) -> None:
+        # Asked now, so that a model whose tensors go by other names on disk is refused before it is trained.
+        self.stored_weights()
 
     @override
     def on_train_start(self) -> None:
-        """Undo what Lightning restores besides the optimizer's state: the configuration's settings count."""
-        if self.trainer.ckpt_path is None:
-            return
-        schedule = self.trainer.lr_scheduler_configs[0].scheduler
-        assert isinstance(schedule, LambdaLR)
-        wanted, fresh = self._configured()
-        schedule.base_lrs = fresh.base_lrs
-        rates = [
-            base * at(schedule.last_epoch) for base, at in zip(fresh.base_lrs, fresh.lr_lambdas, strict=True)
-        ]
-        groups = zip(self.trainer.optimizers[0].param_groups, wanted.param_groups, rates, strict=True)
-        for group, settings, rate in groups:
-            group.update({key: value for key, value in settings.items() if key != "params"} | {"lr": rate})
+        if self.trainer.ckpt_path is not None:
+            keep_configured(self.trainer, *self._configured())
 
     # Steps.
 
@@ -267,26 +242,12 @@ class MaskLearner(pl.LightningModule, ABC):
 
     @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint[CHECKPOINT_KEY] = {"pattern": str(self.pattern), "lm": self.source.spec}
+        mark_checkpoint(checkpoint, self.pattern, self.source.spec)
 
     @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.configure_model()
-        ours = checkpoint.get(CHECKPOINT_KEY)
-        if ours is None:
-            raise UserError(
-                "the checkpoint was not written by roi_lightning; give one from a run's checkpoints/"
-            )
-        if ours["pattern"] != str(self.pattern):
-            raise UserError(f"the checkpoint holds a {ours['pattern']} run, model.pattern is {self.pattern}")
-        own = {name: tuple(value.shape) for name, value in self.state_dict().items()}
-        theirs = {name: tuple(value.shape) for name, value in checkpoint["state_dict"].items()}
-        if own != theirs:
-            name = min(name for name in own.keys() | theirs.keys() if own.get(name) != theirs.get(name))
-            raise UserError(
-                f"the checkpoint is of another model or layer choice: {name!r} is {theirs.get(name)} there and "
-                f"{own.get(name)} here (the checkpoint's model.lm is {ours['lm']!r})"
-            )
+        check_belongs(checkpoint, self.pattern, self.state_dict())
 
     # The way out.
 
@@ -315,6 +276,14 @@ class MaskLearner(pl.LightningModule, ABC):
         return str(self.model.dtype).removeprefix("torch.")
 
 
-def _cosine(end: float, total: int) -> Callable[[int], float]:
-    """Half a cosine from 1 at step 0 to `end` at step `total`."""
-    return lambda step: end + (1 - end) * (1 + math.cos(math.pi * min(1.0, step / total))) / 2
+def _check_trainer(trainer: pl.Trainer) -> None:
+    if trainer.precision in _LOW_PRECISIONS:
+        raise UserError(
+            f"trainer.precision {trainer.precision!r} would round the logits, which move by less than it can hold; "
+            "use 32-true and choose the frozen weights' type with model.dtype"
+        )
+    if trainer.max_steps < 1:
+        raise UserError(
+            f"trainer.max_steps is {trainer.max_steps}; set it to the number of optimizer steps: "
+            "annealing ends at a fraction of them"
+        )

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_utils import PreTrainedModel
 
 _SLICE_TOKENS: Final = 512
+_NOTHING: Final = -100
 
 
 def next_token_nll(lm: PreTrainedModel, input_ids: Tensor) -> tuple[Tensor, int]:
@@ -26,8 +27,9 @@ def next_token_nll(lm: PreTrainedModel, input_ids: Tensor) -> tuple[Tensor, int]
     Returns:
         The fp32 sum in nats, differentiable, and the number of predicted tokens.
     """
-    logits = lm(input_ids=input_ids, use_cache=False).logits[:, :-1].flatten(0, 1)
-    targets = input_ids[:, 1:].flatten()
+    logits = lm(input_ids=input_ids, use_cache=False).logits.flatten(0, 1)
+    # The last token of a window predicts nothing; cutting it off instead would copy the logits.
+    targets = F.pad(input_ids[:, 1:], (0, 1), value=_NOTHING).flatten()
     total = torch.zeros((), dtype=torch.float32, device=input_ids.device)
     for part, wanted in zip(logits.split(_SLICE_TOKENS), targets.split(_SLICE_TOKENS), strict=True):
         if torch.is_grad_enabled():
@@ -36,8 +38,8 @@ def next_token_nll(lm: PreTrainedModel, input_ids: Tensor) -> tuple[Tensor, int]
         else:
             nll = _nll(part, wanted)
         total = total + nll
-    return total, targets.numel()
+    return total, input_ids[:, 1:].numel()
 
 
 def _nll(logits: Tensor, targets: Tensor) -> Tensor:
-    return F.cross_entropy(logits.float(), targets, reduction="sum")
+    return F.cross_entropy(logits.float(), targets, ignore_index=_NOTHING, reduction="sum")

@@ -83,6 +83,7 @@ class RoILightningModule(MaskLearner):
 
     @override
     def on_fit_start(self) -> None:
+        super().on_fit_start()
         if self.trainer.ckpt_path is None:
             self.initialise_logits()
 
@@ -95,6 +96,7 @@ class RoILightningModule(MaskLearner):
         masks = dict.fromkeys(self.layers) if self.prior == "none" else None
         for name, mask in masks.items() if masks is not None else self._prior():
             layer = self.layers[name]
+            mask = None if mask is None else mask.to(layer.logits.device)
             start = self._random_logits(name, layer.logits)
             logits = self.state.sampler.initial_logits(
                 start, mask, self.prior_strength, self.pattern, layer.dim
@@ -122,7 +124,9 @@ class RoILightningModule(MaskLearner):
         """Wanda's masks on the dense model's activations over the first training windows."""
         data = getattr(self.trainer, "datamodule", None)
         if not isinstance(data, CalibrationDataModule):
-            raise UserError("model.prior 'activation' reads text from a CalibrationDataModule; pass one to fit")
+            raise UserError(
+                "model.prior 'activation' reads text from a CalibrationDataModule; pass one to fit"
+            )
         windows = data.windows("train", self.prior_windows)
         rank_zero_info(f"prior: measuring activations over {windows.numel():,} tokens")
         with self.dense():
@@ -188,4 +192,4 @@ class RoILightningModule(MaskLearner):
             layer = self.layers[name]
             rows, columns = layer.weight.shape
             shape = (columns, rows) if layer.dim == 0 else (rows, columns)
-            self.prior_masks[name] = LayerMask(packed=packed, shape=shape, transposed=layer.dim == 0)
+            self.prior_masks[name] = LayerMask(packed=packed.cpu(), shape=shape, transposed=layer.dim == 0)

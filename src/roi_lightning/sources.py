@@ -21,7 +21,11 @@ from torch import Tensor
 from roi_lightning.errors import UserError
 
 _HUB_ID: Final = re.compile(r"[\w.-]+(/[\w.-]+)?")
-_TEXT_FILES: Final = ("*.json", "*.jinja", "*.txt", "*.model", "LICENSE*", "NOTICE*", "USE_POLICY*")
+_WANTED: Final = (
+    "model*.safetensors",  # not every safetensors: some repositories hold the weights in a second layout
+    *("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py"),
+    *("LICENSE*", "NOTICE*", "USE_POLICY*"),
+)
 SMOLLM2: Final = "smollm2-135m"
 
 
@@ -116,9 +120,7 @@ def _snapshot(name: str, revision: str | None) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(
-            snapshot_download(name, revision=revision, allow_patterns=["*.safetensors", *_TEXT_FILES])
-        )
+        return Path(snapshot_download(name, revision=revision, allow_patterns=list(_WANTED)))
     except Exception as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise UserError(

@@ -16,6 +16,7 @@ from transformers.pytorch_utils import Conv1D
 from typing_extensions import override
 
 from roi_lightning.pattern import NMPattern
+from roi_lightning.prunable import input_dim
 from roi_lightning.samplers.base import Draw, Sampler
 
 Mode = Literal["dense", "sample", "fixed"]
@@ -54,7 +55,7 @@ class SparseLinear(nn.Module):
         super().__init__()
         self.weight, self.bias = dense.weight, dense.bias
         self.name, self.state = name, state
-        self.dim = 0 if isinstance(dense, Conv1D) else 1
+        self.dim = input_dim(dense)
         shape = state.sampler.logits_shape(tuple(self.weight.shape), state.pattern)
         self.logits = nn.Parameter(torch.zeros(shape, dtype=torch.float32, device=self.weight.device))
         self._fixed: Tensor | None = None
@@ -129,8 +130,3 @@ def fixed_masks(
         state.mode = before
         for layer in layers.values():
             layer.fix(None)
-
-
-def weight_names(layers: Mapping[str, SparseLinear]) -> dict[str, str]:
-    """Layer name → the name of its weight parameter in the model."""
-    return {name: f"{name}.weight" for name in layers}

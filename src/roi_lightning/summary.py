@@ -12,7 +12,9 @@ def show_summary(path: Path) -> None:
     """Print the table of a `summary.json`, and where everything lies."""
     summary = json.loads(path.read_text())
     perplexity: Mapping[str, float] = summary["perplexity"]
-    title = f"held-out perplexity at {summary['pattern']}: {summary['steps']} steps, {summary['seconds']:.0f} s"
+    title = (
+        f"held-out perplexity at {summary['pattern']}: {summary['steps']} steps, {summary['seconds']:.0f} s"
+    )
     table = Table(title=title)
     for heading in ("mask", "perplexity", "÷ dense", "zeros, pruned layers", "zeros, model"):
         table.add_column(heading, justify="left" if heading == "mask" else "right")

@@ -8,9 +8,10 @@ from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from typing_extensions import override
 
+from roi_lightning.checkpoints import check_checkpoint
 from roi_lightning.errors import UserError
 from roi_lightning.export import check_destination, write_export
-from roi_lightning.learner import CHECKPOINT_KEY, MaskLearner
+from roi_lightning.learner import MaskLearner
 
 
 class RoITrainer(Trainer):
@@ -104,23 +105,3 @@ class RoITrainer(Trainer):
             model.source, masks, Path(out), dtype=model.stored_dtype, training=training, lm=model.lm
         )
         rank_zero_info(f"wrote and verified {path}")
-
-
-def check_checkpoint(path: str | None) -> None:
-    """Refuse a checkpoint that is missing, cannot be read as plain tensors, or is not one of ours.
-
-    Raises:
-        UserError: Naming the file and the remedy.
-    """
-    if path is None or path in ("last", "best", "hpc", "registry"):
-        return
-    if not Path(path).is_file():
-        raise UserError(f"no checkpoint at {path!r}; checkpoints lie in <log dir>/checkpoints/")
-    try:
-        loaded = torch.load(path, map_location="meta", weights_only=True, mmap=True)
-    except Exception as error:
-        raise UserError(f"checkpoint {path!r} can't be read: it is damaged or not one of ours") from error
-    if not isinstance(loaded, dict) or CHECKPOINT_KEY not in loaded:
-        raise UserError(
-            f"checkpoint {path!r} was not written by roi_lightning; give one from a run's checkpoints/"
-        )

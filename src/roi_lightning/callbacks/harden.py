@@ -1,15 +1,16 @@
 """Turn the learned distribution into one mask."""
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from typing_extensions import override
 
+from roi_lightning.callbacks.finish import FinishCallback
 from roi_lightning.callbacks.run_folder import run_folder
 from roi_lightning.errors import UserError
 from roi_lightning.learner import MaskLearner
 
 
-class HardenMasks(Callback):
+class HardenMasks(FinishCallback):
     """Write the hard mask, top-N of the logits without noise, as a mask file.
 
     At the end of fit it goes to `<run folder>/mask.safetensors`; with `every_n_steps` also during the run, to
@@ -25,6 +26,7 @@ class HardenMasks(Callback):
     def __init__(self, every_n_steps: int | None = None) -> None:
         if every_n_steps is not None and every_n_steps < 1:
             raise UserError(f"HardenMasks.every_n_steps is {every_n_steps}; it must be at least 1")
+        super().__init__()
         self.every_n_steps = every_n_steps
         self._last = 0
 
@@ -36,7 +38,7 @@ class HardenMasks(Callback):
             self._write(trainer, pl_module, f"masks/step-{step:06d}.safetensors")
 
     @override
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def finish(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._write(trainer, pl_module, "mask.safetensors")
 
     def _write(self, trainer: Trainer, learner: LightningModule, name: str) -> None:

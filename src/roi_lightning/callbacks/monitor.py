@@ -27,12 +27,12 @@ class MaskMonitor(Callback):
     """Looks at the masks every few optimizer steps.
 
     Scalars `mask/entropy` (of the pick distribution softmax(φ/λ), 1 is undecided), `mask/settled` (share of
-    groups whose hard mask a redraw would change at the border with less than 1 % probability),
-    `mask/flips` and `mask/flips_from_prior` (share of kept weights that were not kept at the previous look,
-    and by the prior), `anneal/tau`, `anneal/lambda`, `lr`, `tokens/seen`, `tokens/per_second`; histograms of
-    the logits by kind of layer; the top-left 8×8 corner of the mask of three kinds of layer in the first,
-    middle and last block. Entropy, settled groups and histograms are taken on at most `sample` weights of
-    each layer, flips on all.
+    groups whose hard mask a redraw would change at the border with less than 1 % probability), `mask/flips`
+    and `mask/flips_from_prior` (share of kept weights that were not kept at the previous look, and by the
+    prior), `anneal/tau`, `anneal/lambda`, `lr`, `tokens/seen`, `tokens/per_second` (validation and looks
+    apart); histograms of the logits by kind of layer; the top-left 8×8 corner of the mask of three kinds of
+    layer in the first, middle and last block. Entropy, settled groups and histograms are taken on at most
+    `sample` weights of each layer, flips on all.
 
     Args:
         every_n_steps: Optimizer steps between looks.
@@ -48,9 +48,8 @@ class MaskMonitor(Callback):
         self.every_n_steps, self.sample = every_n_steps, sample
         self._previous: dict[str, LayerMask] = {}
         self._looked = -1
-        self._training_seconds = 0.0
+        self._timed_from = self._validation_started = 0.0
         self._timed_steps = 0
-        self._batch_started = 0.0
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -58,15 +57,18 @@ class MaskMonitor(Callback):
         self._look(trainer, pl_module)
 
     @override
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *args: object) -> None:
-        self._batch_started = time.monotonic()
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._validation_started = time.monotonic()
+
+    @override
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._timed_from += time.monotonic() - self._validation_started
 
     @override
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         assert isinstance(pl_module, RoILightningModule)
-        self._training_seconds += time.monotonic() - self._batch_started
         step = trainer.global_step
         if step == self._looked or (step % self.every_n_steps and step != trainer.max_steps):
             return
@@ -77,13 +79,14 @@ class MaskMonitor(Callback):
         step = trainer.global_step
         scalars = self._annealing(trainer, module) | self._mask_scalars(module, step, trainer.max_steps)
         if tokens_per_step is not None:
-            rate = (step - self._timed_steps) * tokens_per_step / max(self._training_seconds, 1e-9)
+            seconds = time.monotonic() - self._timed_from
+            rate = (step - self._timed_steps) * tokens_per_step / max(seconds, 1e-9)
             scalars |= {"tokens/seen": float(step * tokens_per_step), "tokens/per_second": rate}
-        self._looked, self._timed_steps, self._training_seconds = step, step, 0.0
         for logger in trainer.loggers:
             logger.log_metrics(scalars, step)
             if isinstance(logger, TensorBoardLogger):
                 self._pictures(logger, module, step)
+        self._looked, self._timed_steps, self._timed_from = step, step, time.monotonic()
 
     def _annealing(self, trainer: Trainer, module: RoILightningModule) -> dict[str, float]:
         step, total = trainer.global_step, trainer.max_steps

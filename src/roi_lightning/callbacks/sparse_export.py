@@ -2,16 +2,17 @@
 
 from pathlib import Path
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from typing_extensions import override
 
+from roi_lightning.callbacks.finish import FinishCallback
 from roi_lightning.callbacks.run_folder import run_folder
 from roi_lightning.export import check_destination, needed_bytes, open_base, write_export
 from roi_lightning.learner import MaskLearner
 
 
-class SparseExport(Callback):
+class SparseExport(FinishCallback):
     """Write and verify a Hugging Face directory with the hardened mask at the end of fit.
 
     Args:
@@ -19,6 +20,7 @@ class SparseExport(Callback):
     """
 
     def __init__(self, out: str | None = None) -> None:
+        super().__init__()
         self.out = out
         self.path: Path | None = None
 
@@ -41,7 +43,7 @@ class SparseExport(Callback):
         check_destination(self.destination(trainer), needed_bytes(base))
 
     @override
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def finish(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, MaskLearner)
         if not trainer.is_global_zero:
             return

@@ -5,11 +5,12 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_only
 from typing_extensions import override
 
 from roi_lightning.atomic import written_aside
+from roi_lightning.callbacks.finish import FinishCallback
 from roi_lightning.callbacks.run_folder import run_folder
 from roi_lightning.callbacks.sparse_export import SparseExport
 from roi_lightning.data import CalibrationDataModule
@@ -19,27 +20,25 @@ from roi_lightning.priors import magnitude_masks
 from roi_lightning.summary import show_summary
 
 
-class BaselineSummary(Callback):
+class BaselineSummary(FinishCallback):
     """Held-out perplexity and zeros of the dense model, the magnitude mask, the prior and the learned mask.
 
     Printed as a table and written as `summary.json` into the run folder: perplexities by name, seconds since
-    the run began, and the path of the export, if there was one. List it after `SparseExport`.
+    this process set up the run (a resumed run counts its last leg), and the path of the export, if there was
+    one. List it after `SparseExport`.
 
     Args:
         windows: Held-out windows measured, at most as many as the data module holds out.
     """
 
     def __init__(self, windows: int = 16) -> None:
+        super().__init__()
         self.windows = windows
-        self._started = 0.0
-
-    @override
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._started = time.monotonic()
 
     @override
     @rank_zero_only
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def finish(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, RoILightningModule)
         data = trainer.datamodule  # type: ignore[attr-defined]
         assert isinstance(data, CalibrationDataModule)

@@ -80,7 +80,8 @@ def _parse(args: Sequence[str]) -> Any:
 def _count(learner: Any, data: Any, trainer: Any) -> dict[str, Any]:
     import torch
 
-    from roi_lightning.language_model import check_pattern, load_config, meta_language_model, prunable_layers
+    from roi_lightning.language_model import load_config, meta_language_model
+    from roi_lightning.prunable import check_pattern, prunable_layers
 
     config = load_config(learner.source, learner.trust_remote_code)
     lm = meta_language_model(config, learner.trust_remote_code)
@@ -140,10 +141,13 @@ def _state_bytes(optimizer: Any) -> int:
 
 
 def _devices(devices: Any) -> int:
+    """How many devices a setting names; one where it leaves the number to the machine (`auto`, -1)."""
     if isinstance(devices, list):
         return len(devices)
-    count = int(devices) if str(devices).lstrip("-").isdigit() else 1
-    return max(1, count)
+    text = str(devices)
+    if "," in text:
+        return len([part for part in text.split(",") if part.strip()])
+    return int(text) if text.isdigit() and int(text) else 1
 
 
 def show_plan(plan: dict[str, Any]) -> None:
@@ -158,6 +162,10 @@ def show_plan(plan: dict[str, Any]) -> None:
         table.add_row(label, f"{plan['bytes'][name] / 2**30:,.2f} GiB")
     table.add_section()
     table.add_row("optimizer steps", f"{plan['steps']:,}")
-    table.add_row("tokens per step", f"{plan['tokens_per_step']:,} on {plan['devices']} device(s)")
+    table.add_row(
+        "tokens per step",
+        f"{plan['tokens_per_step']:,}",
+    )
+    table.add_row("devices counted", f"{plan['devices']}")
     table.add_row("tokens", f"{plan['tokens']:,}")
     Console().print(table)
