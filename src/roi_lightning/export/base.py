@@ -134,6 +134,8 @@ class LoadedBase:
         """Write the tensors of one shard."""
         tensors = {n: self[n].contiguous() for n, file in self.files.items() if file == file_name}
         save_file(tensors, folder / file_name, {"format": "pt"})
+        # safetensors makes its files readable by their owner alone; a checkpoint is there to be shared.
+        (folder / file_name).chmod(0o644)
 
     def write_companions(self, folder: Path) -> None:
         """Save the configurations and the tokenizer that transformers read out of the GGUF file."""
