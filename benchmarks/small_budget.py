@@ -54,7 +54,14 @@ def fit(data: Path, out: Path, overrides: list[str]) -> int:
         str(data / "corpus/openstax_train.jsonl.gz"),
     ]
     command += ["--data.val_corpora", str(data / "corpus/openstax_validation.jsonl.gz")]
-    command += ["--model.optimizer.init_args.lr", "1e-3", "--model.lr_end", "1e-4", "--model.prior_windows", "48"]
+    command += [
+        "--model.optimizer.init_args.lr",
+        "1e-3",
+        "--model.lr_end",
+        "1e-4",
+        "--model.prior_windows",
+        "48",
+    ]
     command += ["--trainer.max_steps", "150", "--trainer.default_root_dir", str(out)]
     command += ["--trainer.logger.save_dir", str(out), *overrides]
     return roi_lightning(command)
