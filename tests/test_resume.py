@@ -120,7 +120,7 @@ def test_the_command_line_counts_and_not_the_checkpoint(lab, monkeypatch):
 
     monkeypatch.setattr(roi_lightning.module.RoILightningModule, "prepare_step", watching)
     changed = ["--model.tau", "Constant", "--model.tau.value", "0.7", "--model.sampler", "StraightThrough"]
-    changed += ["--model.optimizer.lr", "0.005", "--ckpt_path", checkpoint]
+    changed += ["--model.optimizer.lr", "0.005", "--model.lr_end", "0.0001", "--ckpt_path", checkpoint]
     assert run("fit", *lab.quick(*changed, max_steps=STEPS, accumulate=2)) == 0
     assert [step for step, *_ in seen] == [3, 3, 4, 4, 5, 5]
     assert {tau for _, tau, *_ in seen} == {0.7}
