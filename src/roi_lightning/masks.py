@@ -7,7 +7,7 @@ by the names of their tensors on disk, so that a mask needs no model class to be
 import importlib.metadata
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Self
 
@@ -57,11 +57,14 @@ class MaskSet:
         pattern: N kept of every M consecutive inputs.
         layers: By the tensor's name on disk, in the model's order.
         base: The model they belong to; hashes exactly these layers.
+        updated: For layers whose surviving weights the method changed, the hash of the new masked tensor
+            (`sources.tensor_sha256`). Such a mask is worth little without those weights.
     """
 
     pattern: NMPattern
     layers: dict[str, LayerMask]
     base: BaseModel
+    updated: dict[str, str] = field(default_factory=dict)
 
     @property
     def kept(self) -> int:
@@ -89,6 +92,8 @@ class MaskSet:
             raise UserError("the masks cover no layer")
         if self.layers.keys() != self.base.sha256.keys():
             raise UserError("the masked layers are not the ones that have a hash of the base tensor")
+        if not self.updated.keys() <= self.layers.keys():
+            raise UserError("the updated layers are not all among the masked ones")
         for name, layer in self.layers.items():
             self.pattern.check(layer.shape[1], name)
             if not self.pattern.holds(layer.to_bool(), dim=0 if layer.transposed else 1):
@@ -153,6 +158,7 @@ class MaskSet:
             "base_revision": self.base.revision or "",
             "dtype": self.base.dtype,
             "sha256": json.dumps(self.base.sha256),
+            "updated": json.dumps(self.updated),
             "package_version": importlib.metadata.version("roi-lightning"),
         }
 
@@ -170,4 +176,5 @@ class MaskSet:
         }
         revision = header["base_revision"] or None
         base = BaseModel(header["base_model"], revision, header["dtype"], json.loads(header["sha256"]))
-        return cls(NMPattern(f"{header['n']}:{header['m']}"), layers, base)
+        updated = json.loads(header["updated"])
+        return cls(NMPattern(f"{header['n']}:{header['m']}"), layers, base, updated)

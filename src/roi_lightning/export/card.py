@@ -26,10 +26,10 @@ def model_card(masks: MaskSet, description: Mapping[str, Any], is_gguf: bool) ->
         _summary(masks, description, base),
         _table(["kind of layer", "layers", "weights", "kept"], _kinds(masks)),
         _LOADING,
-        _VERIFYING,
+        _updates(masks) or _VERIFYING,
         _GGUF if is_gguf else "",
         _facts("Perplexity", description.get("perplexity")),
-        _facts("Training", description.get("training")),
+        _facts("How the mask was made", description.get("training")),
         _LIMITS,
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -86,12 +86,33 @@ def _summary(masks: MaskSet, description: Mapping[str, Any], base: str) -> str:
     n, m = masks.pattern.n, masks.pattern.m
     return (
         f"`{base}` with {masks.pattern} sparsity: of every {m} consecutive inputs of a masked linear layer, "
-        f"{n} kept their weight and {m - n} have a weight of exactly zero. Nothing else was changed. "
+        f"{n} kept a weight and {m - n} have a weight of exactly zero. {_rest(masks)} "
         f"{masks.total - masks.kept:,} of {description['parameters']:,} parameters are zeros of the mask, "
         f"{description['zero_fraction']:.1%} of the whole model: embeddings, norms, biases and the output "
         "head stay dense. Made with roi_lightning "
         f"{description['package_version']}."
     )
+
+
+def _rest(masks: MaskSet) -> str:
+    if not masks.updated:
+        return "Nothing else was changed."
+    return f"The kept weights of {len(masks.updated)} layers were adjusted to make up for the loss."
+
+
+def _updates(masks: MaskSet) -> str:
+    if not masks.updated:
+        return ""
+    return f"""## Check
+
+```
+python -m roi_lightning verify PATH --base BASE
+```
+
+tells whether every pruned weight is exactly zero, every group of inputs keeps the right number of weights,
+every tensor that was not pruned is bit for bit the base model's, the updated ones are as they were written, and
+no file has changed since. `{MASK_FILE}` holds one bit per weight; it can't be applied to the base model, whose
+weights are not the updated ones."""
 
 
 def _kinds(masks: MaskSet) -> list[list[str]]:

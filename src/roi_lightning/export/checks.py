@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from roi_lightning.errors import UserError
 from roi_lightning.export.base import BaseTensors, StoredBase, bits, compression_keys
-from roi_lightning.export.progress import progress
 from roi_lightning.export.sidecar import file_sha256, read_sidecar, written_files
 from roi_lightning.masks import MaskSet
+from roi_lightning.progress import progress
 from roi_lightning.sources import StoredTensors, tensor_sha256
 
 
@@ -77,6 +78,7 @@ def mask(export: Exported) -> str:
     if (str(masks.pattern), base) != (sidecar["pattern"], sidecar["base"]):
         raise CheckFailedError("the mask file and the sidecar name different patterns or base models")
     _require(sorted(masks.layers.keys() ^ sidecar["layers"].keys()), "only in one of mask file and sidecar")
+    _require(sorted(masks.updated.keys() ^ set(sidecar["updated"])), "updated in one of mask file and sidecar")
     return f"{masks.kept:,} of {masks.total:,} weights kept, {masks.pattern} in every group"
 
 
@@ -90,6 +92,22 @@ def zeros(export: Exported) -> str:
     ]
     _require(wrong, "pruned weights that are not +0.0 in")
     return f"{masks.total - masks.kept:,} pruned weights are exactly +0.0 in {len(masks.layers)} tensors"
+
+
+def has_updates(export: Exported) -> bool:
+    """Whether the method changed surviving weights, as far as that can be read."""
+    try:
+        return bool(export.masks.updated)
+    except UserError:  # the check of the mask file says so
+        return False
+
+
+def updates(export: Exported) -> str:
+    """Weights that the method changed are those it left."""
+    hashes, tensors = export.masks.updated, export.tensors
+    wrong = [n for n in progress(list(hashes), "hashing updates") if tensor_sha256(tensors[n]) != hashes[n]]
+    _require(wrong, "updated weights changed since in")
+    return f"{len(hashes)} tensors with updated survivors have the recorded SHA-256"
 
 
 def copied(export: Exported, base: BaseTensors) -> str:
@@ -123,15 +141,18 @@ def base_hashes(export: Exported, base: BaseTensors) -> str:
 
 
 def survivors(export: Exported, base: BaseTensors) -> str:
-    """Masking the base model's tensors gives the exported ones, bit for bit."""
+    """Masking the base model's tensors gives the exported ones, bit for bit, but for those that were updated."""
     masks, tensors = export.masks, export.tensors
+    plain = {name: layer for name, layer in masks.layers.items() if name not in masks.updated}
     wrong = [
         name
-        for name, layer in progress(list(masks.layers.items()), "comparing survivors")
+        for name, layer in progress(list(plain.items()), "comparing survivors")
         if not _same(tensors[name], base[name].masked_fill(~layer.to_bool(), 0))
     ]
     _require(wrong, "kept weights differ from the base model's in")
-    return f"{masks.kept:,} kept weights are bit for bit the base model's"
+    kept = sum(layer.kept for layer in plain.values())
+    rest = f"; {masks.kept - kept:,} were updated by the method" if masks.updated else ""
+    return f"{kept:,} kept weights are bit for bit the base model's{rest}"
 
 
 def others(export: Exported, base: BaseTensors) -> str:

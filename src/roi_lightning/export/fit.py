@@ -6,8 +6,8 @@ from transformers.modeling_utils import PreTrainedModel
 
 from roi_lightning.errors import UserError
 from roi_lightning.export.base import BaseTensors, open_base
-from roi_lightning.export.progress import progress
 from roi_lightning.masks import BaseModel, MaskSet
+from roi_lightning.progress import progress
 from roi_lightning.sources import ModelSource, tensor_sha256
 
 

@@ -42,6 +42,7 @@ def describe(masks: MaskSet, base: BaseTensors, facts: Mapping[str, object]) -> 
         },
         "parameters": parameters,
         "zero_fraction": (masks.total - masks.kept) / parameters,
+        "updated": list(masks.updated),
         "layers": {name: {"density": layer.kept / layer.total} for name, layer in masks.layers.items()},
         "mask_file": MASK_FILE,
         **{key: plain(value) for key, value in facts.items() if value is not None},

@@ -73,6 +73,8 @@ def _checks(directory: Path, base: ModelSource | BaseTensors | None) -> Iterator
     yield _run("config", lambda: checks.config(export))
     yield _run("mask", lambda: checks.mask(export))
     yield _run("zeros", lambda: checks.zeros(export))
+    if checks.has_updates(export):
+        yield _run("updates", lambda: checks.updates(export))
     if base is None:
         return
     tensors = open_base(base, _dtype(export)) if isinstance(base, ModelSource) else base

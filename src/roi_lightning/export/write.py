@@ -13,10 +13,10 @@ from roi_lightning.export.base import BaseTensors, bits, open_base
 from roi_lightning.export.card import model_card
 from roi_lightning.export.destination import check_destination, needed_bytes
 from roi_lightning.export.fit import check_masks_fit
-from roi_lightning.export.progress import progress
 from roi_lightning.export.sidecar import describe, seal
 from roi_lightning.export.verify import verify_export
 from roi_lightning.masks import MASK_FILE, MaskSet
+from roi_lightning.progress import progress
 from roi_lightning.sources import ModelSource
 
 
@@ -25,6 +25,7 @@ def write_export(
     masks: MaskSet,
     out: Path,
     *,
+    updates: Mapping[str, Tensor] | None = None,
     dtype: str | None = None,
     training: Mapping[str, object] | None = None,
     perplexity: Mapping[str, float] | None = None,
@@ -36,8 +37,10 @@ def write_export(
         source: The base model.
         masks: Made for exactly this model.
         out: The directory to make; an earlier export there is replaced.
+        updates: The masked tensors whose survivors were changed, as named in `masks.updated`; in the layout
+            and dtype of the base's.
         dtype: What a GGUF model is cast to; None for the one the masks were made for.
-        training: How the masks were learned, for the sidecar and the card; anything JSON can spell.
+        training: How the masks were made, for the sidecar and the card; anything JSON can spell.
         perplexity: By name, likewise.
         lm: A GGUF base that is already loaded (plain, in `dtype`), to spare loading it again.
 
@@ -50,11 +53,13 @@ def write_export(
     """
     out = out.absolute()
     masks.check()
+    updates = updates or {}
+    _check_updates(masks, updates)
     base = open_base(source, dtype or masks.base.dtype, lm)
     _check_all(source, masks, base, out)
     with written_aside(out) as partial:
         partial.mkdir()
-        _write_weights(base, masks, partial)
+        _write_weights(base, masks, updates, partial)
         base.write_companions(partial)
         masks.save(partial / MASK_FILE)
         facts = {"training": training, "perplexity": perplexity}
@@ -70,11 +75,22 @@ def _check_all(source: ModelSource, masks: MaskSet, base: BaseTensors, out: Path
     check_masks_fit(source, masks, base)
 
 
-def _write_weights(base: BaseTensors, masks: MaskSet, folder: Path) -> None:
+def _check_updates(masks: MaskSet, updates: Mapping[str, Tensor]) -> None:
+    missing = masks.updated.keys() - updates.keys()
+    if missing:
+        raise UserError(
+            f"these masks belong to weights that their method updated in {len(missing)} tensors, {min(missing)!r} "
+            "first; they can't be applied to the base model's own: use the directory they were written with"
+        )
+
+
+def _write_weights(
+    base: BaseTensors, masks: MaskSet, updates: Mapping[str, Tensor], folder: Path
+) -> None:
     for file_name in progress(sorted(set(base.files.values())), "writing weights"):
         base.write_weights(file_name, folder)
         masked = {
-            name: base[name].masked_fill(~layer.to_bool(), 0)
+            name: (updates[name] if name in updates else base[name]).masked_fill(~layer.to_bool(), 0)
             for name, layer in masks.layers.items()
             if base.files[name] == file_name
         }
