@@ -324,8 +324,15 @@ def test_too_little_text(tmp_path, texts, options, message, streaming):
         options = {"val_corpora": write_jsonl(tmp_path / "val.jsonl", ["x" * 99])}
     module = data(tmp_path, [Corpus(path, streaming=streaming)], **options)
     with pytest.raises(UserError, match=message) as raised:
+        module.setup("fit")
         module.windows("train", 1)
     assert "\n" not in str(raised.value)
+
+
+def test_training_windows_need_no_held_out_text(tmp_path):
+    path = write_jsonl(tmp_path / "a.jsonl", ["one long document only " * 9])
+    module = data(tmp_path, [Corpus(path)], held_out_fraction=1e-9)
+    assert len(module.windows("train", 2)) == 2
 
 
 MIXED = "[a.jsonl, {source: b.txt, weight: 2}]"

@@ -24,13 +24,13 @@ from typing_extensions import override
 from roi_lightning.checkpoints import check_belongs, mark_checkpoint
 from roi_lightning.errors import UserError
 from roi_lightning.export.fit import base_model
-from roi_lightning.language_model import DType, load_config, load_language_model, meta_language_model
+from roi_lightning.language_model import DType, load_language_model
 from roi_lightning.loss import next_token_nll
 from roi_lightning.masks import BaseModel, LayerMask, MaskSet
 from roi_lightning.optimization import cosine_to, keep_configured
 from roi_lightning.pattern import NMPattern
-from roi_lightning.prunable import check_pattern, prunable_layers, stored_names
-from roi_lightning.sources import ModelSource, StoredTensors, resolve_model
+from roi_lightning.prunable import check_model, check_pattern, prunable_layers, stored_weights
+from roi_lightning.sources import ModelSource, resolve_model
 
 _LOW_PRECISIONS: Final = ("bf16-true", "16-true", "transformer-engine", "transformer-engine-float16")
 
@@ -127,9 +127,7 @@ class MaskLearner(pl.LightningModule, ABC):
             UserError: For an unreadable model, patterns that match nothing, or a layer M does not divide.
         """
         _check_trainer(trainer)
-        config = load_config(self.source, self.trust_remote_code)
-        lm = meta_language_model(config, self.trust_remote_code)
-        check_pattern(prunable_layers(lm, self.targets, self.ignore), self.pattern)
+        check_model(self.source, self.pattern, self.targets, self.ignore, self.trust_remote_code)
 
     @override
     def configure_model(self) -> None:
@@ -253,11 +251,7 @@ class MaskLearner(pl.LightningModule, ABC):
 
     def stored_weights(self) -> dict[str, str]:
         """Layer name → the name of its weight as stored on disk."""
-        names = [f"{name}.weight" for name in self.layers]
-        if self.source.kind == "gguf":
-            return dict(zip(self.layers, names, strict=True))
-        stored = stored_names(self.model, names, StoredTensors(self.source.directory))
-        return {name: stored[f"{name}.weight"] for name in self.layers}
+        return stored_weights(self.source, self.model, self.layers)
 
     def mask_set(self) -> MaskSet:
         """The hard masks of all layers, with the base model they belong to."""

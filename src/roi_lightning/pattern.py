@@ -48,7 +48,7 @@ class NMPattern:
         if size % self.m:
             raise UserError(
                 f"pattern {self}: {name} has {size} inputs, which {self.m} does not divide; "
-                f"choose another pattern or leave the layer out with model.ignore"
+                f"choose another pattern or leave the layer out (ignore)"
             )
 
     def group(self, weight: Tensor, dim: int = -1) -> Tensor:

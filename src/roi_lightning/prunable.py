@@ -8,7 +8,9 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from roi_lightning.errors import UserError
+from roi_lightning.language_model import load_config, meta_language_model
 from roi_lightning.pattern import NMPattern
+from roi_lightning.sources import ModelSource, StoredTensors
 
 
 def prunable_layers(
@@ -34,7 +36,7 @@ def prunable_layers(
         for pattern in patterns:
             if not any(_matches(name, pattern) for name in candidates):
                 raise UserError(
-                    f"model.{label}: {pattern!r} matches none of the {len(candidates)} linear layers; "
+                    f"{label}: {pattern!r} matches none of the {len(candidates)} linear layers; "
                     f"they are named like {next(iter(candidates))!r}"
                 )
     chosen = {
@@ -43,7 +45,7 @@ def prunable_layers(
         if _any_match(name, targets) and not _any_match(name, ignore)
     }
     if not chosen:
-        raise UserError(f"model.ignore {list(ignore)} leaves no layer to prune; remove a pattern")
+        raise UserError(f"ignore: {list(ignore)} leaves no layer to prune; remove a pattern")
     return chosen
 
 
@@ -93,8 +95,11 @@ def check_pattern(layers: dict[str, nn.Linear | Conv1D], pattern: NMPattern) -> 
 
 
 def input_dim(layer: nn.Module) -> int:
-    """The input dimension of the layer's weight: 0 for GPT-2's `Conv1D` ([in, out]), else 1 ([out, in])."""
-    return 0 if isinstance(layer, Conv1D) else 1
+    """The input dimension of the layer's weight: 0 for GPT-2's `Conv1D` ([in, out]), else 1 ([out, in]).
+
+    A layer that stands in for one of these says it by its own attribute `dim`.
+    """
+    return 0 if isinstance(layer, Conv1D) or getattr(layer, "dim", 1) == 0 else 1
 
 
 def stored_names(lm: PreTrainedModel, names: Iterable[str], stored: Iterable[str]) -> dict[str, str]:
@@ -114,3 +119,32 @@ def stored_names(lm: PreTrainedModel, names: Iterable[str], stored: Iterable[str
             raise UserError(f"parameter {name!r} is not among the model's {len(known)} stored tensors")
         mapping[name] = match
     return mapping
+
+
+def stored_weights(source: ModelSource, lm: PreTrainedModel, layers: Iterable[str]) -> dict[str, str]:
+    """Layer name → the name of its weight as stored on disk.
+
+    Raises:
+        UserError: If a weight is on disk under no known name.
+    """
+    names = {layer: f"{layer}.weight" for layer in layers}
+    if source.kind == "gguf":
+        return names
+    stored = stored_names(lm, names.values(), StoredTensors(source.directory))
+    return {layer: stored[name] for layer, name in names.items()}
+
+
+def check_model(
+    source: ModelSource,
+    pattern: NMPattern,
+    targets: Sequence[str] = ("*",),
+    ignore: Sequence[str] = (),
+    trust_remote_code: bool = False,
+) -> None:
+    """Check names and shapes on the meta device, before text or weights are read.
+
+    Raises:
+        UserError: For an unreadable model, patterns that match nothing, or a layer M does not divide.
+    """
+    lm = meta_language_model(load_config(source, trust_remote_code), trust_remote_code)
+    check_pattern(prunable_layers(lm, targets, ignore), pattern)

@@ -19,6 +19,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import yaml
 import zstandard
 
 from roi_lightning.data.packing import cut_passages
@@ -74,6 +75,22 @@ def as_corpora(value: Sequence[Corpus | str] | str) -> list[Corpus]:
         if not 0 < corpus.weight < float("inf"):
             raise UserError(f"weight {corpus.weight} of corpus {corpus.source!r} must be a positive number")
     return corpora
+
+
+def parse_corpus(text: str) -> Corpus:
+    """A corpus as a command line spells it: a source, or a mapping with the fields of Corpus in braces.
+
+    Raises:
+        UserError: If the mapping can't be read or has a field that Corpus lacks.
+    """
+    if not text.startswith("{"):
+        return Corpus(text)
+    try:
+        fields = yaml.safe_load(text)
+        return Corpus(**fields)
+    except (yaml.YAMLError, TypeError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"corpus {text!r} is no mapping with the fields of Corpus ({reason})") from error
 
 
 def load_documents(corpus: Corpus, cache_dir: str | None = None) -> "Dataset | IterableDataset":

@@ -96,11 +96,14 @@ class CalibrationDataModule(LightningDataModule):
     def prepare_data(self) -> None:
         """Fill the caches in one process, so that the others only read them."""
         if self.trainer is not None and self.trainer.world_size > 1:
-            self._build("fit")
+            self._build_training()
+            self._build_held_out()
 
     def setup(self, stage: str) -> None:
         """Read, tokenise and pack: training and held-out windows for `fit`, else held-out ones alone."""
-        self._build(stage)
+        if stage == "fit":
+            self._build_training()
+        self._build_held_out()
         parts = [f"{self.val_tokens // self.seq_len:,} held-out windows"]
         if stage == "fit":
             count, used = self.train_tokens // self.seq_len, ", ".join(each.source for each in self.corpora)
@@ -145,14 +148,15 @@ class CalibrationDataModule(LightningDataModule):
             UserError: If `count` is not positive or fewer held-out windows exist.
         """
         _check({"count": count}, least=1)
-        self._build("fit" if split == "train" else "validate")
         if split == "val":
+            self._build_held_out()
             held_out = cast(Tensor, self._held_out)
             if count <= len(held_out):
                 return held_out[:count]
             raise UserError(
                 f"{count} held-out windows wanted, {len(held_out)} in use; raise data.val_windows"
             )
+        self._build_training()
         if self._mixed is None:
             return torch.stack(list(islice(self._streamed(seed=self.seed).windows(), count)))
         order = ResumableOrder(len(self._mixed), count, seed=self.seed)
@@ -163,13 +167,15 @@ class CalibrationDataModule(LightningDataModule):
 
         return load_tokenizer(self.tokenizer, self.tokenizer_revision, self.trust_remote_code)
 
-    def _build(self, stage: str) -> None:
-        if stage == "fit" and self._packed is None:
+    def _build_training(self) -> None:
+        if self._packed is None:
             side: Side = "train" if self.val_corpora is None else "all"
             self._packed = []
             if not any(corpus.streaming for corpus in self.corpora):
                 self._packed = [self._pack(corpus, side) for corpus in self.corpora]
                 self._mixed = mix(self._packed, [corpus.weight for corpus in self.corpora], self.seed)
+
+    def _build_held_out(self) -> None:
         if self._held_out is None:
             self._held_out = self._choose_held_out()
 
