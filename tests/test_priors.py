@@ -6,11 +6,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from cli_helpers import brute_top, make_lab, oriented
+from cli_helpers import brute_top, make_lab, oriented, run
 from roi_lightning.errors import UserError
 from roi_lightning.export import write_export
+from roi_lightning.masks import MaskSet
 from roi_lightning.module import RoILightningModule
+from roi_lightning.oneshot import Calibration, SparseGPT, Wanda, prune_layers
 from roi_lightning.priors import input_norms, magnitude_masks
+from roi_lightning.prunable import prunable_layers
 from roi_lightning.sources import resolve_model
 from tiny_models import random_masks, tiny_gpt2, tiny_llama, tiny_qwen2
 
@@ -131,5 +134,33 @@ def test_a_prior_that_does_not_fit_is_refused(lab, builder, pattern, says):
 
 
 def test_an_unknown_prior_is_refused_before_anything_is_loaded(tmp_path):
-    with pytest.raises(UserError, match="'wanda' is none of none, magnitude, activation"):
-        RoILightningModule("nobody/nothing", prior="wanda")
+    with pytest.raises(UserError, match="'wandda' is none of none, magnitude, activation, wanda"):
+        RoILightningModule("nobody/nothing", prior="wandda")
+
+
+@pytest.mark.parametrize("builder", BUILDERS.values(), ids=BUILDERS)
+@pytest.mark.parametrize(
+    ("prior", "method"), [("wanda", Wanda()), ("sparsegpt", SparseGPT(update_weights=False))]
+)
+def test_one_shot_priors_are_what_prune_finds(tmp_path, lab, builder, prior, method):
+    model = builder(tmp_path / "m")
+    learner, data = learner_of(model, lab, prior=prior, prior_windows=3)
+    plain = AutoModelForCausalLM.from_pretrained(model)
+    calibration = Calibration(data.windows("train", 3))
+    walk = prune_layers(plain, prunable_layers(plain), method, learner.pattern, calibration)
+    wanted = {name: pruned.mask for name, pruned in walk}
+    assert wanted.keys() == learner.prior_masks.keys()
+    for name, mask in wanted.items():
+        assert torch.equal(learner.prior_masks[name].to_bool(), mask), name
+        assert torch.equal(learner.layers[name].weight, plain.get_submodule(name).weight)
+    assert learner.state.mode == "dense"
+
+
+def test_a_pruned_directory_with_updated_weights_is_a_prior_too(tmp_path, lab):
+    text = ["--data", lab.corpus, "--windows", 3, "--seq_len", 32]
+    assert run("prune", lab.model, "--method", "sparsegpt", *text, "--out", tmp_path / "pruned") == 0
+    learner, _ = learner_of(lab.model, lab, prior=str(tmp_path / "pruned"))
+    masks, stored = MaskSet.load(tmp_path / "pruned"), learner.stored_weights()
+    assert masks.updated
+    for name, mask in learner.prior_masks.items():
+        assert torch.equal(mask.packed, masks.layers[stored[name]].packed)

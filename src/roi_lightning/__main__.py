@@ -14,8 +14,11 @@ _CONFIGURED: Final = {
     "plan": "parameters, bytes, tokens and steps of a run, before any weight is read",
 }
 _PLAIN: Final = {
+    "prune": "a mask without training: magnitude, Wanda, SparseGPT",
     "apply": "a base model and a mask file to the same directory",
+    "compare": "how much of what one mask keeps the others keep too: tables and pictures",
     "verify": "check an exported directory: pattern, zeros, survivors, every byte",
+    "evaluate": "perplexities and zero-shot accuracy of models and masks, side by side",
 }
 
 

@@ -19,6 +19,7 @@ from roi_lightning.export.fit import check_masks_fit
 from roi_lightning.learner import MaskLearner
 from roi_lightning.masks import LayerMask, MaskSet
 from roi_lightning.noise import noise_key
+from roi_lightning.oneshot import METHODS, Calibration, SparseGPT, Wanda, prune_layers
 from roi_lightning.priors import activation_masks, check_prior, file_masks, input_norms, magnitude_masks
 from roi_lightning.samplers import Draw, GumbelTopK, Sampler
 from roi_lightning.schedules import Exponential, Schedule
@@ -34,9 +35,10 @@ class RoILightningModule(MaskLearner):
         lam: Sampling temperature λ by optimizer step (Equation 8).
         init_std: Standard deviation of the random logits at the start, N(0, 0.01) in the paper.
         prior: Where the logits start besides: `none`, `magnitude`, `activation` (Wanda's score on the dense
-            model's activations), a mask file, or an exported directory.
+            model's activations, one pass), `wanda` or `sparsegpt` (layer after layer, see `oneshot`; the weights
+            stay the base's), a mask file, or an exported directory.
         prior_strength: Added to the logits of weights the prior keeps and taken from the others.
-        prior_windows: Training windows on which the activation prior is measured.
+        prior_windows: Training windows on which `activation`, `wanda` and `sparsegpt` are measured.
         draw_per: A fresh mask for every micro-batch (the paper's Monte Carlo estimate), or one for all
             micro-batches of an optimizer step.
         kwargs: As in `MaskLearner`.
@@ -116,22 +118,37 @@ class RoILightningModule(MaskLearner):
             return magnitude_masks(self.layers, self.pattern)
         if self.prior == "activation":
             return self.activation_prior()
+        if self.prior in METHODS:
+            return self.one_shot_prior()
         masks = MaskSet.load(Path(self.prior).expanduser())
         check_masks_fit(self.source, masks)
         return file_masks(masks, self.stored_weights(), self.pattern)
 
     def activation_prior(self) -> Iterator[tuple[str, Tensor]]:
         """Wanda's masks on the dense model's activations over the first training windows."""
-        data = getattr(self.trainer, "datamodule", None)
-        if not isinstance(data, CalibrationDataModule):
-            raise UserError(
-                "model.prior 'activation' reads text from a CalibrationDataModule; pass one to fit"
-            )
-        windows = data.windows("train", self.prior_windows)
-        rank_zero_info(f"prior: measuring activations over {windows.numel():,} tokens")
+        windows = self._prior_text()
         with self.dense():
             norms = input_norms(self.model, self.layers, windows)
         return activation_masks(self.layers, norms, self.pattern)
+
+    def one_shot_prior(self) -> Iterator[tuple[str, Tensor]]:
+        """The masks of Wanda or SparseGPT, layer after layer on the first training windows."""
+        # Masks alone: the weights to be learned on are the base's, so the walk meets those too.
+        method = Wanda() if self.prior == "wanda" else SparseGPT(update_weights=False)
+        calibration = Calibration(self._prior_text(), device=self.device)
+        with self.dense():
+            for name, pruned in prune_layers(self.model, self.layers, method, self.pattern, calibration):
+                yield name, pruned.mask
+
+    def _prior_text(self) -> Tensor:
+        data = getattr(self.trainer, "datamodule", None)
+        if not isinstance(data, CalibrationDataModule):
+            raise UserError(
+                f"model.prior {self.prior!r} reads text from a CalibrationDataModule; pass one to fit"
+            )
+        windows = data.windows("train", self.prior_windows)
+        rank_zero_info(f"prior: {self.prior} on {windows.numel():,} tokens")
+        return windows
 
     # Stepping.
 

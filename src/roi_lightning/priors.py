@@ -17,7 +17,7 @@ from roi_lightning.masks import MaskSet
 from roi_lightning.pattern import NMPattern
 from roi_lightning.sparse_linear import SparseLinear
 
-NAMED_PRIORS: Final = ("none", "magnitude", "activation")
+NAMED_PRIORS: Final = ("none", "magnitude", "activation", "wanda", "sparsegpt")
 
 
 def check_prior(prior: str) -> None:
@@ -119,7 +119,5 @@ def file_masks(masks: MaskSet, stored: Mapping[str, str], pattern: NMPattern) ->
         )
     for name, stored_name in stored.items():
         if stored_name not in masks.layers:
-            raise UserError(
-                f"the prior's mask file has no mask for {stored_name!r}; leave it out with model.ignore"
-            )
+            raise UserError(f"the prior's mask file has no mask for {stored_name!r}; leave it out (ignore)")
         yield name, masks.layers[stored_name].to_bool()

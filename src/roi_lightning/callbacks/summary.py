@@ -16,7 +16,7 @@ from roi_lightning.callbacks.sparse_export import SparseExport
 from roi_lightning.data import CalibrationDataModule
 from roi_lightning.evaluation import window_perplexity
 from roi_lightning.module import RoILightningModule
-from roi_lightning.priors import magnitude_masks
+from roi_lightning.priors import NAMED_PRIORS, magnitude_masks
 from roi_lightning.summary import show_summary
 
 
@@ -68,7 +68,7 @@ def _candidates(module: RoILightningModule) -> Iterator[tuple[str, AbstractConte
     yield "dense", module.dense()
     yield "magnitude", module.under_masks(dict(magnitude_masks(module.layers, module.pattern)))
     if module.prior_masks and module.prior != "magnitude":
-        name = module.prior if module.prior == "activation" else "prior"
+        name = module.prior if module.prior in NAMED_PRIORS else "prior"
         yield name, module.under_masks({name: mask.to_bool() for name, mask in module.prior_masks.items()})
     yield "roi", module.under_masks()
 

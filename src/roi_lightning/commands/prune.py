@@ -1,0 +1,198 @@
+"""`prune MODEL --method METHOD --pattern N:M --out DIR`: a mask without training."""
+
+import argparse
+import time
+from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from roi_lightning.errors import UserError
+
+if TYPE_CHECKING:
+    from roi_lightning.masks import MaskSet
+    from roi_lightning.oneshot import Calibration, OneShotMethod
+    from roi_lightning.pattern import NMPattern
+    from roi_lightning.sources import ModelSource
+
+_METHODS = ("magnitude", "wanda", "sparsegpt")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The options of `prune`."""
+    parser = argparse.ArgumentParser(
+        prog="roi-lightning prune",
+        description="Choose N of every M weights without training, layer after layer, and write the same "
+        "directory and mask file as a learned mask gets.",
+    )
+    parser.add_argument("model", metavar="MODEL", help="hub id, directory, or GGUF file")
+    parser.add_argument("--method", required=True, help=", ".join(_METHODS))
+    parser.add_argument("--pattern", default="2:4", help="N:M, N kept of M (default: %(default)s)")
+    parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="the directory to write")
+    _add_text(parser.add_argument_group("calibration text"))
+    _add_model(parser.add_argument_group("model"))
+    _add_sparsegpt(parser.add_argument_group("sparsegpt"))
+    return parser
+
+
+def _add_text(group: "argparse._ArgumentGroup") -> None:
+    group.add_argument(
+        "--data",
+        nargs="+",
+        default=["python-docs"],
+        metavar="CORPUS",
+        help="as in data.corpora: files, globs, hub ids, python-docs, or mappings like "
+        "'{source: x.jsonl, text_field: body}' (default: python-docs)",
+    )
+    group.add_argument("--windows", type=int, default=128, help="how many (default: %(default)s)")
+    group.add_argument("--seq_len", type=int, default=2048, help="tokens of each (default: %(default)s)")
+    group.add_argument("--seed", type=int, default=0, help="of the choice of windows (default: %(default)s)")
+    group.add_argument(
+        "--activations",
+        choices=["sequential", "dense"],
+        default="sequential",
+        help="what a block meets: what the pruned blocks before it give, or, in half the time, what the "
+        "unpruned ones would (default: %(default)s)",
+    )
+    group.add_argument(
+        "--spill", metavar="DIR", type=Path, help="keep hidden states in a file there, not in memory"
+    )
+
+
+def _add_model(group: "argparse._ArgumentGroup") -> None:
+    group.add_argument("--revision", help="branch, tag or commit of a hub id")
+    group.add_argument(
+        "--dtype",
+        choices=["auto", "float32", "bfloat16", "float16"],
+        default="auto",
+        help="in which the model runs, and a GGUF model is saved (default: as stored; bfloat16 for GGUF)",
+    )
+    group.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 (default: %(default)s)")
+    group.add_argument("--targets", nargs="+", default=["*"], metavar="GLOB", help="layers to prune")
+    group.add_argument("--ignore", nargs="+", default=[], metavar="GLOB", help="layers to leave dense")
+    group.add_argument("--trust_remote_code", action="store_true", help="run the model repository's code")
+
+
+def _add_sparsegpt(group: "argparse._ArgumentGroup") -> None:
+    group.add_argument(
+        "--mask_only",
+        action="store_true",
+        default=None,
+        help="keep the survivors' values; otherwise they are updated",
+    )
+    group.add_argument("--damping", type=float, help="share of the Hessian's mean diagonal (default: 0.01)")
+    group.add_argument("--block_size", type=int, help="columns at a time (default: 128)")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Prune, write, verify, and say what was done.
+
+    Returns:
+        0.
+
+    Raises:
+        UserError: For anything that can't be pruned, read or written.
+    """
+    args = build_parser().parse_args(argv)
+    method = make_method(args)
+    from roi_lightning.export import check_destination, needed_bytes, open_base
+    from roi_lightning.pattern import NMPattern
+    from roi_lightning.prunable import check_model
+    from roi_lightning.sources import resolve_model
+
+    source, pattern = resolve_model(args.model, args.revision), NMPattern(args.pattern)
+    check_model(source, pattern, args.targets, args.ignore, args.trust_remote_code)
+    needed = None if source.kind == "gguf" else needed_bytes(open_base(source))
+    check_destination(args.out, needed)
+    facts = {"method": args.method, **method.facts()}
+    calibration = None
+    if method.reads_text:
+        calibration = _calibration(args, source)
+        facts |= {"activations": args.activations, "text": ", ".join(args.data), "seed": args.seed}
+        facts |= {"windows": args.windows, "seq_len": args.seq_len}
+    return _prune(args, source, method, pattern, calibration, facts)
+
+
+def make_method(args: argparse.Namespace) -> "OneShotMethod":
+    """The method that was asked for.
+
+    Raises:
+        UserError: If there is no such method, or an option is given that it does not have.
+    """
+    if args.method not in _METHODS:
+        near = get_close_matches(args.method, _METHODS, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise UserError(f"no method {args.method!r}: choose among {', '.join(_METHODS)}{hint}")
+    from roi_lightning.oneshot import METHODS
+
+    given = {"damping": args.damping, "block_size": args.block_size}
+    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if args.mask_only:
+        options["update_weights"] = False
+    if options and args.method != "sparsegpt":
+        name = "mask_only" if args.mask_only else next(iter(options))
+        raise UserError(f"--{name} is an option of sparsegpt and means nothing to {args.method}")
+    return METHODS[args.method](**options)
+
+
+def _calibration(args: argparse.Namespace, source: "ModelSource") -> "Calibration":
+    from roi_lightning.data import CalibrationDataModule, Corpus, parse_corpus
+    from roi_lightning.devices import choose_device
+    from roi_lightning.language_model import load_config
+    from roi_lightning.oneshot import Calibration, calibration_windows
+
+    device = choose_device(args.device)
+    corpora: list[Corpus | str] = [parse_corpus(text) for text in args.data]
+    # Held-out text of its own, so that all of what is given is for calibration.
+    data = CalibrationDataModule(
+        args.model,
+        tokenizer_revision=args.revision,
+        trust_remote_code=args.trust_remote_code,
+        corpora=corpora,
+        val_corpora=corpora,
+        seq_len=args.seq_len,
+        seed=args.seed,
+    )
+    config = load_config(source, args.trust_remote_code).get_text_config()
+    longest = getattr(config, "max_position_embeddings", None)
+    windows = calibration_windows(data, args.windows, longest)
+    return Calibration(windows, args.activations, device, args.spill)
+
+
+def _prune(
+    args: argparse.Namespace,
+    source: "ModelSource",
+    method: "OneShotMethod",
+    pattern: "NMPattern",
+    calibration: "Calibration | None",
+    facts: dict[str, object],
+) -> int:
+    from roi_lightning.export import write_export
+    from roi_lightning.language_model import load_language_model
+    from roi_lightning.oneshot import TensorStore, prune_model
+    from roi_lightning.prunable import prunable_layers
+
+    lm = load_language_model(source, args.dtype, args.trust_remote_code)
+    layers = prunable_layers(lm, args.targets, args.ignore)
+    started = time.monotonic()
+    with TensorStore.beside(args.out) as updates:
+        masks = prune_model(source, lm, layers, method, pattern, calibration, updates)
+        facts |= {"seconds": round(time.monotonic() - started, 1)}
+        out = write_export(source, masks, args.out, updates=updates, training=facts, lm=lm)
+    _show(facts, masks, out)
+    return 0
+
+
+def _show(facts: dict[str, object], masks: "MaskSet", out: Path) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=f"{masks.base.spec} at {masks.pattern}", show_header=False)
+    for name, value in facts.items():
+        table.add_row(name, Text(str(value)))
+    table.add_row("kept", f"{masks.kept:,} of {masks.total:,} weights in {len(masks.layers)} layers")
+    table.add_row("updated", f"survivors of {len(masks.updated)} layers" if masks.updated else "no weight")
+    console = Console()
+    console.print(table)
+    console.print(Text(f"{out}: written and verified"), soft_wrap=True)

@@ -1,0 +1,64 @@
+"""What a one-shot method is: statistics of a layer's inputs in, a mask and perhaps new weights out."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor, device
+
+from roi_lightning.oneshot.statistics import InputStatistics
+from roi_lightning.pattern import NMPattern
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """What a method makes of one weight.
+
+    Attributes:
+        mask: Boolean, of the weight's shape; true is kept.
+        weight: The weight with its survivors updated and zeros elsewhere, in its own dtype; None where the
+            survivors stay as they are.
+    """
+
+    mask: Tensor
+    weight: Tensor | None = None
+
+
+class OneShotMethod(ABC):
+    """Prunes one layer at a time.
+
+    Attributes:
+        reads_text: Whether it looks at activations.
+        updates_weights: Whether it changes what survives.
+    """
+
+    reads_text: ClassVar[bool] = True
+
+    @property
+    def updates_weights(self) -> bool:
+        """Whether survivors change."""
+        return False
+
+    def facts(self) -> dict[str, object]:
+        """Its options, for those who read the result."""
+        return {}
+
+    def statistics(self, size: int, on: device) -> InputStatistics:
+        """An empty accumulator for a layer of `size` inputs."""
+        raise NotImplementedError(f"{type(self).__name__} looks at no activations")
+
+    @abstractmethod
+    def prune(
+        self, weight: Tensor, statistics: InputStatistics | None, pattern: NMPattern, name: str
+    ) -> Pruned:
+        """Choose what to keep.
+
+        Args:
+            weight: [out, in], any float dtype.
+            statistics: Of the layer's inputs.
+            pattern: N:M along the inputs.
+            name: The layer's, for messages.
+
+        Raises:
+            UserError: If the statistics can't be used.
+        """

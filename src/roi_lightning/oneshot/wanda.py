@@ -1,0 +1,24 @@
+"""Wanda: keep the largest products of weight and input norm."""
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from roi_lightning.oneshot.method import OneShotMethod, Pruned
+from roi_lightning.oneshot.statistics import InputStatistics, SquareSums
+from roi_lightning.pattern import NMPattern
+
+
+class Wanda(OneShotMethod):
+    """The N largest |weight| × ‖input‖₂ of each group, the norm taken over all calibration tokens."""
+
+    @override
+    def statistics(self, size: int, on: torch.device) -> InputStatistics:
+        return SquareSums(size, on)
+
+    @override
+    def prune(
+        self, weight: Tensor, statistics: InputStatistics | None, pattern: NMPattern, name: str
+    ) -> Pruned:
+        assert isinstance(statistics, SquareSums)
+        return Pruned(pattern.top(weight.float().abs() * statistics.total.sqrt()))
