@@ -126,7 +126,7 @@ def test_overlays_run(lab, overlay):
     assert run("verify", "runs/quickstart/export") == 0
 
 
-COMMANDS = ["fit", "validate", "export", "plan", "apply", "verify"]
+COMMANDS = ["fit", "validate", "export", "plan", "prune", "apply", "verify", "evaluate", "compare"]
 
 
 def test_the_overview_names_every_command(capsys):

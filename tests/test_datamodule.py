@@ -325,7 +325,6 @@ def test_too_little_text(tmp_path, texts, options, message, streaming):
     module = data(tmp_path, [Corpus(path, streaming=streaming)], **options)
     with pytest.raises(UserError, match=message) as raised:
         module.setup("fit")
-        module.windows("train", 1)
     assert "\n" not in str(raised.value)
 
 

@@ -186,7 +186,7 @@ REFUSED = {
     "windows too long": (["--seq_len", "4096"], "longer than the model's 128; lower --seq_len"),
     "no such text": (["--data", "nowhere.txt"], "'nowhere.txt': no file matches"),
     "mapping with a wrong field": (["--data", "{source: x, colour: red}"], "colour"),
-    "no such device": (["--device", "gpu"], "device 'gpu' can't be used"),
+    "no such device": (["--device", "gpu"], "--device 'gpu': use auto, cpu"),
 }
 
 

@@ -6,20 +6,20 @@ from roi_lightning.errors import UserError
 
 
 def choose_device(name: str = "auto") -> torch.device:
-    """A device by name.
+    """The device of a name.
 
     Args:
-        name: `auto` for a CUDA device where there is one, else as torch spells it (`cpu`, `cuda:1`).
+        name: `cpu`, `cuda`, `cuda:N`, or `auto` for a GPU where there is one.
 
     Raises:
-        UserError: If there is no such device.
+        UserError: If the name is none of these or the machine has no such device.
     """
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(f"device {name!r} can't be used: {reason}") from error
-    return device
+        return torch.device("cuda" if gpus else "cpu")
+    if name == "cpu" or (name == "cuda" and gpus):
+        return torch.device(name)
+    kind, _, number = name.partition(":")
+    if kind == "cuda" and number.isdigit() and int(number) < gpus:
+        return torch.device(name)
+    raise UserError(f"--device {name!r}: use auto, cpu, cuda or cuda:N; this machine has {gpus} GPUs")

@@ -34,7 +34,7 @@ def progress(items: Sequence[T], description: str) -> Iterable[T]:
 
 
 def _bar(items: Sequence[T], description: str) -> Iterator[T]:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Pace())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), _Pace())
     with Progress(
         *columns,
         TimeRemainingColumn(),

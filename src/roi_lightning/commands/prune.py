@@ -96,6 +96,7 @@ def main(argv: Sequence[str]) -> int:
     args = build_parser().parse_args(argv)
     method = make_method(args)
     from roi_lightning.export import check_destination, needed_bytes, open_base
+    from roi_lightning.oneshot import CalibratedMethod
     from roi_lightning.pattern import NMPattern
     from roi_lightning.prunable import check_model
     from roi_lightning.sources import resolve_model
@@ -106,7 +107,7 @@ def main(argv: Sequence[str]) -> int:
     check_destination(args.out, needed)
     facts = {"method": args.method, **method.facts()}
     calibration = None
-    if method.reads_text:
+    if isinstance(method, CalibratedMethod):
         calibration = _calibration(args, source)
         facts |= {"activations": args.activations, "text": ", ".join(args.data), "seed": args.seed}
         facts |= {"windows": args.windows, "seq_len": args.seq_len}

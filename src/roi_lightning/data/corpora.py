@@ -14,6 +14,7 @@ import sys
 import sysconfig
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -195,13 +196,27 @@ def _load(
     import datasets
 
     try:
-        loaded = datasets.load_dataset(path, cache_dir=cache_dir, streaming=corpus.streaming, **options)
+        with uncounted() if path in FORMATS.values() else nullcontext():
+            loaded = datasets.load_dataset(path, cache_dir=cache_dir, streaming=corpus.streaming, **options)
         if loaded.features is None:
             loaded = loaded._resolve_features()
     except Exception as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(f"cannot load corpus {corpus.source!r} ({reason}); {remedy}") from error
     return _only_text(loaded, corpus)
+
+
+@contextmanager
+def uncounted() -> Iterator[None]:
+    """Without the download counter by which `datasets` asks the network even for local files."""
+    import datasets
+
+    before = datasets.config.HF_UPDATE_DOWNLOAD_COUNTS
+    datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False
+    try:
+        yield
+    finally:
+        datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = before
 
 
 def _only_text(loaded: Any, corpus: Corpus) -> "Dataset | IterableDataset":

@@ -84,9 +84,7 @@ def _check_updates(masks: MaskSet, updates: Mapping[str, Tensor]) -> None:
         )
 
 
-def _write_weights(
-    base: BaseTensors, masks: MaskSet, updates: Mapping[str, Tensor], folder: Path
-) -> None:
+def _write_weights(base: BaseTensors, masks: MaskSet, updates: Mapping[str, Tensor], folder: Path) -> None:
     for file_name in progress(sorted(set(base.files.values())), "writing weights"):
         base.write_weights(file_name, folder)
         masked = {

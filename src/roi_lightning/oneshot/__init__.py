@@ -2,7 +2,7 @@
 
 from roi_lightning.oneshot.layerwise import Calibration, prune_layers
 from roi_lightning.oneshot.magnitude import Magnitude
-from roi_lightning.oneshot.method import OneShotMethod, Pruned
+from roi_lightning.oneshot.method import CalibratedMethod, OneShotMethod, Pruned
 from roi_lightning.oneshot.model import prune_model
 from roi_lightning.oneshot.sparsegpt import SparseGPT
 from roi_lightning.oneshot.store import TensorStore
@@ -13,6 +13,7 @@ METHODS: dict[str, type[OneShotMethod]] = {"magnitude": Magnitude, "wanda": Wand
 
 __all__ = [
     "METHODS",
+    "CalibratedMethod",
     "Calibration",
     "Magnitude",
     "OneShotMethod",

@@ -15,7 +15,7 @@ from transformers.modeling_utils import PreTrainedModel
 
 from roi_lightning.oneshot.decoder import Decoder
 from roi_lightning.oneshot.measuring import Measurement
-from roi_lightning.oneshot.method import OneShotMethod, Pruned
+from roi_lightning.oneshot.method import CalibratedMethod, OneShotMethod, Pruned
 from roi_lightning.oneshot.statistics import InputStatistics
 from roi_lightning.pattern import NMPattern
 from roi_lightning.progress import progress
@@ -65,7 +65,7 @@ def prune_layers(
     Raises:
         UserError: If the model's layout or its activations do not allow it.
     """
-    if not method.reads_text:
+    if not isinstance(method, CalibratedMethod):
         for name in progress(list(layers), "pruning layers"):
             yield name, prune_layer(layers[name], method, None, pattern, name)
         return
@@ -80,7 +80,7 @@ def _prune_block(
     decoder: Decoder,
     index: int,
     layers: Mapping[str, nn.Module],
-    method: OneShotMethod,
+    method: CalibratedMethod,
     pattern: NMPattern,
     calibration: Calibration,
     is_last: bool,

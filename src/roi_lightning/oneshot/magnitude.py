@@ -1,7 +1,5 @@
 """Keep the largest weights."""
 
-from typing import ClassVar
-
 from torch import Tensor
 from typing_extensions import override
 
@@ -12,8 +10,6 @@ from roi_lightning.pattern import NMPattern
 
 class Magnitude(OneShotMethod):
     """The N largest absolute weights of each group; reads no text."""
-
-    reads_text: ClassVar[bool] = False
 
     @override
     def prune(

@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor, device
 
@@ -25,27 +24,11 @@ class Pruned:
 
 
 class OneShotMethod(ABC):
-    """Prunes one layer at a time.
-
-    Attributes:
-        reads_text: Whether it looks at activations.
-        updates_weights: Whether it changes what survives.
-    """
-
-    reads_text: ClassVar[bool] = True
-
-    @property
-    def updates_weights(self) -> bool:
-        """Whether survivors change."""
-        return False
+    """Prunes one layer at a time."""
 
     def facts(self) -> dict[str, object]:
         """Its options, for those who read the result."""
         return {}
-
-    def statistics(self, size: int, on: device) -> InputStatistics:
-        """An empty accumulator for a layer of `size` inputs."""
-        raise NotImplementedError(f"{type(self).__name__} looks at no activations")
 
     @abstractmethod
     def prune(
@@ -55,10 +38,18 @@ class OneShotMethod(ABC):
 
         Args:
             weight: [out, in], any float dtype.
-            statistics: Of the layer's inputs.
+            statistics: Of the layer's inputs; None for methods that look at no activations.
             pattern: N:M along the inputs.
             name: The layer's, for messages.
 
         Raises:
             UserError: If the statistics can't be used.
         """
+
+
+class CalibratedMethod(OneShotMethod):
+    """A method that looks at the activations of some text."""
+
+    @abstractmethod
+    def statistics(self, size: int, on: device) -> InputStatistics:
+        """An empty accumulator for a layer of `size` inputs."""

@@ -13,14 +13,14 @@ from torch import Tensor
 from typing_extensions import override
 
 from roi_lightning.errors import UserError
-from roi_lightning.oneshot.method import OneShotMethod, Pruned
+from roi_lightning.oneshot.method import CalibratedMethod, Pruned
 from roi_lightning.oneshot.statistics import InputStatistics, ProductSums, exact_products
 from roi_lightning.pattern import NMPattern
 
 _RETRIES: Final = 3
 
 
-class SparseGPT(OneShotMethod):
+class SparseGPT(CalibratedMethod):
     """Second-order pruning with compensation.
 
     A row whose compensated weights would do worse on the calibration inputs than its untouched survivors
@@ -40,11 +40,6 @@ class SparseGPT(OneShotMethod):
         if damping <= 0 or block_size < 1:
             raise UserError(f"damping {damping} must be above 0 and block_size {block_size} at least 1")
         self._update, self.damping, self.block_size = update_weights, damping, block_size
-
-    @property
-    @override
-    def updates_weights(self) -> bool:
-        return self._update
 
     @override
     def facts(self) -> dict[str, object]:

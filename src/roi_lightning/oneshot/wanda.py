@@ -4,12 +4,12 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from roi_lightning.oneshot.method import OneShotMethod, Pruned
+from roi_lightning.oneshot.method import CalibratedMethod, Pruned
 from roi_lightning.oneshot.statistics import InputStatistics, SquareSums
 from roi_lightning.pattern import NMPattern
 
 
-class Wanda(OneShotMethod):
+class Wanda(CalibratedMethod):
     """The N largest |weight| × ‖input‖₂ of each group, the norm taken over all calibration tokens."""
 
     @override

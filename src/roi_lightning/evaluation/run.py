@@ -1,0 +1,101 @@
+"""Measure several models on several tasks: everything checked first, then one model in memory at a time."""
+
+import gc
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+from torch import Tensor
+from transformers.modeling_utils import PreTrainedModel
+
+from roi_lightning.errors import UserError
+from roi_lightning.evaluation.harness import Figures, open_tasks, run_task
+from roi_lightning.evaluation.settings import Settings
+from roi_lightning.evaluation.subjects import Subject
+from roi_lightning.evaluation.tasks import Task, harness_tasks
+from roi_lightning.evaluation.terminal import shorten
+from roi_lightning.evaluation.text import encode_text, read_text
+from roi_lightning.evaluation.windows import token_perplexity
+
+Results = dict[str, dict[str, Figures]]
+WORD_LENGTH: Final = 4096
+
+
+def evaluate_models(subjects: Sequence[Subject], settings: Settings) -> Results:
+    """All figures of all models.
+
+    Args:
+        subjects: From `resolve_subjects`.
+        settings: Checked (`Settings.check`).
+
+    Returns:
+        By model, by task: a perplexity, or accuracies as fractions of 1 (`run_task`).
+
+    Raises:
+        UserError: If the text or a task's data can't be had, or a model is too short for a window, all
+            before a model is loaded; or if a model can't be read.
+    """
+    bench = _Bench(subjects, settings)
+    return {subject.name: bench.evaluate(subject) for subject in subjects}
+
+
+class _Bench:
+    """Everything that is measured on, read and checked.
+
+    Attributes:
+        texts: By model, the text in its tokens, int64 [tokens]; empty where no task reads it.
+        opened: By task, the harness' questions or documents.
+    """
+
+    def __init__(self, subjects: Sequence[Subject], settings: Settings) -> None:
+        self.settings = settings
+        self.cuts = {task.name: settings.cut(task) for task in settings.tasks if task.kind == "windows"}
+        for subject in subjects:
+            self._check_length(subject)
+        self.texts = self._encode(subjects) if self.cuts else {}
+        self.opened = open_tasks(harness_tasks(settings.tasks), settings.task_data)
+
+    def _check_length(self, subject: Subject) -> None:
+        for name, cut in self.cuts.items():
+            if cut.length > (subject.max_positions or cut.length):
+                remedy = "lower --seq_len" if name == "token_perplexity" else "leave it out"
+                raise UserError(
+                    f"model {subject.name!r} reads at most {subject.max_positions} tokens and the windows of "
+                    f"{name} have {cut.length}; {remedy}"
+                )
+
+    def _encode(self, subjects: Sequence[Subject]) -> dict[str, Tensor]:
+        text = read_text(self.settings.text)
+        texts = {subject.name: encode_text(subject.tokenizer, text) for subject in subjects}
+        for ids in texts.values():
+            for cut in self.cuts.values():
+                cut.check(len(ids))
+        return texts
+
+    def evaluate(self, subject: Subject) -> dict[str, Figures]:
+        """Load a model, measure it, and let go of it."""
+        settings = self.settings
+        lm = subject.load(settings.dtype, settings.device, settings.trust_remote_code)
+        figures = {task.name: self._measure(subject, lm, task) for task in settings.tasks}
+        del lm
+        gc.collect()  # a model's modules refer to each other in circles
+        if settings.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return figures
+
+    def _measure(self, subject: Subject, lm: PreTrainedModel, task: Task) -> Figures:
+        batch_size, description = self.settings.batch_size, f"{shorten(subject.name, 32)}: {task.name}"
+        if task.kind == "windows":
+            ids, cut = self.texts[subject.name], self.cuts[task.name]
+            return token_perplexity(lm, ids, cut, batch_size, description)
+        word_length = min(WORD_LENGTH, subject.max_positions or WORD_LENGTH)
+        return run_task(
+            task,
+            self.opened[task.name],
+            lm,
+            subject.tokenizer,
+            max_length=word_length if task.kind == "documents" else None,
+            batch_size=batch_size,
+            limit=self.settings.limit,
+            description=description,
+        )

@@ -1,0 +1,157 @@
+"""What the MODEL arguments mean: models, or mask files to be applied to a base model in memory."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import torch
+from transformers import PreTrainedConfig
+from transformers.modeling_utils import PreTrainedModel
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+from roi_lightning.errors import UserError
+from roi_lightning.export.base import SIDECAR, BaseTensors, open_base
+from roi_lightning.export.fit import check_masks_fit
+from roi_lightning.export.sidecar import read_sidecar
+from roi_lightning.language_model import DType, load_config, load_language_model, load_tokenizer
+from roi_lightning.masks import MaskSet
+from roi_lightning.prunable import stored_names
+from roi_lightning.sources import ModelSource, resolve_model
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A model to be evaluated, not loaded yet.
+
+    Attributes:
+        name: The argument as typed.
+        source: Where the weights lie.
+        masks: Applied to them in memory; None for a model taken as it is.
+        updated: Whether pruning changed the surviving weights; None for a dense model.
+        config: The model's configuration.
+        tokenizer: Its tokenizer.
+    """
+
+    name: str
+    source: ModelSource
+    masks: MaskSet | None
+    updated: bool | None
+    config: PreTrainedConfig
+    tokenizer: PreTrainedTokenizerBase
+
+    @property
+    def max_positions(self) -> int | None:
+        """The longest sequence the model was made for, in tokens; None where it names no limit."""
+        text = self.config.get_text_config()
+        found = (getattr(text, key, None) for key in ("max_position_embeddings", "n_positions", "n_ctx"))
+        return next((int(value) for value in found if value is not None), None)
+
+    def load(self, dtype: DType, device: torch.device, trust_remote_code: bool = False) -> PreTrainedModel:
+        """The model on its device, in eval mode, masks applied.
+
+        Args:
+            dtype: `auto` for the stored one; of a GGUF base under a mask, what the mask was made for.
+            device: Where to.
+            trust_remote_code: Let the repository's own Python code run.
+
+        Raises:
+            UserError: If it can't be read.
+        """
+        if self.masks is not None and self.source.kind == "gguf" and dtype == "auto":
+            dtype = cast(DType, self.masks.base.dtype)
+        lm = load_language_model(self.source, dtype, trust_remote_code)
+        if self.masks is not None:
+            apply_masks(lm, self.masks)
+        return cast(PreTrainedModel, lm.to(device).eval())  # type: ignore[arg-type]
+
+
+def apply_masks(lm: PreTrainedModel, masks: MaskSet) -> None:
+    """Set the weights that masks drop to zero, in place.
+
+    Args:
+        lm: The masks' base model.
+        masks: See `check_masks_fit`.
+
+    Raises:
+        UserError: If the model has no weight of a masked name.
+    """
+    weights = dict(lm.named_parameters())
+    for stored, name in stored_names(lm, masks.layers, weights).items():
+        weight = weights[name].data
+        weight.masked_fill_(~masks.layers[stored].to_bool().to(weight.device), 0)
+
+
+def resolve_subjects(
+    specs: Sequence[str], base: str | None, trust_remote_code: bool = False
+) -> list[Subject]:
+    """Find out what every argument is, and check what can be checked without loading a model.
+
+    Args:
+        specs: Each a hub id, a directory, a GGUF file, or a mask file (`.safetensors`).
+        base: The model that mask files apply to.
+        trust_remote_code: Let the repositories' own Python code run.
+
+    Raises:
+        UserError: For the first argument that is none of these, is given twice, or is a mask file that
+            can't be applied to the base.
+    """
+    for spec in specs:
+        if specs.count(spec) > 1:
+            raise UserError(f"model {spec!r} is given more than once; a row needs a name of its own")
+    subjects = [_resolve(spec, base, trust_remote_code) for spec in specs]
+    _check_masks(subjects)
+    return subjects
+
+
+def dense_name(subjects: Sequence[Subject], base: str | None) -> str | None:
+    """The row that the others are compared with: the base, else the first dense model, else none."""
+    dense = [subject.name for subject in subjects if subject.updated is None]
+    named = [subject.name for subject in subjects if subject.name == base]
+    return next(iter(named + dense), None)
+
+
+def _resolve(spec: str, base: str | None, trust_remote_code: bool) -> Subject:
+    if Path(spec).suffix == ".safetensors" and not Path(spec).is_dir():
+        masks = _read_masks(spec)
+        if base is None:
+            raise UserError(f"{spec!r} is a mask file: name the model it applies to with --base")
+        source, updated = resolve_model(base, masks.base.revision), cast("bool | None", False)
+    else:
+        masks, source = None, resolve_model(spec)
+        updated = _survivors_updated(source)
+    config = load_config(source, trust_remote_code)
+    tokenizer = load_tokenizer(source.spec, source.revision, trust_remote_code)
+    return Subject(spec, source, masks, updated, config, tokenizer)
+
+
+def _read_masks(spec: str) -> MaskSet:
+    if not Path(spec).is_file():
+        raise UserError(f"no mask file at {spec!r}; give the path of an existing .safetensors file")
+    masks = MaskSet.load(Path(spec))
+    if masks.updated:
+        raise UserError(
+            f"mask file {spec!r} belongs to weights that pruning changed ({len(masks.updated)} tensors); "
+            "evaluate the directory it came from"
+        )
+    return masks
+
+
+def _survivors_updated(source: ModelSource) -> bool | None:
+    if source.kind == "gguf" or not (source.directory / SIDECAR).is_file():
+        return None
+    try:
+        return bool(read_sidecar(source.directory).get("updated"))
+    except UserError as error:
+        raise UserError(f"model {source.spec!r}: its {error}") from error
+
+
+def _check_masks(subjects: Sequence[Subject]) -> None:
+    # A GGUF base has to be loaded for this; masks made for the same dtype share it.
+    bases: dict[tuple[ModelSource, str], BaseTensors] = {}
+    for subject in subjects:
+        if subject.masks is not None:
+            key = (subject.source, subject.masks.base.dtype)
+            if key not in bases:
+                bases[key] = open_base(*key)
+            check_masks_fit(subject.source, subject.masks, bases[key])
