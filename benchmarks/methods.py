@@ -38,6 +38,7 @@ def main() -> None:
     parser.add_argument("--only_make", action="store_true", help="make the masks, measure nothing")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    keep_settings(args)
     train = str(args.roi_data / "corpus/openstax_train.jsonl.gz")
     for name, options in PRUNED.items():
         text = ["--data", train, "--windows", str(args.windows), "--seq_len", "1024"]
@@ -52,6 +53,16 @@ def main() -> None:
     print(as_markdown(results))
     if args.json:
         args.json.write_text(json.dumps(results, indent=2) + "\n")
+
+
+def keep_settings(args: argparse.Namespace) -> None:
+    """Refuse to mix results of different settings in one folder."""
+    settings = {"windows": args.windows, "pattern": args.pattern, "limit": args.limit}
+    file = args.out / "settings.json"
+    if file.exists() and json.loads(file.read_text()) != settings:
+        raise SystemExit(f"{args.out} holds results of {file.read_text().strip()}; choose another --out")
+    args.out.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(settings) + "\n")
 
 
 def made(out: Path, command: list[str]) -> None:

@@ -23,6 +23,7 @@ from roi_lightning.evaluation.settings import Settings
 from roi_lightning.evaluation.sheet import make_sheets
 from roi_lightning.evaluation.tasks import TASKS, choose_tasks
 from roi_lightning.evaluation.terminal import print_sheet, shorten
+from roi_lightning.evaluation.text import read_text
 from roi_lightning.export import write_export
 from roi_lightning.export.sidecar import read_sidecar, seal
 from roi_lightning.language_model import load_language_model
@@ -214,6 +215,32 @@ def test_all_is_checked_before_a_model_is_loaded(place, tmp_path, capsys):
     )
     assert "no GGUF file" in refused(capsys, tmp_path, broken, "absent.gguf", *text)
     assert "can't be read" in refused(capsys, tmp_path, broken, *text)
+
+
+def test_a_model_without_weights_is_refused_before_others_are_measured(place, tmp_path, capsys, monkeypatch):
+    empty = shutil.copytree(place.base, tmp_path / "empty")
+    (empty / "model.safetensors").unlink()
+    loaded = []
+    monkeypatch.setattr(
+        "roi_lightning.evaluation.subjects.load_language_model", lambda *args: loaded.append(args)
+    )
+    line = refused(capsys, tmp_path, place.base, empty, "--text", place.text, "--seq_len", 64)
+    assert "holds no model.safetensors" in line
+    assert not loaded
+
+
+def test_a_base_that_is_no_row_is_not_replaced_by_another_model(place, tmp_path):
+    other = tiny_qwen2(tmp_path / "other", seed=3)
+    found = measure(place, tmp_path / "o.json", other, place.mask, "--base", place.base)
+    assert found["settings"]["dense"] is None
+
+
+def test_documents_without_text_are_skipped_and_damaged_files_refused(place, tmp_path, capsys):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"text": "one two three"}\n{"text": null}\n{"text": "four"}\n')
+    assert read_text(rows) == "one two three\n\nfour"
+    rows.write_text('{"text": "one"}\n' * 20000 + "{damaged\n")
+    assert "rows.jsonl" in refused(capsys, tmp_path, place.base, "--text", rows, "--seq_len", 64)
 
 
 def test_masks_need_a_base_they_were_made_for(place, tmp_path, capsys):

@@ -2,10 +2,16 @@
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
+from roi_lightning.evaluation import window_perplexity
+from roi_lightning.language_model import freeze
 from roi_lightning.noise import gumbel, noise_key
+from roi_lightning.oneshot import Calibration, SparseGPT, Wanda, prune_layers
 from roi_lightning.pattern import NMPattern
+from roi_lightning.prunable import prunable_layers
 from roi_lightning.samplers import Draw, GumbelTopK, StraightThrough
+from tiny_models import tiny_gemma2, tiny_gpt2, tiny_llama
 
 pytestmark = [
     pytest.mark.gpu,
@@ -40,3 +46,27 @@ def test_hard_masks_are_the_same_on_every_device():
     scores = torch.randint(0, 4, (64, 256)).float()
     pattern = NMPattern("2:4")
     assert torch.equal(pattern.top(scores), pattern.top(scores.cuda()).cpu())
+
+
+@pytest.mark.parametrize("method", [Wanda(), SparseGPT()])
+@pytest.mark.parametrize("builder", [tiny_llama, tiny_gpt2, tiny_gemma2])
+def test_blocks_that_visit_the_device_are_pruned_as_on_the_cpu(tmp_path, builder, method):
+    lm = freeze(AutoModelForCausalLM.from_pretrained(builder(tmp_path / "m")))
+    windows = torch.randint(0, 250, (4, 32), generator=torch.Generator().manual_seed(0))
+    layers, results = prunable_layers(lm), []
+    for device in ("cpu", "cuda"):
+        calibration = Calibration(windows, device=torch.device(device))
+        results.append(dict(prune_layers(lm, layers, method, NMPattern("2:4"), calibration)))
+    assert all(parameter.device.type == "cpu" for parameter in lm.parameters())
+    for name, pruned in results[0].items():
+        other = results[1][name]
+        same = pruned.mask == other.mask.cpu()
+        assert same.float().mean() > 0.98, name  # near-ties may fall differently
+        if pruned.weight is not None and same.all():
+            torch.testing.assert_close(other.weight.cpu(), pruned.weight, rtol=1e-3, atol=1e-4)
+
+
+def test_perplexity_is_the_same_on_every_device(tmp_path):
+    lm = AutoModelForCausalLM.from_pretrained(tiny_llama(tmp_path / "m")).eval()
+    windows = torch.randint(0, 250, (4, 32), generator=torch.Generator().manual_seed(0))
+    assert window_perplexity(lm, windows) == pytest.approx(window_perplexity(lm.cuda(), windows), rel=1e-4)

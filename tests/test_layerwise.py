@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM
+from transformers import AutoModelForCausalLM
 
 from cli_helpers import brute_top
 from roi_lightning.errors import UserError
@@ -12,28 +12,9 @@ from roi_lightning.oneshot.layerwise import prune_layer
 from roi_lightning.pattern import NMPattern
 from roi_lightning.prunable import input_dim, prunable_layers
 from test_sparsegpt import errors, slow_sparsegpt
-from tiny_models import VOCAB_SIZE, tiny_gpt2, tiny_llama, tiny_qwen2
+from tiny_models import tiny_gemma2, tiny_gpt2, tiny_llama, tiny_qwen2
 
 PATTERN = NMPattern("2:4")
-
-
-def tiny_gemma2(directory):
-    """Attends over the whole window in every second block only: the blocks need different masks."""
-    config = Gemma2Config(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=4,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-        sliding_window=4,
-        attn_implementation="eager",
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        Gemma2ForCausalLM(config).save_pretrained(directory)
-    return directory
 
 
 BUILDERS = {
@@ -137,6 +118,17 @@ def as_rows(layer, tensor):
     return tensor.T if input_dim(layer) == 0 else tensor
 
 
+def test_the_two_kinds_of_activations_differ_by_more_than_the_tests_allow_for(lm, windows):
+    layers = prunable_layers(lm)
+    masks = [
+        {name: pruned.mask for name, pruned in prune_layers(lm, layers, Wanda(), PATTERN, calibration)}
+        for calibration in (Calibration(windows), Calibration(windows, "dense"))
+    ]
+    first, *_, last = by_block(layers)
+    assert all(torch.equal(masks[0][name], masks[1][name]) for name in first)
+    assert not any(alike(masks[0][name], masks[1][name]) for name in last)
+
+
 @pytest.mark.parametrize("method", [Wanda(), SparseGPT()])
 def test_the_model_is_left_as_it_was(lm, windows, method):
     before = {name: tensor.clone() for name, tensor in lm.state_dict().items()}
@@ -196,6 +188,24 @@ def test_a_model_that_works_between_its_blocks_is_refused(tmp_path, windows):
 
     lm.model.forward = between
     with pytest.raises(UserError, match="changes the hidden states between its blocks"):
+        list(prune_layers(lm, prunable_layers(lm), Wanda(), PATTERN, Calibration(windows)))
+
+
+def test_blocks_that_share_something_that_grows_are_refused(tmp_path, windows):
+    lm = freeze(AutoModelForCausalLM.from_pretrained(tiny_llama(tmp_path / "m")))
+    shared = {}
+
+    class Notes(dict):
+        """No plain value: what a block finds in it depends on the blocks before."""
+
+    notes = Notes(shared)
+    for block in lm.model.layers:
+        forward = block.forward
+        block.forward = lambda *args, forward=forward, **kwargs: forward(
+            *args, **{name: value for name, value in kwargs.items() if name != "notes"}
+        )
+        block.register_forward_pre_hook(lambda _, a, k: (a, k | {"notes": notes}), with_kwargs=True)
+    with pytest.raises(UserError, match="hands a Notes from block to block"):
         list(prune_layers(lm, prunable_layers(lm), Wanda(), PATTERN, Calibration(windows)))
 
 

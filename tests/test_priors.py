@@ -1,5 +1,6 @@
 """Priors against slow double loops, and what they do to the logits."""
 
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -154,6 +155,21 @@ def test_one_shot_priors_are_what_prune_finds(tmp_path, lab, builder, prior, met
         assert torch.equal(learner.prior_masks[name].to_bool(), mask), name
         assert torch.equal(learner.layers[name].weight, plain.get_submodule(name).weight)
     assert learner.state.mode == "dense"
+
+
+@pytest.mark.parametrize("prior", ["activation", "wanda", "sparsegpt"])
+def test_a_whole_run_starts_from_a_prior_and_shows_it(lab, prior):
+    assert run("fit", *lab.quick("--model.prior", prior, max_steps=2)) == 0
+    summary = json.loads((lab.folder / "runs/quickstart/summary.json").read_text())
+    assert set(summary["perplexity"]) == {"dense", "magnitude", prior, "roi"}
+
+
+def test_a_resumed_run_does_not_prune_for_its_prior_again(lab, monkeypatch):
+    options = ["--model.prior", "sparsegpt", "--trainer.callbacks.every_n_train_steps", "1"]
+    assert run("fit", *lab.quick(*options, max_steps=2)) == 0
+    monkeypatch.setattr("roi_lightning.module.prune_layers", lambda *args: pytest.fail("pruned again"))
+    last = lab.folder / "runs/quickstart/checkpoints/last.ckpt"
+    assert run("fit", *lab.quick(*options, "--ckpt_path", last, max_steps=3)) == 0
 
 
 def test_a_pruned_directory_with_updated_weights_is_a_prior_too(tmp_path, lab):

@@ -2,16 +2,19 @@
 
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from cli_helpers import brute_top, make_lab, plain_text, run
 from data_helpers import write_jsonl
+from roi_lightning.commands.prune import _METHODS
 from roi_lightning.export import verify_export
 from roi_lightning.masks import MASK_FILE, MaskSet
+from roi_lightning.oneshot import METHODS
 from roi_lightning.sources import resolve_model
 from tiny_models import tiny_gguf, tiny_gpt2, tiny_llama, tiny_qwen2
 
@@ -182,7 +185,9 @@ REFUSED = {
     "pattern that is none": (["--pattern", "4:2"], "4:2"),
     "no such layer": (["--ignore", "q_prog"], "ignore: 'q_prog' matches none"),
     "too little text": (["--windows", "4000"], r"holds \d+ windows of 32 tokens, 4000 are asked for"),
-    "no windows": (["--windows", "0"], "count is 0"),
+    "no windows": (["--windows", "0"], "--windows is 0; give at least 1"),
+    "text for magnitude": (["--method", "magnitude"], "--data means nothing to magnitude"),
+    "device for magnitude": (["--method", "magnitude"], "means nothing to magnitude"),
     "windows too long": (["--seq_len", "4096"], "longer than the model's 128; lower --seq_len"),
     "no such text": (["--data", "nowhere.txt"], "'nowhere.txt': no file matches"),
     "mapping with a wrong field": (["--data", "{source: x, colour: red}"], "colour"),
@@ -208,6 +213,34 @@ def test_a_model_directory_without_weights_is_refused_early(lab, tmp_path, capsy
     assert not (tmp_path / "out").exists()
 
 
+def test_an_update_that_the_stored_dtype_can_t_hold_is_refused(lab, tmp_path, capsys):
+    assert prune(lab, tmp_path / "results/out", "--dtype", "float32", method="sparsegpt") == 1
+    assert "stored as torch.bfloat16 and its update was made in torch.float32" in capsys.readouterr().err
+    assert list((tmp_path / "results").iterdir()) == []
+    assert prune(lab, tmp_path / "out", "--dtype", "float32", "--mask_only", method="sparsegpt") == 0
+
+
+def test_the_base_itself_is_never_written_over(lab, tmp_path, capsys):
+    assert prune(lab, tmp_path / "once") == 0
+    before = (tmp_path / "once/model.safetensors").read_bytes()
+    assert prune(lab, tmp_path / "once", model=tmp_path / "once") == 1
+    assert "holds the base model itself" in capsys.readouterr().err
+    assert (tmp_path / "once/model.safetensors").read_bytes() == before
+
+
+def test_a_disk_without_room_for_the_updates_is_noticed_before_the_walk(lab, tmp_path, capsys, monkeypatch):
+    room = (lab.model / "model.safetensors").stat().st_size * 1.9 + 2**20
+    usage = SimpleNamespace(total=0, used=0, free=int(room))
+    monkeypatch.setattr("roi_lightning.export.destination.shutil.disk_usage", lambda _: usage)
+    assert prune(lab, tmp_path / "out", method="sparsegpt") == 1
+    assert "are free" in capsys.readouterr().err
+    assert prune(lab, tmp_path / "out", method="wanda") == 0
+
+
+def test_the_parser_knows_the_methods_there_are():
+    assert list(METHODS) == list(_METHODS)
+
+
 def test_a_folder_that_is_not_ours_is_refused_before_the_work(lab, tmp_path, capsys):
     (tmp_path / "out").mkdir()
     (tmp_path / "out/thesis.txt").write_text("mine")
@@ -216,13 +249,14 @@ def test_a_folder_that_is_not_ours_is_refused_before_the_work(lab, tmp_path, cap
     assert [file.name for file in (tmp_path / "out").iterdir()] == ["thesis.txt"]
 
 
-def test_a_walk_that_fails_leaves_nothing(lab, tmp_path, capsys):
+@pytest.mark.parametrize("block", [0, 1])
+def test_a_walk_that_fails_leaves_nothing(lab, tmp_path, capsys, block):
     model = tiny_llama(tmp_path / "m")
     tensors = load_file(model / "model.safetensors")
-    tensors["model.layers.1.post_attention_layernorm.weight"].fill_(float("nan"))
-    from safetensors.torch import save_file
-
+    tensors[f"model.layers.{block}.post_attention_layernorm.weight"].fill_(float("nan"))
     save_file(tensors, model / "model.safetensors", {"format": "pt"})
     assert prune(lab, tmp_path / "results/out", model=model, method="sparsegpt") == 1
-    assert "layers.1.mlp.gate_proj met inputs that are infinite or not numbers" in capsys.readouterr().err
+    assert (
+        f"layers.{block}.mlp.gate_proj met inputs that are infinite or not numbers" in capsys.readouterr().err
+    )
     assert list((tmp_path / "results").iterdir()) == []

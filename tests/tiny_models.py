@@ -9,6 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
@@ -62,6 +64,13 @@ def tiny_gpt2(directory: Path, seed: int = 0, prefix: bool = True, **overrides: 
         tensors = {name.removeprefix("transformer."): x.clone() for name, x in load_file(file).items()}
         save_file(tensors, file, {"format": "pt"})
     return directory
+
+
+def tiny_gemma2(directory: Path, seed: int = 0, **overrides: Any) -> Path:
+    """Attends over the whole window in every second block only: the blocks need different masks; float32."""
+    sizes = _SIZES | {"num_hidden_layers": 4, "head_dim": 16, "sliding_window": 4}
+    config = Gemma2Config(**(sizes | {"attn_implementation": "eager"} | _config(overrides)))
+    return _save(Gemma2ForCausalLM, config, directory, seed, overrides)
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:

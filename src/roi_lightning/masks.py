@@ -176,5 +176,5 @@ class MaskSet:
         }
         revision = header["base_revision"] or None
         base = BaseModel(header["base_model"], revision, header["dtype"], json.loads(header["sha256"]))
-        updated = json.loads(header["updated"])
+        updated = json.loads(header.get("updated", "{}"))
         return cls(NMPattern(f"{header['n']}:{header['m']}"), layers, base, updated)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from roi_lightning.errors import UserError
@@ -177,8 +177,11 @@ def _weight_map(directory: Path) -> dict[str, str]:
             f"{str(directory)!r} holds no model.safetensors; only safetensors are read: "
             "convert the model with save_pretrained first"
         )
-    with safe_open(single, framework="pt") as file:
-        return dict.fromkeys(file.keys(), single.name)
+    try:
+        with safe_open(single, framework="pt") as file:
+            return dict.fromkeys(file.keys(), single.name)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{str(single)!r} can't be read ({error}); fetch the model again") from error
 
 
 def tensor_sha256(tensor: Tensor) -> str:

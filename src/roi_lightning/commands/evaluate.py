@@ -28,7 +28,11 @@ def build_parser() -> argparse.ArgumentParser:
     add(
         "--task_data", metavar="DIR", type=Path, help="<task>.jsonl files, wikitext.jsonl for word_perplexity"
     )
-    add("--base", metavar="MODEL", help="what mask files apply to, and the row others are compared with")
+    add(
+        "--base",
+        metavar="MODEL",
+        help="what mask files apply to; if among the MODELs, what others are compared with",
+    )
     add("--seq_len", metavar="N", type=int, default=1024, help="window of token_perplexity (default: 1024)")
     add("--limit", metavar="N", type=int, help="only the first N windows, documents, questions")
     add("--batch_size", metavar="N", type=int, default=8, help="sequences per forward pass (default: 8)")

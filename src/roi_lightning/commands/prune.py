@@ -5,17 +5,28 @@ import time
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from roi_lightning.errors import UserError
 
 if TYPE_CHECKING:
+    from roi_lightning.export.base import BaseTensors
     from roi_lightning.masks import MaskSet
     from roi_lightning.oneshot import Calibration, OneShotMethod
     from roi_lightning.pattern import NMPattern
     from roi_lightning.sources import ModelSource
 
 _METHODS = ("magnitude", "wanda", "sparsegpt")
+# What options stand for that are left out; None there tells that a method was not given one it does not have.
+_TEXT: Final = {
+    "data": ["python-docs"],
+    "windows": 128,
+    "seq_len": 2048,
+    "seed": 0,
+    "activations": "sequential",
+    "device": "auto",
+    "spill": None,
+}
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -26,7 +37,7 @@ def build_parser() -> argparse.ArgumentParser:
         "directory and mask file as a learned mask gets.",
     )
     parser.add_argument("model", metavar="MODEL", help="hub id, directory, or GGUF file")
-    parser.add_argument("--method", required=True, help=", ".join(_METHODS))
+    parser.add_argument("--method", required=True, help="magnitude (reads no text), wanda, sparsegpt")
     parser.add_argument("--pattern", default="2:4", help="N:M, N kept of M (default: %(default)s)")
     parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="the directory to write")
     _add_text(parser.add_argument_group("calibration text"))
@@ -39,21 +50,20 @@ def _add_text(group: "argparse._ArgumentGroup") -> None:
     group.add_argument(
         "--data",
         nargs="+",
-        default=["python-docs"],
         metavar="CORPUS",
         help="as in data.corpora: files, globs, hub ids, python-docs, or mappings like "
         "'{source: x.jsonl, text_field: body}' (default: python-docs)",
     )
-    group.add_argument("--windows", type=int, default=128, help="how many (default: %(default)s)")
-    group.add_argument("--seq_len", type=int, default=2048, help="tokens of each (default: %(default)s)")
-    group.add_argument("--seed", type=int, default=0, help="of the choice of windows (default: %(default)s)")
+    group.add_argument("--windows", type=int, help="how many (default: 128)")
+    group.add_argument("--seq_len", type=int, help="tokens of each (default: 2048)")
+    group.add_argument("--seed", type=int, help="of the choice of windows (default: 0)")
     group.add_argument(
         "--activations",
         choices=["sequential", "dense"],
-        default="sequential",
-        help="what a block meets: what the pruned blocks before it give, or, in half the time, what the "
-        "unpruned ones would (default: %(default)s)",
+        help="what a block meets: what the pruned blocks before it give, or, in half the passes, what the "
+        "unpruned ones would (default: sequential)",
     )
+    group.add_argument("--device", help="where blocks run: auto, cpu, cuda, cuda:1 (default: auto)")
     group.add_argument(
         "--spill", metavar="DIR", type=Path, help="keep hidden states in a file there, not in memory"
     )
@@ -67,7 +77,6 @@ def _add_model(group: "argparse._ArgumentGroup") -> None:
         default="auto",
         help="in which the model runs, and a GGUF model is saved (default: as stored; bfloat16 for GGUF)",
     )
-    group.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 (default: %(default)s)")
     group.add_argument("--targets", nargs="+", default=["*"], metavar="GLOB", help="layers to prune")
     group.add_argument("--ignore", nargs="+", default=[], metavar="GLOB", help="layers to leave dense")
     group.add_argument("--trust_remote_code", action="store_true", help="run the model repository's code")
@@ -95,7 +104,7 @@ def main(argv: Sequence[str]) -> int:
     """
     args = build_parser().parse_args(argv)
     method = make_method(args)
-    from roi_lightning.export import check_destination, needed_bytes, open_base
+    from roi_lightning.export import check_not_base, open_base
     from roi_lightning.oneshot import CalibratedMethod
     from roi_lightning.pattern import NMPattern
     from roi_lightning.prunable import check_model
@@ -103,8 +112,8 @@ def main(argv: Sequence[str]) -> int:
 
     source, pattern = resolve_model(args.model, args.revision), NMPattern(args.pattern)
     check_model(source, pattern, args.targets, args.ignore, args.trust_remote_code)
-    needed = None if source.kind == "gguf" else needed_bytes(open_base(source))
-    check_destination(args.out, needed)
+    check_not_base(args.out.absolute(), source)
+    _check_room(args, method, None if source.kind == "gguf" else open_base(source))
     facts = {"method": args.method, **method.facts()}
     calibration = None
     if isinstance(method, CalibratedMethod):
@@ -124,7 +133,7 @@ def make_method(args: argparse.Namespace) -> "OneShotMethod":
         near = get_close_matches(args.method, _METHODS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise UserError(f"no method {args.method!r}: choose among {', '.join(_METHODS)}{hint}")
-    from roi_lightning.oneshot import METHODS
+    from roi_lightning.oneshot import METHODS, CalibratedMethod
 
     given = {"damping": args.damping, "block_size": args.block_size}
     options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
@@ -133,7 +142,32 @@ def make_method(args: argparse.Namespace) -> "OneShotMethod":
     if options and args.method != "sparsegpt":
         name = "mask_only" if args.mask_only else next(iter(options))
         raise UserError(f"--{name} is an option of sparsegpt and means nothing to {args.method}")
-    return METHODS[args.method](**options)
+    method = METHODS[args.method](**options)
+    _fill_text_options(args, reads_text=isinstance(method, CalibratedMethod))
+    return method
+
+
+def _fill_text_options(args: argparse.Namespace, reads_text: bool) -> None:
+    given = [name for name in _TEXT if getattr(args, name) is not None]
+    if given and not reads_text:
+        raise UserError(f"--{given[0]} means nothing to {args.method}, which reads no text")
+    for name in _TEXT.keys() - set(given):
+        setattr(args, name, _TEXT[name])
+    for name, least in (("windows", 1), ("seq_len", 2), ("seed", 0)):
+        if getattr(args, name) < least:
+            raise UserError(f"--{name} is {getattr(args, name)}; give at least {least}")
+
+
+def _check_room(args: argparse.Namespace, method: "OneShotMethod", base: "BaseTensors | None") -> None:
+    """Refuse a place that can't take the result, as far as its size is known."""
+    from roi_lightning.export import check_destination, needed_bytes
+    from roi_lightning.oneshot import SparseGPT
+
+    # Updated weights wait beside the directory until it is written.
+    copies = (
+        base.nbytes if base is not None and isinstance(method, SparseGPT) and method.updates_weights else 0
+    )
+    check_destination(args.out, None if base is None else needed_bytes(base) + copies)
 
 
 def _calibration(args: argparse.Namespace, source: "ModelSource") -> "Calibration":
@@ -168,12 +202,14 @@ def _prune(
     calibration: "Calibration | None",
     facts: dict[str, object],
 ) -> int:
-    from roi_lightning.export import write_export
+    from roi_lightning.export import open_base, write_export
     from roi_lightning.language_model import load_language_model
     from roi_lightning.oneshot import TensorStore, prune_model
     from roi_lightning.prunable import prunable_layers
 
     lm = load_language_model(source, args.dtype, args.trust_remote_code)
+    if source.kind == "gguf":  # its size as a directory is known only now
+        _check_room(args, method, open_base(source, str(lm.dtype).removeprefix("torch."), lm))
     layers = prunable_layers(lm, args.targets, args.ignore)
     started = time.monotonic()
     with TensorStore.beside(args.out) as updates:

@@ -54,6 +54,8 @@ class _Bench:
             self._check_length(subject)
         self.texts = self._encode(subjects) if self.cuts else {}
         self.opened = open_tasks(harness_tasks(settings.tasks), settings.task_data)
+        for subject in subjects:
+            subject.check_weights()
 
     def _check_length(self, subject: Subject) -> None:
         for name, cut in self.cuts.items():

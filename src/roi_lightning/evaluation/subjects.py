@@ -17,7 +17,7 @@ from roi_lightning.export.sidecar import read_sidecar
 from roi_lightning.language_model import DType, load_config, load_language_model, load_tokenizer
 from roi_lightning.masks import MaskSet
 from roi_lightning.prunable import stored_names
-from roi_lightning.sources import ModelSource, resolve_model
+from roi_lightning.sources import ModelSource, StoredTensors, resolve_model
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +46,15 @@ class Subject:
         text = self.config.get_text_config()
         found = (getattr(text, key, None) for key in ("max_position_embeddings", "n_positions", "n_ctx"))
         return next((int(value) for value in found if value is not None), None)
+
+    def check_weights(self) -> None:
+        """Refuse a directory whose weight files are missing or damaged at first sight.
+
+        Raises:
+            UserError: Naming the file.
+        """
+        if self.source.kind != "gguf":
+            StoredTensors(self.source.directory)
 
     def load(self, dtype: DType, device: torch.device, trust_remote_code: bool = False) -> PreTrainedModel:
         """The model on its device, in eval mode, masks applied.
@@ -105,10 +114,9 @@ def resolve_subjects(
 
 
 def dense_name(subjects: Sequence[Subject], base: str | None) -> str | None:
-    """The row that the others are compared with: the base, else the first dense model, else none."""
-    dense = [subject.name for subject in subjects if subject.updated is None]
-    named = [subject.name for subject in subjects if subject.name == base]
-    return next(iter(named + dense), None)
+    """The row that the others are compared with: `base` if it is among them; the first dense model without one."""
+    candidates = [x.name for x in subjects if (x.updated is None if base is None else x.name == base)]
+    return next(iter(candidates), None)
 
 
 def _resolve(spec: str, base: str | None, trust_remote_code: bool) -> Subject:

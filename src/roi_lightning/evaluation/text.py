@@ -31,11 +31,22 @@ def read_text(file: Path | None) -> str:
         return _wikitext()
     suffix = file.with_suffix("").suffix if file.suffix in _COMPRESSED else file.suffix
     if suffix in _DOCUMENT_FILES:
-        return "\n\n".join(row["text"] for row in load_documents(Corpus(str(file), streaming=True)))
+        return _documents(file)
     try:
         return file.read_bytes().decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--text {str(file)!r} can't be read as UTF-8 text ({error})") from error
+        raise UserError(f"--text {str(file)!r} can't be read as UTF-8 text ({error}); convert it") from error
+
+
+def _documents(file: Path) -> str:
+    rows = load_documents(Corpus(str(file), streaming=True))
+    try:
+        return "\n\n".join(row["text"] for row in rows if row["text"])
+    except Exception as error:  # damage further down shows only now, in ways of its own
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise UserError(
+            f"--text {str(file)!r} can't be read to its end ({reason}); check the file"
+        ) from error
 
 
 def _wikitext() -> str:

@@ -79,7 +79,8 @@ def mask(export: Exported) -> str:
         raise CheckFailedError("the mask file and the sidecar name different patterns or base models")
     _require(sorted(masks.layers.keys() ^ sidecar["layers"].keys()), "only in one of mask file and sidecar")
     _require(
-        sorted(masks.updated.keys() ^ set(sidecar["updated"])), "updated in one of mask file and sidecar"
+        sorted(masks.updated.keys() ^ set(sidecar.get("updated", []))),
+        "updated in one of mask file and sidecar",
     )
     return f"{masks.kept:,} of {masks.total:,} weights kept, {masks.pattern} in every group"
 

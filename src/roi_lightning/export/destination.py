@@ -8,6 +8,7 @@ from typing import Final
 from roi_lightning.errors import UserError
 from roi_lightning.export.base import SIDECAR, BaseTensors
 from roi_lightning.export.sidecar import read_sidecar, written_files
+from roi_lightning.sources import ModelSource
 
 _MARGIN: Final = 1.05
 
@@ -35,6 +36,16 @@ def check_destination(out: Path, needed_bytes: int | None = None) -> None:
             f"{str(out)!r} needs {_gigabytes(needed_bytes * _MARGIN)} and {_gigabytes(free)} are free; "
             "make room or choose another --out"
         )
+
+
+def check_not_base(out: Path, source: ModelSource) -> None:
+    """Refuse to write over the base model.
+
+    Raises:
+        UserError: If `out` is or holds the model's own directory or file.
+    """
+    if source.path is not None and source.path.is_relative_to(out.resolve()):
+        raise UserError(f"{str(out)!r} holds the base model itself; choose another --out")
 
 
 def needed_bytes(base: BaseTensors) -> int:

@@ -11,7 +11,7 @@ from roi_lightning.atomic import written_aside
 from roi_lightning.errors import UserError
 from roi_lightning.export.base import BaseTensors, bits, open_base
 from roi_lightning.export.card import model_card
-from roi_lightning.export.destination import check_destination, needed_bytes
+from roi_lightning.export.destination import check_destination, check_not_base, needed_bytes
 from roi_lightning.export.fit import check_masks_fit
 from roi_lightning.export.sidecar import describe, seal
 from roi_lightning.export.verify import verify_export
@@ -69,8 +69,7 @@ def write_export(
 
 
 def _check_all(source: ModelSource, masks: MaskSet, base: BaseTensors, out: Path) -> None:
-    if source.path is not None and source.path.is_relative_to(out.resolve()):
-        raise UserError(f"{str(out)!r} holds the base model itself; choose another --out")
+    check_not_base(out, source)
     check_destination(out, needed_bytes(base))
     check_masks_fit(source, masks, base)
 

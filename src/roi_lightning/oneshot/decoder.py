@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +18,12 @@ from torch.utils._pytree import tree_leaves, tree_map
 from transformers.modeling_utils import PreTrainedModel
 
 from roi_lightning.errors import UserError
+from roi_lightning.progress import progress
 from roi_lightning.prunable import decoder_blocks
 
 _HIDDEN: Final = "hidden_states"
+# What a call may hold and be made again: anything else may carry something from one block to the next.
+_PLAIN: Final = (Tensor, type(None), bool, int, float, str, torch.dtype)
 
 
 @dataclass(frozen=True)
@@ -33,10 +36,7 @@ class Call:
 
     def __call__(self, block: nn.Module, hidden: Tensor) -> Tensor:
         """Run a block on hidden states, on their device."""
-        args, kwargs = tree_map(
-            lambda leaf: leaf.to(hidden.device) if isinstance(leaf, Tensor) else leaf,
-            (self.args, self.kwargs),
-        )
+        args, kwargs = _moved((self.args, self.kwargs), hidden.device)
         if self.positional:
             return first(block(hidden, *args, **kwargs))
         return first(block(*args, **{_HIDDEN: hidden}, **kwargs))
@@ -49,7 +49,7 @@ class Decoder:
         lm: The model.
         windows: Token ids, int64 [count, seq_len].
         device: Where blocks run; a block that lies elsewhere visits it.
-        spill: A folder for the hidden states, [count, seq_len, hidden] in the model's dtype; None for memory.
+        spill: A folder for the hidden states, [count, 1, seq_len, hidden] in the model's dtype; None for memory.
 
     Raises:
         UserError: If the model does more between its blocks than hand hidden states on.
@@ -63,6 +63,7 @@ class Decoder:
         assert isinstance(blocks, nn.ModuleList)
         self.blocks, self.device = blocks, device
         self._lm, self._windows = lm, windows
+        self._home = next(lm.get_input_embeddings().parameters()).device
         self._calls = self._all_calls()
         self.hidden = self._first_hidden(spill)
 
@@ -91,31 +92,51 @@ class Decoder:
         calls = self._record(self._windows[0])
         if len(self._windows) == 1 or _same(calls, self._record(self._windows[-1])):
             return [calls]
-        return [calls, *(self._record(window) for window in self._windows[1:])]
+        rest = progress(list(self._windows[1:]), "recording what blocks are called with")
+        return [calls, *map(self._record, rest)]
 
     def _record(self, window: Tensor) -> list[Call]:
+        """One forward pass of the whole model, every block on the device where it is to run."""
         calls: list[Call] = []
         last: Tensor | None = None
+        visits = ExitStack()
 
-        def before(_block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def before(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             hidden, call = split_hidden(args, kwargs)
-            if last is not None and not torch.equal(hidden, last):
-                raise UserError(
-                    f"{type(self._lm).__name__} changes the hidden states between its blocks; "
-                    "one-shot pruning by activations does not support it"
-                )
+            self._check(hidden, last, call)
             calls.append(call)
+            visits.enter_context(self.visiting(len(calls) - 1))
+            return _moved((args, kwargs), self.device)
 
-        def after(_block: nn.Module, _args: Any, output: Any) -> None:
+        def after(_block: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
             nonlocal last
+            visits.close()
+            output = _moved(output, self._home)
             last = first(output)
+            return output
 
-        with ExitStack() as hooks:
+        with visits, ExitStack() as hooks:
             for block in self.blocks:
                 hooks.callback(block.register_forward_pre_hook(before, with_kwargs=True).remove)
                 hooks.callback(block.register_forward_hook(after).remove)
             self._forward(window)
+        if len(calls) != len(self.blocks):
+            self._refuse(f"calls {len(calls)} of its {len(self.blocks)} blocks")
         return calls
+
+    def _check(self, hidden: Tensor, last: Tensor | None, call: Call) -> None:
+        # Equal even where both are not numbers: that is another error, told when a layer meets them.
+        if last is not None and not torch.allclose(hidden, last, rtol=0, atol=0, equal_nan=True):
+            self._refuse("changes the hidden states between its blocks")
+        for leaf in tree_leaves((call.args, call.kwargs)):
+            if not isinstance(leaf, _PLAIN):
+                self._refuse(f"hands a {type(leaf).__name__} from block to block")
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise UserError(
+            f"{type(self._lm).__name__} {what}; Wanda and SparseGPT can't follow it block by block: "
+            "use magnitude, or the prior 'activation' in fit"
+        )
 
     def _first_hidden(self, spill: Path | None) -> Tensor:
         """What the first block is given, for all windows: all that comes before it is run, nothing after."""
@@ -141,8 +162,7 @@ class Decoder:
         return hidden
 
     def _forward(self, window: Tensor) -> None:
-        home = next(self._lm.get_input_embeddings().parameters()).device
-        self._lm.base_model(input_ids=window.unsqueeze(0).to(home), use_cache=False)
+        self._lm.base_model(input_ids=window.unsqueeze(0).to(self._home), use_cache=False)
 
 
 class _ReachedError(Exception):
@@ -163,6 +183,10 @@ def first(output: Any) -> Tensor:
     return hidden
 
 
+def _moved(tree: Any, device: torch.device) -> Any:
+    return tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, tree)
+
+
 def allocate(shape: tuple[int, ...], dtype: torch.dtype, spill: Path | None) -> Tensor:
     """An uninitialised tensor in memory, or on the disk and paged in when touched.
 
@@ -181,7 +205,8 @@ def allocate(shape: tuple[int, ...], dtype: torch.dtype, spill: Path | None) -> 
         spill.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=spill, prefix="hidden_states-") as file:
             # Reserved now: a disk that fills up under a mapped file kills the process.
-            os.posix_fallocate(file.fileno(), 0, size * dtype.itemsize)
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, size * dtype.itemsize)
             return torch.from_file(file.name, shared=True, size=size, dtype=dtype).view(shape)
     except (OSError, RuntimeError) as error:
         raise UserError(f"hidden states can't be kept in {str(spill)!r}: {error}") from error

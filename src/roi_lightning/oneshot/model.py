@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from torch import nn
 from transformers.modeling_utils import PreTrainedModel
 
+from roi_lightning.errors import UserError
 from roi_lightning.export import open_base
 from roi_lightning.export.fit import base_model
 from roi_lightning.layer_mask import LayerMask
@@ -52,8 +53,12 @@ def prune_model(
         name = stored[layer]
         masks[name] = LayerMask.from_bool(pruned.mask.cpu(), transposed=input_dim(layers[layer]) == 0)
         if pruned.weight is not None:
-            weight = pruned.weight.to(tensors[name].dtype)
-            updates.put(name, weight)
-            hashes[name] = tensor_sha256(weight)
+            if pruned.weight.dtype != tensors[name].dtype:
+                raise UserError(
+                    f"{name} is stored as {tensors[name].dtype} and its update was made in {pruned.weight.dtype}, "
+                    "which would not fit; leave out --dtype, or give --mask_only"
+                )
+            updates.put(name, pruned.weight)
+            hashes[name] = tensor_sha256(pruned.weight)
     ordered = {name: masks[name] for name in stored.values()}
     return MaskSet(pattern, ordered, base_model(source, ordered, dtype, lm), hashes)

@@ -39,12 +39,12 @@ class SparseGPT(CalibratedMethod):
     def __init__(self, update_weights: bool = True, damping: float = 0.01, block_size: int = 128) -> None:
         if damping <= 0 or block_size < 1:
             raise UserError(f"damping {damping} must be above 0 and block_size {block_size} at least 1")
-        self._update, self.damping, self.block_size = update_weights, damping, block_size
+        self.updates_weights, self.damping, self.block_size = update_weights, damping, block_size
 
     @override
     def facts(self) -> dict[str, object]:
         return {
-            "update_weights": self._update,
+            "update_weights": self.updates_weights,
             "damping": self.damping,
             "block_size": self.block_size,
         }
@@ -62,18 +62,18 @@ class SparseGPT(CalibratedMethod):
             hessian = statistics.total * (2 / statistics.tokens)
             factor = self._factor(hessian, name)
             mask, columns = _eliminate(weight, hessian, factor, pattern, self.block_size)
-            if not self._update:
+            if not self.updates_weights:
                 return Pruned(mask)
             return Pruned(mask, _no_worse(weight, mask, columns, hessian))
 
     def _factor(self, hessian: Tensor, name: str) -> Tensor:
         """The upper Cholesky factor U of H⁻¹ = UᵀU, [in, in]."""
-        dead = hessian.diagonal() == 0
-        start = hessian + torch.diag(dead.float())
-        step = start.diagonal().mean()
+        diagonal = torch.where(hessian.diagonal() == 0, 1, hessian.diagonal())
         for attempt in range(_RETRIES + 1):
             damping = self.damping * 10**attempt
-            factor = _inverse_factor(start + torch.diag((damping * step).expand(len(start))))
+            damped = hessian.clone()
+            damped.diagonal().copy_(diagonal + damping * diagonal.mean())
+            factor = _inverse_factor(damped)
             if factor is not None:
                 if attempt:
                     warnings.warn(
@@ -137,8 +137,8 @@ def _no_worse(weight: Tensor, mask: Tensor, updated: Tensor, hessian: Tensor) ->
     """The updated weights in the weight's dtype, but for rows that are better off without the update."""
     plain = weight.masked_fill(~mask, 0)
     rounded = updated.to(weight.dtype).masked_fill(~mask, 0)
-    worse = row_errors(weight, rounded, hessian) > row_errors(weight, plain, hessian)
-    return torch.where(worse[:, None], plain, rounded)
+    better = row_errors(weight, rounded, hessian) <= row_errors(weight, plain, hessian)
+    return torch.where(better[:, None], rounded, plain)
 
 
 def row_errors(weight: Tensor, pruned: Tensor, hessian: Tensor) -> Tensor:

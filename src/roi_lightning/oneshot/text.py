@@ -7,7 +7,7 @@ from roi_lightning.errors import UserError
 
 
 def calibration_windows(data: CalibrationDataModule, count: int, longest: int | None) -> Tensor:
-    """Distinct windows of calibration text.
+    """Windows of calibration text.
 
     Args:
         data: The text.
