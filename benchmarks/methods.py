@@ -78,6 +78,7 @@ def fit(args: argparse.Namespace, train: str) -> list[str]:
     run = str(args.out / "roi")
     options = {
         "model.pattern": args.pattern,
+        "model.prior": "activation",
         "model.optimizer.init_args.lr": "1e-3",
         "model.lr_end": "1e-4",
         "model.prior_windows": str(2 * args.windows),  # of 512 tokens
@@ -133,7 +134,8 @@ def seconds(out: Path, label: str) -> float | None:
     if label == "dense":
         return None
     if label == "roi":
-        return float(json.loads((out / "roi/summary.json").read_text())["seconds"])
+        summary = out / "roi/summary.json"  # not there if the fit was cut off after its export
+        return float(json.loads(summary.read_text())["seconds"]) if summary.exists() else None
     return float(json.loads((out / label / "roi_sparsity.json").read_text())["training"]["seconds"])
 
 

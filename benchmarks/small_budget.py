@@ -59,6 +59,8 @@ def fit(data: Path, out: Path, overrides: list[str]) -> int:
         "1e-3",
         "--model.lr_end",
         "1e-4",
+        "--model.prior",
+        "activation",
         "--model.prior_windows",
         "48",
     ]
