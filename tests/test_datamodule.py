@@ -300,6 +300,11 @@ def test_bad_settings_are_refused_at_once(options, message):
         TinyData(**options)
 
 
+def first_window(module):
+    module.setup("fit")
+    return module.windows("train", 1)
+
+
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize(
     ("texts", "options", "message"),
@@ -324,7 +329,7 @@ def test_too_little_text(tmp_path, texts, options, message, streaming):
         options = {"val_corpora": write_jsonl(tmp_path / "val.jsonl", ["x" * 99])}
     module = data(tmp_path, [Corpus(path, streaming=streaming)], **options)
     with pytest.raises(UserError, match=message) as raised:
-        module.setup("fit")
+        first_window(module)
     assert "\n" not in str(raised.value)
 
 
