@@ -34,6 +34,13 @@ def load_config(source: ModelSource, trust_remote_code: bool = False) -> PreTrai
         raise _unreadable(source, error) from error
 
 
+def max_positions(config: PreTrainedConfig) -> int | None:
+    """The longest sequence a model was made for, in tokens; None where its configuration names no limit."""
+    text = config.get_text_config()
+    found = (getattr(text, key, None) for key in ("max_position_embeddings", "n_positions", "n_ctx"))
+    return next((int(value) for value in found if value is not None), None)
+
+
 def load_tokenizer(
     spec: str, revision: str | None = None, trust_remote_code: bool = False
 ) -> PreTrainedTokenizerBase:

@@ -65,7 +65,6 @@ def input_norms(
     lm: PreTrainedModel,
     layers: Mapping[str, nn.Module],
     windows: Tensor,
-    progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Tensor]:
     """Root of the summed squares of every layer's inputs over some text, the model run as it is.
 
@@ -73,7 +72,6 @@ def input_norms(
         lm: The model, its layers in the mode that should be measured (dense, for Wanda's prior).
         layers: Layers by name.
         windows: [count, seq_len] token ids.
-        progress: Called with the windows done and their number.
 
     Returns:
         Layer name → fp32 [in].
@@ -92,10 +90,8 @@ def input_norms(
             handle = layer.register_forward_pre_hook(add(name))
             hooks.callback(handle.remove)
         device = next(lm.parameters()).device
-        for i, window in enumerate(windows):
+        for window in windows:
             lm.base_model(input_ids=window.unsqueeze(0).to(device), use_cache=False)
-            if progress:
-                progress(i + 1, len(windows))
     return {name: total.sqrt() for name, total in sums.items()}
 
 

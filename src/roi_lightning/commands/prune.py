@@ -173,7 +173,7 @@ def _check_room(args: argparse.Namespace, method: "OneShotMethod", base: "BaseTe
 def _calibration(args: argparse.Namespace, source: "ModelSource") -> "Calibration":
     from roi_lightning.data import CalibrationDataModule, Corpus, parse_corpus
     from roi_lightning.devices import choose_device
-    from roi_lightning.language_model import load_config
+    from roi_lightning.language_model import load_config, max_positions
     from roi_lightning.oneshot import Calibration, calibration_windows
 
     device = choose_device(args.device)
@@ -188,8 +188,7 @@ def _calibration(args: argparse.Namespace, source: "ModelSource") -> "Calibratio
         seq_len=args.seq_len,
         seed=args.seed,
     )
-    config = load_config(source, args.trust_remote_code).get_text_config()
-    longest = getattr(config, "max_position_embeddings", None)
+    longest = max_positions(load_config(source, args.trust_remote_code))
     windows = calibration_windows(data, args.windows, longest)
     return Calibration(windows, args.activations, device, args.spill)
 

@@ -14,7 +14,13 @@ from roi_lightning.errors import UserError
 from roi_lightning.export.base import SIDECAR, BaseTensors, open_base
 from roi_lightning.export.fit import check_masks_fit
 from roi_lightning.export.sidecar import read_sidecar
-from roi_lightning.language_model import DType, load_config, load_language_model, load_tokenizer
+from roi_lightning.language_model import (
+    DType,
+    load_config,
+    load_language_model,
+    load_tokenizer,
+    max_positions,
+)
 from roi_lightning.masks import MaskSet
 from roi_lightning.prunable import stored_names
 from roi_lightning.sources import ModelSource, StoredTensors, resolve_model
@@ -43,9 +49,7 @@ class Subject:
     @property
     def max_positions(self) -> int | None:
         """The longest sequence the model was made for, in tokens; None where it names no limit."""
-        text = self.config.get_text_config()
-        found = (getattr(text, key, None) for key in ("max_position_embeddings", "n_positions", "n_ctx"))
-        return next((int(value) for value in found if value is not None), None)
+        return max_positions(self.config)
 
     def check_weights(self) -> None:
         """Refuse a directory whose weight files are missing or damaged at first sight.
