@@ -110,6 +110,7 @@ def main(argv: Sequence[str]) -> int:
     from roi_lightning.prunable import check_model
     from roi_lightning.sources import resolve_model
 
+    _fill_text_options(args, reads_text=isinstance(method, CalibratedMethod))
     source, pattern = resolve_model(args.model, args.revision), NMPattern(args.pattern)
     check_model(source, pattern, args.targets, args.ignore, args.trust_remote_code)
     check_not_base(args.out.absolute(), source)
@@ -133,7 +134,7 @@ def make_method(args: argparse.Namespace) -> "OneShotMethod":
         near = get_close_matches(args.method, _METHODS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise UserError(f"no method {args.method!r}: choose among {', '.join(_METHODS)}{hint}")
-    from roi_lightning.oneshot import METHODS, CalibratedMethod
+    from roi_lightning.oneshot import METHODS
 
     given = {"damping": args.damping, "block_size": args.block_size}
     options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
@@ -142,9 +143,7 @@ def make_method(args: argparse.Namespace) -> "OneShotMethod":
     if options and args.method != "sparsegpt":
         name = "mask_only" if args.mask_only else next(iter(options))
         raise UserError(f"--{name} is an option of sparsegpt and means nothing to {args.method}")
-    method = METHODS[args.method](**options)
-    _fill_text_options(args, reads_text=isinstance(method, CalibratedMethod))
-    return method
+    return METHODS[args.method](**options)
 
 
 def _fill_text_options(args: argparse.Namespace, reads_text: bool) -> None:
