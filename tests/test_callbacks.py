@@ -3,6 +3,7 @@
 import io
 import json
 import re
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -12,8 +13,9 @@ from lightning.pytorch import Callback
 from lightning.pytorch.loggers import TensorBoardLogger
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from transformers import AutoModelForCausalLM
 
-from cli_helpers import brute_top, make_lab, oriented, run
+from cli_helpers import QUICK_TRAINER, brute_top, fit, make_lab, oriented, run
 from roi_lightning.callbacks import (
     HardenMasks,
     MaskMonitor,
@@ -24,6 +26,8 @@ from roi_lightning.callbacks import (
 from roi_lightning.callbacks.mask_statistics import normalised_entropy, settled_groups
 from roi_lightning.errors import UserError
 from roi_lightning.masks import MaskSet
+from roi_lightning.proxsparse import ProxSparseModule
+from roi_lightning.trainer import RoITrainer
 from tiny_models import tiny_gpt2
 
 lab = pytest.fixture(make_lab)
@@ -146,6 +150,40 @@ def test_monitor_pictures_are_eight_by_eight(watched):
     side = picture.shape[0] // 8
     centres = picture[side // 2 :: side, side // 2 :: side]
     assert np.array_equal(centres < 128, brute_top(logits[6][name][:8], 2, 4)[:, :8].numpy())
+
+
+def test_monitor_of_a_method_without_logits_leaves_out_what_it_has_not(lab):
+    logger = TensorBoardLogger(lab.folder, name="", version="", default_hp_metric=False)
+    optimizer = partial(torch.optim.AdamW, lr=1e-2)
+    learner = ProxSparseModule(str(lab.model), strength=1.0, optimizer=optimizer)
+    masks = {}
+
+    class Masks(Callback):
+        def on_train_batch_end(self, trainer, pl_module, *args):
+            weights = {name: oriented(x, x.master.detach()).abs() for name, x in pl_module.layers.items()}
+            masks[trainer.global_step] = {name: brute_top(x, 2, 4) for name, x in weights.items()}
+
+    more = {"max_steps": 4, "callbacks": [Masks(), MaskMonitor(2)], "logger": logger, "log_every_n_steps": 1}
+    fit(RoITrainer(**QUICK_TRAINER | more, default_root_dir=str(lab.folder)), learner, lab.data())
+    events = EventAccumulator(str(lab.folder), {"scalars": 0, "images": 0, "histograms": 0})
+    events.Reload()
+    tags = events.Tags()
+    watched = {tag for tag in tags["scalars"] if not tag.startswith(("prox/", "train/"))}
+    assert watched == {"mask/flips", "lr", "tokens/seen", "tokens/per_second", "epoch"}
+    assert not tags["histograms"]
+    assert len(tags["images"]) == 6
+    assert scalars(events, "mask/flips")[4] == pytest.approx(flips(masks[2], masks[4]), abs=1e-6)
+    assert flips(masks[2], masks[4]) > 0
+
+
+def test_summary_of_a_method_without_logits(lab):
+    assert run("fit", *lab.quick("--config", "overlays/proxsparse.yaml")) == 0
+    summary = json.loads((lab.folder / "runs" / "quickstart" / "summary.json").read_text())
+    assert list(summary["perplexity"]) == ["dense", "magnitude", "proxsparse"]
+    lm = AutoModelForCausalLM.from_pretrained(lab.model)
+    pruned = sum(x.weight.numel() for name, x in lm.named_modules() if name.endswith("_proj"))
+    assert summary["zeros"]["prunable"] == 0.5
+    assert summary["zeros"]["model"] == pytest.approx(0.5 * pruned / sum(p.numel() for p in lm.parameters()))
 
 
 def test_entropy_and_settled_groups_at_their_ends():

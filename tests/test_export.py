@@ -12,6 +12,9 @@ from roi_lightning.export import check_masks_fit, write_export
 from roi_lightning.export.base import LoadedBase
 from roi_lightning.language_model import load_language_model
 from roi_lightning.masks import MaskSet
+from roi_lightning.module import RoILightningModule
+from roi_lightning.proxsparse import ProxSparseModule
+from roi_lightning.samplers import Categorical
 from roi_lightning.sources import ModelSource, resolve_model, tensor_sha256
 from tiny_models import random_masks, tiny_gguf, tiny_gpt2, tiny_llama, tiny_qwen2
 
@@ -197,6 +200,24 @@ def test_a_big_gguf_base_is_sharded(tmp_path, monkeypatch):
     name = next(iter(masks.layers))
     weight = AutoModelForCausalLM.from_pretrained(out).get_parameter(name)
     assert torch.equal(weight, base[name].masked_fill(~masks.layers[name].to_bool(), 0))
+
+
+LEARNERS = {
+    "roi": RoILightningModule,
+    "maskllm": partial(RoILightningModule, sampler=Categorical()),
+    "proxsparse": partial(ProxSparseModule, strength=1.0),
+}
+
+
+@pytest.mark.parametrize("learner", LEARNERS.values(), ids=LEARNERS)
+def test_what_is_learned_on_a_gguf_base_is_left_out(tmp_path, learner):
+    source = resolve_model(str(tiny_gguf(tmp_path / "base.gguf")))
+    plain = LoadedBase(source, load_language_model(source))
+    training = learner(source.spec)
+    base = LoadedBase(source, training.model)
+    assert len(training.model.state_dict()) > len(plain.files)
+    assert base.files == plain.files
+    assert base.nbytes == plain.nbytes
 
 
 def test_masks_of_another_model_are_refused(tmp_path):

@@ -41,6 +41,7 @@ ORDER = [
     "learner",
     "summary",
     "module",
+    "prox",
     "proxsparse",
     "callbacks",
     "config_files",

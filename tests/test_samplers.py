@@ -8,7 +8,7 @@ from torch import Tensor
 
 from roi_lightning.noise import gumbel, noise_key
 from roi_lightning.pattern import NMPattern
-from roi_lightning.samplers import Draw, GumbelTopK, StraightThrough, relaxed_top_n, topk
+from roi_lightning.samplers import Draw, GumbelTopK, StraightThrough, chunks, relaxed_top_n
 from roi_lightning.samplers.unrolled import relaxed_mask, relaxed_mask_gradient
 
 PATTERNS = ["1:2", "1:4", "2:4", "3:4", "2:8", "4:8", "8:16"]
@@ -107,7 +107,7 @@ def test_tied_and_hopelessly_led_groups_stay_finite(spec):
 @pytest.mark.parametrize("dim", [0, 1])
 @pytest.mark.parametrize("spec", PATTERNS)
 def test_equals_autograd_through_the_reference(spec, dim, push_down, monkeypatch):
-    monkeypatch.setattr(topk, "_CPU_CHUNK", 1 << 10)
+    monkeypatch.setattr(chunks, "_CPU_CHUNK", 1 << 10)
     pattern, shape, sampler = NMPattern(spec), (48, 64), GumbelTopK(push_down)
     weight, upstream = normal(*shape, seed=3), normal(*shape, seed=4)
     for lam, tau, std in [(1, 1, 1), (0.1, 0.3, 0.1), (0.01, 0.1, 0.05), (*END, 0.01)]:
@@ -152,7 +152,7 @@ def test_size_of_chunks_changes_no_bit(sampler, dim, monkeypatch):
     logits, weight = normal(72, 64, std=0.3), normal(72, 64, seed=1)
     # torch sums the last few groups of a chunk in another order; whole blocks of 32 groups keep every bit.
     for size in (1 << 16, 1 << 8, 1 << 9, 1 << 11):
-        monkeypatch.setattr(topk, "_CPU_CHUNK", size)
+        monkeypatch.setattr(chunks, "_CPU_CHUNK", size)
         results.append(run(sampler, weight, logits, pattern, dim, upstream=weight))
     for out, grad in results[1:]:
         assert torch.equal(out, results[0][0])
@@ -167,7 +167,7 @@ def test_odd_chunks_agree_to_rounding(size, dim, monkeypatch):
     whole = [
         run(sampler, weight, logits, pattern, dim, draw) for sampler in (GumbelTopK(), StraightThrough())
     ]
-    monkeypatch.setattr(topk, "_CPU_CHUNK", size)
+    monkeypatch.setattr(chunks, "_CPU_CHUNK", size)
     cut = [run(sampler, weight, logits, pattern, dim, draw) for sampler in (GumbelTopK(), StraightThrough())]
     torch.testing.assert_close(cut, whole, rtol=1e-4, atol=1e-5)
     assert torch.equal(cut[1][0], whole[1][0]), "a hard mask depends on no sum"

@@ -49,8 +49,8 @@ def build(kind: str):
 
 
 def sparsify(lm, sampler=None, **state):
-    shared = SharedState(sampler or GumbelTopK(), PATTERN, **state)
-    layers = attach(lm, prunable_layers(lm), shared)
+    shared = SharedState(PATTERN, sampler=sampler or GumbelTopK(), **state)
+    layers = attach(lm, prunable_layers(lm), shared, SparseLinear)
     generator = torch.Generator().manual_seed(2)
     for layer in layers.values():
         layer.logits.data = torch.randn(layer.logits.shape, generator=generator) * 0.1

@@ -25,12 +25,13 @@ from roi_lightning.checkpoints import check_belongs, mark_checkpoint
 from roi_lightning.errors import UserError
 from roi_lightning.export.fit import base_model
 from roi_lightning.language_model import DType, load_language_model
-from roi_lightning.loss import next_token_nll
+from roi_lightning.loss import kl_sum, next_token_logits, next_token_nll, nll_sum
 from roi_lightning.masks import BaseModel, LayerMask, MaskSet
 from roi_lightning.optimization import cosine_to, keep_configured
 from roi_lightning.pattern import NMPattern
 from roi_lightning.prunable import check_model, check_pattern, prunable_layers, stored_weights
 from roi_lightning.sources import ModelSource, resolve_model
+from roi_lightning.sparse_linear import LayerState, MaskedLinear, fixed_masks, in_mode
 
 _LOW_PRECISIONS: Final = ("bf16-true", "16-true", "transformer-engine", "transformer-engine-float16")
 
@@ -47,6 +48,9 @@ class MaskLearner(pl.LightningModule, ABC):
         ignore: Glob patterns of layers to leave dense.
         optimizer: Made from the trainable parameters.
         lr_end: Learning rate at the end of the run; a cosine leads there from the optimizer's own.
+        distillation: Share of the loss, from 0 to 1, that is not the text's cross-entropy (the paper's only
+            term) but the divergence of the masked model's next-token distribution from the dense model's; any
+            above 0 costs one more forward pass per micro-batch, and no second copy of the model.
         activation_checkpointing: Recompute activations in the backward pass to save memory.
         attn_implementation: Passed to transformers (`sdpa`, `eager`, `flash_attention_2`).
         trust_remote_code: Let the model repository's own Python code run.
@@ -57,7 +61,8 @@ class MaskLearner(pl.LightningModule, ABC):
     """
 
     lm: PreTrainedModel | None
-    layers: Mapping[str, nn.Module]
+    layers: Mapping[str, MaskedLinear]
+    state: LayerState
 
     def __init__(
         self,
@@ -69,12 +74,16 @@ class MaskLearner(pl.LightningModule, ABC):
         ignore: Sequence[str] = (),
         optimizer: OptimizerCallable = torch.optim.AdamW,
         lr_end: float = 1e-4,
+        distillation: float = 0.0,
         activation_checkpointing: bool = False,
         attn_implementation: str | None = None,
         trust_remote_code: bool = False,
         seed: int = 0,
     ) -> None:
         super().__init__()
+        if not 0 <= distillation <= 1:
+            raise UserError(f"model.distillation is {distillation}; it is a share of the loss, from 0 to 1")
+        self.distillation = distillation
         self.source: ModelSource = resolve_model(lm, revision)
         self.pattern, self.dtype_name, self.seed = NMPattern(pattern), dtype, seed
         self.targets, self.ignore = list(targets), list(ignore)
@@ -82,6 +91,7 @@ class MaskLearner(pl.LightningModule, ABC):
         self.activation_checkpointing = activation_checkpointing
         self.attn_implementation, self.trust_remote_code = attn_implementation, trust_remote_code
         self.lm, self.layers = None, {}
+        self.prior_masks: dict[str, LayerMask] = {}
         # Checkpoints hold what is learned; the frozen weights come from the model itself.
         self.strict_loading = False
         self._val_nll = MeanMetric()
@@ -92,28 +102,41 @@ class MaskLearner(pl.LightningModule, ABC):
     # What a method adds.
 
     @abstractmethod
-    def attach(self, lm: PreTrainedModel, layers: dict[str, nn.Linear | Conv1D]) -> Mapping[str, nn.Module]:
+    def attach(
+        self, lm: PreTrainedModel, layers: dict[str, nn.Linear | Conv1D]
+    ) -> Mapping[str, MaskedLinear]:
         """Put what is learned on the layers; returns the learning layers by the same names."""
 
     @abstractmethod
-    def learned_per_layer(self, weight: tuple[int, ...]) -> int:
-        """How many parameters are learned for a weight of this shape."""
+    def learned_per_layer(self, weight: tuple[int, ...], dim: int) -> int:
+        """How many parameters are learned for a weight of this shape and input dimension."""
 
     @abstractmethod
     def prepare_step(self, batch_idx: int) -> None:
         """Set up the forward pass of one micro-batch."""
 
+    @property
     @abstractmethod
+    def method(self) -> str:
+        """The method's short name in tables and files."""
+
+    def annealing(self) -> dict[str, float]:
+        """What changes with the step by a schedule of the method's own, by tag; to be watched."""
+        return {}
+
+    # Masks.
+
     def hard_masks(self) -> Iterator[tuple[str, Tensor]]:
         """Layer name and boolean mask of the weight's shape, one layer at a time."""
+        return ((name, layer.hard_mask()) for name, layer in self.layers.items())
 
-    @abstractmethod
     def under_masks(self, masks: Mapping[str, Tensor] | None = None) -> AbstractContextManager[None]:
         """Run the model under given masks by layer name, or under its own hard ones."""
+        return fixed_masks(self.layers, masks)
 
-    @abstractmethod
     def dense(self) -> AbstractContextManager[None]:
         """Run the model unpruned."""
+        return in_mode(self.state, "dense")
 
     # Building.
 
@@ -181,20 +204,37 @@ class MaskLearner(pl.LightningModule, ABC):
 
     @override
     def training_step(self, batch: Mapping[str, Tensor], batch_idx: int) -> Tensor:
-        self.prepare_step(batch_idx)
-        nll, count = next_token_nll(self.model, batch["input_ids"])
-        loss = nll / count
+        loss = self._objective(batch["input_ids"], batch_idx)
         # Looked at once per optimizer step: asking here would make the host wait for every micro-batch.
         self._losses_finite = self._losses_finite & loss.detach().isfinite()
         self.log("train/loss", loss.detach(), prog_bar=True)
         return loss
+
+    def _objective(self, input_ids: Tensor, batch_idx: int) -> Tensor:
+        """Mean over predicted tokens of cross-entropy, divergence from the dense model, or both, in nats."""
+        dense = self._dense_logits(input_ids) if self.distillation else None
+        self.prepare_step(batch_idx)
+        logits, count = next_token_logits(self.model, input_ids), input_ids[:, 1:].numel()
+        if dense is None:
+            return nll_sum(logits, input_ids) / count
+        kl = kl_sum(logits, dense, input_ids) / count
+        self.log("train/divergence", kl.detach())
+        if self.distillation == 1:
+            return kl
+        nll = nll_sum(logits, input_ids) / count
+        return nll + self.distillation * (kl - nll)
+
+    def _dense_logits(self, input_ids: Tensor) -> Tensor:
+        with self.dense(), torch.no_grad():
+            return next_token_logits(self.model, input_ids)
 
     @override
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         if not self._losses_finite:
             raise UserError(
                 f"the loss is not finite at optimizer step {self.trainer.global_step}; lower the learning rate, "
-                "start cooler (model.lam, model.tau), or go on from an earlier checkpoint with --ckpt_path"
+                "start cooler where the method anneals (model.lam, model.tau), or go on from an earlier "
+                "checkpoint with --ckpt_path"
             )
 
     @override
@@ -222,7 +262,9 @@ class MaskLearner(pl.LightningModule, ABC):
 
     def training_facts(self) -> dict[str, object]:
         """What an export tells about how its mask was learned; plain values."""
-        return {"learner": type(self).__name__, "seed": self.seed}
+        return {"learner": type(self).__name__, "method": self.method, "distillation": self.distillation} | {
+            "seed": self.seed
+        }
 
     # Checkpoints.
 
@@ -236,7 +278,7 @@ class MaskLearner(pl.LightningModule, ABC):
 
     def learned_names(self) -> set[str]:
         """Names of the learned parameters in the module's state dict."""
-        return {f"lm.{name}.logits" for name in self.layers}
+        return {f"lm.{name}.{layer.learned}" for name, layer in self.layers.items()}
 
     @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -257,7 +299,7 @@ class MaskLearner(pl.LightningModule, ABC):
         """The hard masks of all layers, with the base model they belong to."""
         stored = self.stored_weights()
         packed = {
-            stored[name]: LayerMask.from_bool(mask.cpu(), transposed=bool(self.layers[name].dim == 0))
+            stored[name]: LayerMask.from_bool(mask.cpu(), transposed=self.layers[name].dim == 0)
             for name, mask in self.hard_masks()
         }
         if self._base is None:

@@ -1,10 +1,11 @@
-"""Next-token cross-entropy in fp32, a slice of tokens at a time.
+"""What training minimises, in fp32, a slice of tokens at a time.
 
 The logits of a model come in its own dtype; turned to fp32 whole they would be the largest tensor of a step
 (a vocabulary of 152 k times 4,096 tokens is 2.5 GB), so each slice is turned, used and dropped, in the
 backward pass too.
 """
 
+from collections.abc import Callable
 from typing import Final
 
 import torch
@@ -27,19 +28,69 @@ def next_token_nll(lm: PreTrainedModel, input_ids: Tensor) -> tuple[Tensor, int]
     Returns:
         The fp32 sum in nats, differentiable, and the number of predicted tokens.
     """
-    logits = lm(input_ids=input_ids, use_cache=False).logits.flatten(0, 1)
+    return nll_sum(next_token_logits(lm, input_ids), input_ids), input_ids[:, 1:].numel()
+
+
+def next_token_logits(lm: PreTrainedModel, input_ids: Tensor) -> Tensor:
+    """[batch * seq_len, vocabulary] in the model's dtype; those of a window's last token predict nothing.
+
+    Args:
+        lm: Any causal language model.
+        input_ids: [batch, seq_len] token ids.
+    """
+    logits: Tensor = lm(input_ids=input_ids, use_cache=False).logits
+    return logits.flatten(0, 1)
+
+
+def nll_sum(logits: Tensor, input_ids: Tensor) -> Tensor:
+    """Negative log-likelihood of the text, summed over predicted tokens.
+
+    Args:
+        logits: As `next_token_logits` gives them.
+        input_ids: [batch, seq_len] token ids.
+
+    Returns:
+        fp32 scalar in nats.
+    """
+    return _sum_slices(_nll, logits, _targets(input_ids))
+
+
+def kl_sum(logits: Tensor, dense: Tensor, input_ids: Tensor) -> Tensor:
+    """KL(dense ‖ masked) of the next-token distributions, summed over predicted tokens.
+
+    Args:
+        logits: Of the masked model, differentiable, as `next_token_logits` gives them.
+        dense: Of the dense model, the same shape; a constant.
+        input_ids: [batch, seq_len] token ids; they only say which positions count.
+
+    Returns:
+        fp32 scalar in nats.
+    """
+    return _sum_slices(_kl, logits, dense, _targets(input_ids))
+
+
+def _targets(input_ids: Tensor) -> Tensor:
     # The last token of a window predicts nothing; cutting it off instead would copy the logits.
-    targets = F.pad(input_ids[:, 1:], (0, 1), value=_NOTHING).flatten()
-    total = torch.zeros((), dtype=torch.float32, device=input_ids.device)
-    for part, wanted in zip(logits.split(_SLICE_TOKENS), targets.split(_SLICE_TOKENS), strict=True):
+    return F.pad(input_ids[:, 1:], (0, 1), value=_NOTHING).flatten()
+
+
+def _sum_slices(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    total = torch.zeros((), dtype=torch.float32, device=tensors[0].device)
+    for parts in zip(*(tensor.split(_SLICE_TOKENS) for tensor in tensors), strict=True):
         if torch.is_grad_enabled():
-            nll = checkpoint(_nll, part, wanted, use_reentrant=False, preserve_rng_state=False)
-            assert isinstance(nll, Tensor)
+            part = checkpoint(function, *parts, use_reentrant=False, preserve_rng_state=False)
+            assert isinstance(part, Tensor)
         else:
-            nll = _nll(part, wanted)
-        total = total + nll
-    return total, input_ids[:, 1:].numel()
+            part = function(*parts)
+        total = total + part
+    return total
 
 
 def _nll(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits.float(), targets, ignore_index=_NOTHING, reduction="sum")
+
+
+def _kl(logits: Tensor, dense: Tensor, targets: Tensor) -> Tensor:
+    ours, theirs = (x.float().log_softmax(-1) for x in (logits, dense))
+    each = F.kl_div(ours, theirs, reduction="none", log_target=True).sum(-1)
+    return each.masked_fill(targets == _NOTHING, 0.0).sum()

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,15 +21,16 @@ from roi_lightning.noise import noise_key
 from roi_lightning.oneshot import METHODS, Calibration, SparseGPT, Wanda, prune_layers
 from roi_lightning.priors import activation_masks, check_prior, file_masks, input_norms, magnitude_masks
 from roi_lightning.samplers import Draw, GumbelTopK, Sampler
+from roi_lightning.samplers.kept_norm import KeptNorm
 from roi_lightning.schedules import Exponential, Schedule
-from roi_lightning.sparse_linear import SharedState, SparseLinear, attach, fixed_masks
+from roi_lightning.sparse_linear import SharedState, SparseLinear, attach
 
 
 class RoILightningModule(MaskLearner):
     """Reservoir of Importance: learn one logit per weight with relaxed Gumbel-Top-K masks.
 
     Args:
-        sampler: `GumbelTopK` (soft masks in training), `StraightThrough`, or another sampler.
+        sampler: `GumbelTopK` (soft masks in training), `StraightThrough`, or MaskLLM's `Categorical`.
         tau: Softmax temperature τ by optimizer step (Equation 8).
         lam: Sampling temperature λ by optimizer step (Equation 8).
         init_std: Standard deviation of the random logits at the start, N(0, 0.01) in the paper.
@@ -41,10 +41,14 @@ class RoILightningModule(MaskLearner):
         prior_windows: Training windows on which `activation`, `wanda` and `sparsegpt` are measured.
         draw_per: A fresh mask for every micro-batch (the paper's Monte Carlo estimate), or one for all
             micro-batches of an optimizer step.
+        kept_norm: Coefficient of the reward for keeping large weights: the loss is lowered by it times the
+            squared norm of the drawn weights, summed over layers (1e-5 in MaskLLM); it goes to 0 on a straight
+            line over the run. 0 in RoI's paper.
         kwargs: As in `MaskLearner`.
     """
 
     layers: Mapping[str, SparseLinear]
+    state: SharedState
 
     def __init__(
         self,
@@ -58,6 +62,7 @@ class RoILightningModule(MaskLearner):
         prior_strength: float = 0.015,
         prior_windows: int = 24,
         draw_per: Literal["micro_batch", "step"] = "micro_batch",
+        kept_norm: float = 0.0,
         **kwargs: Any,
     ) -> None:
         super().__init__(lm, **kwargs)
@@ -66,20 +71,33 @@ class RoILightningModule(MaskLearner):
                 f"model.init_std {init_std} and model.prior_strength {prior_strength} must not be negative, "
                 f"model.prior_windows {prior_windows} must be at least 1"
             )
+        if not 0 <= kept_norm < math.inf:
+            raise UserError(f"model.kept_norm is {kept_norm}; it is a factor of the loss, 0 or above")
         check_prior(prior)
         self.tau, self.lam = tau, lam
-        self.init_std, self.draw_per = init_std, draw_per
+        self.init_std, self.draw_per, self.kept_norm = init_std, draw_per, kept_norm
         self.prior, self.prior_strength, self.prior_windows = prior, prior_strength, prior_windows
-        self.state = SharedState(sampler, self.pattern)
-        self.prior_masks: dict[str, LayerMask] = {}
+        self.state = SharedState(self.pattern, sampler=sampler)
+        # Asked now, so that a pattern the sampler cannot learn is refused before anything is read.
+        self.learned_per_layer((1, self.pattern.m), 1)
 
     @override
     def attach(self, lm: PreTrainedModel, layers: dict[str, nn.Linear | Conv1D]) -> dict[str, SparseLinear]:
-        return attach(lm, layers, self.state)
+        return attach(lm, layers, self.state, SparseLinear)
 
     @override
-    def learned_per_layer(self, weight: tuple[int, ...]) -> int:
-        return math.prod(self.state.sampler.logits_shape(weight, self.pattern))
+    def learned_per_layer(self, weight: tuple[int, ...], dim: int) -> int:
+        return math.prod(self.state.sampler.logits_shape(weight, self.pattern, dim))
+
+    @property
+    @override
+    def method(self) -> str:
+        return self.state.sampler.method
+
+    @override
+    def annealing(self) -> dict[str, float]:
+        step, total = self.trainer.global_step, self.trainer.max_steps
+        return {"anneal/tau": self.tau.at(step, total), "anneal/lambda": self.lam.at(step, total)}
 
     # Starting.
 
@@ -159,31 +177,25 @@ class RoILightningModule(MaskLearner):
         self.state.draw = Draw(
             self.seed, self._draw_index(step, batch_idx), self.lam.at(step, total), self.tau.at(step, total)
         )
+        coefficient = self.kept_norm * (1 - step / total)
+        self.state.kept_norm = KeptNorm(coefficient) if coefficient > 0 else None
+
+    @override
+    def training_step(self, batch: Mapping[str, Tensor], batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        reward = self.state.kept_norm
+        if reward is not None:
+            # The samplers add the term's gradient; here it only has to be scaled as the loss will be.
+            reward.follow(loss)
+            assert reward.value is not None
+            self.log("train/kept_norm", reward.value)
+        return loss
 
     def _draw_index(self, step: int, batch_idx: int) -> int:
         parts = self.trainer.accumulate_grad_batches
         part = batch_idx % parts if self.draw_per == "micro_batch" else 0
         # Ranks draw different masks: more samples of the mask per step.
         return (step * parts + part) * self.trainer.world_size + self.trainer.global_rank
-
-    # Masks.
-
-    @override
-    def hard_masks(self) -> Iterator[tuple[str, Tensor]]:
-        return ((name, layer.hard_mask()) for name, layer in self.layers.items())
-
-    @override
-    def under_masks(self, masks: Mapping[str, Tensor] | None = None) -> AbstractContextManager[None]:
-        return fixed_masks(self.layers, masks)
-
-    @override
-    @contextmanager
-    def dense(self) -> Iterator[None]:
-        before, self.state.mode = self.state.mode, "dense"
-        try:
-            yield
-        finally:
-            self.state.mode = before
 
     @override
     def training_facts(self) -> dict[str, object]:
@@ -193,6 +205,7 @@ class RoILightningModule(MaskLearner):
             "lam": str(self.lam),
             "prior": self.prior,
             "prior_strength": self.prior_strength,
+            "kept_norm": self.kept_norm,
         }
 
     # Checkpoints.

@@ -15,7 +15,7 @@ from transformers.modeling_utils import PreTrainedModel
 from roi_lightning.errors import UserError
 from roi_lightning.masks import MaskSet
 from roi_lightning.pattern import NMPattern
-from roi_lightning.sparse_linear import SparseLinear
+from roi_lightning.sparse_linear import MaskedLinear
 
 NAMED_PRIORS: Final = ("none", "magnitude", "activation", "wanda", "sparsegpt")
 
@@ -32,7 +32,7 @@ def check_prior(prior: str) -> None:
         )
 
 
-def magnitude_masks(layers: Mapping[str, SparseLinear], pattern: NMPattern) -> Iterator[tuple[str, Tensor]]:
+def magnitude_masks(layers: Mapping[str, MaskedLinear], pattern: NMPattern) -> Iterator[tuple[str, Tensor]]:
     """Keep the largest absolute weights of each group.
 
     Yields:
@@ -43,7 +43,7 @@ def magnitude_masks(layers: Mapping[str, SparseLinear], pattern: NMPattern) -> I
 
 
 def activation_masks(
-    layers: Mapping[str, SparseLinear], norms: Mapping[str, Tensor], pattern: NMPattern
+    layers: Mapping[str, MaskedLinear], norms: Mapping[str, Tensor], pattern: NMPattern
 ) -> Iterator[tuple[str, Tensor]]:
     """Keep the weights with the largest |weight| times the norm of the input they meet (Wanda's score).
 

@@ -1,4 +1,4 @@
-"""Temperatures as functions of the optimizer step (the paper's Equation 8 and its linear ablation).
+"""Temperatures as functions of the optimizer step (the paper's Equation 8, its linear ablation, MaskLLM's).
 
 Annealing ends at a fraction of the run, never at a step number, so that a shorter run anneals as fully as a
 long one. Steps are optimizer steps, not batches.
@@ -68,6 +68,29 @@ class Linear(Schedule):
         """The value at an optimizer step."""
         progress = _progress(step, total, self.fraction)
         return self.start + (self.end - self.start) * progress
+
+
+@dataclass(frozen=True)
+class LinearScale(Schedule):
+    """One over a straight line: λ = 1/κ while the scale κ of the logits grows from `start` to `end` (MaskLLM).
+
+    Args:
+        start: Scale κ at step 0, above 0.
+        end: Scale κ from step T on, above 0.
+        fraction: Share of the run over which the scale moves, in (0, 1].
+    """
+
+    start: float = 100.0
+    end: float = 500.0
+    fraction: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check(self.start, self.end, self.fraction)
+
+    def at(self, step: int, total: int) -> float:
+        """One over the scale at an optimizer step."""
+        progress = _progress(step, total, self.fraction)
+        return 1 / (self.start + (self.end - self.start) * progress)
 
 
 @dataclass(frozen=True)

@@ -17,41 +17,42 @@ _PIXELS: Final = 24
 
 
 def logit_sample(layer: SparseLinear, count: int) -> Tensor:
-    """The logits of evenly spread groups of a layer, [groups, M], about `count` elements."""
-    groups = layer.state.pattern.group(layer.logits.detach(), layer.dim)
+    """The logits of evenly spread groups of a layer, [groups, choices], about `count` numbers."""
+    state = layer.state
+    groups = state.sampler.choices(layer.logits.detach(), state.pattern, layer.dim)
     rows = groups.shape[0]
-    stride = max(1, layer.logits.numel() // count)
+    stride = max(1, groups.numel() // count)
     return groups[:: min(stride, rows)].flatten(0, -2)[: max(1, count // groups.shape[-1])]
 
 
 def normalised_entropy(logits: Tensor, lam: float) -> Tensor:
-    """Mean entropy of softmax(φ/λ) over groups, divided by log M.
+    """Mean entropy of softmax(φ/λ) over groups, divided by the log of the number of choices.
 
     Args:
-        logits: [groups, M].
+        logits: [groups, choices].
         lam: Sampling temperature λ.
 
     Returns:
-        A scalar in [0, 1]; 1 where every member is as likely as the others.
+        A scalar in [0, 1]; 1 where every choice is as likely as the others.
     """
     log_p = (logits / lam).log_softmax(-1)
     entropy = -(log_p.exp() * log_p).sum(-1)
     return entropy.mean() / torch.tensor(float(logits.shape[-1]), device=logits.device).log()
 
 
-def settled_groups(logits: Tensor, n: int, lam: float) -> Tensor:
-    """Share of groups in which the last kept member leads the first pruned one by more than noise bridges.
+def settled_groups(logits: Tensor, picks: int, lam: float) -> Tensor:
+    """Share of groups in which the last choice taken leads the first not taken by more than noise bridges.
 
     Args:
-        logits: [groups, M].
-        n: Members kept.
+        logits: [groups, choices].
+        picks: Choices taken.
         lam: Sampling temperature λ.
 
     Returns:
         A scalar in [0, 1].
     """
     ordered = (logits / lam).sort(-1, descending=True).values
-    return (ordered[:, n - 1] - ordered[:, n] > _SETTLED_LEAD).float().mean()
+    return (ordered[:, picks - 1] - ordered[:, picks] > _SETTLED_LEAD).float().mean()
 
 
 def shown_layers(names: Sequence[str]) -> list[str]:

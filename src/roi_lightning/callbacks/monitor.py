@@ -18,25 +18,28 @@ from roi_lightning.callbacks.mask_statistics import (
     shown_layers,
 )
 from roi_lightning.errors import UserError
+from roi_lightning.learner import MaskLearner
 from roi_lightning.masks import LayerMask
 from roi_lightning.module import RoILightningModule
 from roi_lightning.overlap import kind_of
+from roi_lightning.sparse_linear import SparseLinear
 
 
 class MaskMonitor(Callback):
     """Looks at the masks every few optimizer steps.
 
-    Scalars `mask/entropy` (of the pick distribution softmax(φ/λ), 1 is undecided), `mask/settled` (share of
-    groups whose hard mask a redraw would change at the border with less than 1 % probability), `mask/flips`
-    and `mask/flips_from_prior` (share of kept weights that were not kept at the previous look, and by the
-    prior), `anneal/tau`, `anneal/lambda`, `lr`, `tokens/seen`, `tokens/per_second` (validation and looks
-    apart); histograms of the logits by kind of layer; the top-left 8×8 corner of the mask of three kinds of
-    layer in the first, middle and last block. Entropy, settled groups and histograms are taken on at most
-    `sample` weights of each layer, flips on all.
+    Scalars `mask/flips` and `mask/flips_from_prior` (share of kept weights that were not kept at the previous
+    look, and by the prior), the learner's own annealing (`anneal/tau`, `anneal/lambda`), `lr`, `tokens/seen`,
+    `tokens/per_second` (validation and looks apart); the top-left 8×8 corner of the mask of three kinds of layer
+    in the first, middle and last block. Where a method has logits, also histograms of them by kind of layer,
+    `mask/entropy` (of the distribution of a pick, softmax(φ/λ), 1 is undecided), and `mask/settled` (share of
+    groups whose hard mask a redraw would change at the border with less than 1 % probability). A pick is of
+    a member in RoI, of a candidate mask in MaskLLM. Entropy, settled groups and histograms are taken on at most
+    `sample` logits of each layer, flips on all weights.
 
     Args:
         every_n_steps: Optimizer steps between looks.
-        sample: Weights per layer that statistics are taken on.
+        sample: Logits per layer that statistics are taken on.
 
     Raises:
         UserError: If a number is below 1.
@@ -53,7 +56,7 @@ class MaskMonitor(Callback):
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        assert isinstance(pl_module, RoILightningModule)
+        assert isinstance(pl_module, MaskLearner)
         self._look(trainer, pl_module)
 
     @override
@@ -68,16 +71,20 @@ class MaskMonitor(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        assert isinstance(pl_module, RoILightningModule)
+        assert isinstance(pl_module, MaskLearner)
         step = trainer.global_step
         if step == self._looked or (step % self.every_n_steps and step != trainer.max_steps):
             return
         tokens = batch["input_ids"].numel() * trainer.world_size * trainer.accumulate_grad_batches
         self._look(trainer, pl_module, tokens)
 
-    def _look(self, trainer: Trainer, module: RoILightningModule, tokens_per_step: int | None = None) -> None:
+    def _look(self, trainer: Trainer, module: MaskLearner, tokens_per_step: int | None = None) -> None:
         step = trainer.global_step
-        scalars = self._annealing(trainer, module) | self._mask_scalars(module, step, trainer.max_steps)
+        scalars = module.annealing() | self._flips(module)
+        scalars["lr"] = trainer.optimizers[0].param_groups[0]["lr"]
+        samples = self._samples(module)
+        if isinstance(module, RoILightningModule):
+            scalars |= _decidedness(module, samples)
         if tokens_per_step is not None:
             seconds = time.monotonic() - self._timed_from
             rate = (step - self._timed_steps) * tokens_per_step / max(seconds, 1e-9)
@@ -85,43 +92,40 @@ class MaskMonitor(Callback):
         for logger in trainer.loggers:
             logger.log_metrics(scalars, step)
             if isinstance(logger, TensorBoardLogger):
-                self._pictures(logger, module, step)
+                self._pictures(logger, samples, step)
         self._looked, self._timed_steps, self._timed_from = step, step, time.monotonic()
 
-    def _annealing(self, trainer: Trainer, module: RoILightningModule) -> dict[str, float]:
-        step, total = trainer.global_step, trainer.max_steps
-        rate = trainer.optimizers[0].param_groups[0]["lr"]
-        return {
-            "anneal/tau": module.tau.at(step, total),
-            "anneal/lambda": module.lam.at(step, total),
-            "lr": rate,
-        }
+    def _samples(self, module: MaskLearner) -> dict[str, Tensor]:
+        """Some logits of every layer that has any, [groups, choices]."""
+        layers = module.layers.items()
+        return {n: logit_sample(x, self.sample) for n, x in layers if isinstance(x, SparseLinear)}
 
-    def _mask_scalars(self, module: RoILightningModule, step: int, total: int) -> dict[str, float]:
-        lam = module.lam.at(step, total)
-        samples = [logit_sample(layer, self.sample) for layer in module.layers.values()]
+    def _flips(self, module: MaskLearner) -> dict[str, float]:
         now = {
             name: LayerMask.from_bool(mask.cpu(), transposed=module.layers[name].dim == 0)
             for name, mask in module.hard_masks()
         }
-        scalars = {
-            "mask/entropy": _mean([normalised_entropy(sample, lam) for sample in samples]),
-            "mask/settled": _mean([settled_groups(sample, module.pattern.n, lam) for sample in samples]),
-        }
-        for tag, before in (("mask/flips", self._previous), ("mask/flips_from_prior", module.prior_masks)):
-            if before:
-                scalars[tag] = _changed(before, now)
+        earlier = {"mask/flips": self._previous, "mask/flips_from_prior": module.prior_masks}
         self._previous = now
-        return scalars
+        return {tag: _changed(before, now) for tag, before in earlier.items() if before}
 
-    def _pictures(self, logger: TensorBoardLogger, module: RoILightningModule, step: int) -> None:
+    def _pictures(self, logger: TensorBoardLogger, samples: Mapping[str, Tensor], step: int) -> None:
         by_kind: dict[str, list[Tensor]] = {}
-        for name, layer in module.layers.items():
-            by_kind.setdefault(kind_of(name), []).append(logit_sample(layer, self.sample).flatten().cpu())
+        for name, sample in samples.items():
+            by_kind.setdefault(kind_of(name), []).append(sample.flatten().cpu())
         for kind, logits in by_kind.items():
             logger.experiment.add_histogram(f"logits/{kind}", torch.cat(logits), step)
-        for name in shown_layers(list(module.layers)):
+        for name in shown_layers(list(self._previous)):
             logger.experiment.add_image(f"mask/{name}", mask_tile(self._previous[name]), step)
+
+
+def _decidedness(module: RoILightningModule, samples: Mapping[str, Tensor]) -> dict[str, float]:
+    lam = module.lam.at(module.trainer.global_step, module.trainer.max_steps)
+    picks = module.state.sampler.picks(module.pattern)
+    return {
+        "mask/entropy": _mean([normalised_entropy(sample, lam) for sample in samples.values()]),
+        "mask/settled": _mean([settled_groups(sample, picks, lam) for sample in samples.values()]),
+    }
 
 
 def _mean(values: list[Tensor]) -> float:

@@ -15,6 +15,7 @@ from roi_lightning.callbacks.run_folder import run_folder
 from roi_lightning.callbacks.sparse_export import SparseExport
 from roi_lightning.data import CalibrationDataModule
 from roi_lightning.evaluation import window_perplexity
+from roi_lightning.learner import MaskLearner
 from roi_lightning.module import RoILightningModule
 from roi_lightning.priors import NAMED_PRIORS, magnitude_masks
 from roi_lightning.summary import show_summary
@@ -23,9 +24,9 @@ from roi_lightning.summary import show_summary
 class BaselineSummary(FinishCallback):
     """Held-out perplexity and zeros of the dense model, the magnitude mask, the prior and the learned mask.
 
-    Printed as a table and written as `summary.json` into the run folder: perplexities by name, seconds since
-    this process set up the run (a resumed run counts its last leg), and the path of the export, if there was
-    one. List it after `SparseExport`.
+    Printed as a table and written as `summary.json` into the run folder: perplexities by name, the learned mask
+    under its method's (`roi`, `maskllm`, `proxsparse`), seconds since this process set up the run (a resumed run
+    counts its last leg), and the path of the export, if there was one. List it after `SparseExport`.
 
     Args:
         windows: Held-out windows measured, at most as many as the data module holds out.
@@ -39,7 +40,7 @@ class BaselineSummary(FinishCallback):
     @override
     @rank_zero_only
     def finish(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        assert isinstance(pl_module, RoILightningModule)
+        assert isinstance(pl_module, MaskLearner)
         data = trainer.datamodule  # type: ignore[attr-defined]
         assert isinstance(data, CalibrationDataModule)
         windows = data.windows("val", min(self.windows, data.val_tokens // data.seq_len))
@@ -64,20 +65,19 @@ class BaselineSummary(FinishCallback):
         show_summary(path)
 
 
-def _candidates(module: RoILightningModule) -> Iterator[tuple[str, AbstractContextManager[None]]]:
+def _candidates(module: MaskLearner) -> Iterator[tuple[str, AbstractContextManager[None]]]:
     yield "dense", module.dense()
     yield "magnitude", module.under_masks(dict(magnitude_masks(module.layers, module.pattern)))
-    if module.prior_masks and module.prior != "magnitude":
+    if isinstance(module, RoILightningModule) and module.prior_masks and module.prior != "magnitude":
         name = module.prior if module.prior in NAMED_PRIORS else "prior"
         yield name, module.under_masks({name: mask.to_bool() for name, mask in module.prior_masks.items()})
-    yield "roi", module.under_masks()
+    yield module.method, module.under_masks()
 
 
-def zero_shares(module: RoILightningModule) -> dict[str, float]:
+def zero_shares(module: MaskLearner) -> dict[str, float]:
     """Share of zeros that the pattern makes among the prunable weights, and among all parameters."""
     share = 1 - module.pattern.n / module.pattern.m
     pruned = sum(layer.weight.numel() for layer in module.layers.values())
-    every = sum(p.numel() for p in module.model.parameters()) - sum(
-        x.logits.numel() for x in module.layers.values()
-    )
+    learned = sum(layer.get_parameter(layer.learned).numel() for layer in module.layers.values())
+    every = sum(p.numel() for p in module.model.parameters()) - learned
     return {"prunable": share, "model": share * pruned / every}

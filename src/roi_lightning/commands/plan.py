@@ -81,7 +81,7 @@ def _count(learner: Any, data: Any, trainer: Any) -> dict[str, Any]:
     import torch
 
     from roi_lightning.language_model import load_config, meta_language_model
-    from roi_lightning.prunable import check_pattern, prunable_layers
+    from roi_lightning.prunable import check_pattern, input_dim, prunable_layers
 
     config = load_config(learner.source, learner.trust_remote_code)
     lm = meta_language_model(config, learner.trust_remote_code)
@@ -89,7 +89,9 @@ def _count(learner: Any, data: Any, trainer: Any) -> dict[str, Any]:
     check_pattern(layers, learner.pattern)
     itemsize = _itemsize(learner, config)
     prunable = sum(layer.weight.numel() for layer in layers.values())
-    logits = sum(learner.learned_per_layer(tuple(layer.weight.shape)) for layer in layers.values())
+    logits = sum(
+        learner.learned_per_layer(tuple(layer.weight.shape), input_dim(layer)) for layer in layers.values()
+    )
     blocks = config.get_text_config().num_hidden_layers if learner.activation_checkpointing else 1
     sizes = {
         "weights": sum(p.numel() for p in lm.parameters()) * itemsize,

@@ -18,6 +18,7 @@ from transformers.modeling_utils import PreTrainedModel
 from roi_lightning.errors import UserError
 from roi_lightning.language_model import DType, load_config, load_language_model, load_tokenizer
 from roi_lightning.sources import ModelSource, StoredTensors
+from roi_lightning.sparse_linear import MaskedLinear
 
 INDEX: Final = "model.safetensors.index.json"
 SIDECAR: Final = "roi_sparsity.json"
@@ -107,10 +108,11 @@ class LoadedBase:
     def __init__(self, source: ModelSource, lm: PreTrainedModel) -> None:
         self._source, self._lm = source, lm
         seen: set[int] = set()
+        # A model in training carries what is learned beside its weights.
+        learned = {f"{n}.{x.learned}" for n, x in lm.named_modules() if isinstance(x, MaskedLinear)}
         self._tensors: dict[str, Tensor] = {}
         for name, tensor in lm.state_dict().items():
-            # A model in training carries logits beside its weights.
-            if tensor.data_ptr() not in seen and not name.endswith(".logits"):
+            if tensor.data_ptr() not in seen and name not in learned:
                 self._tensors[name] = tensor
             seen.add(tensor.data_ptr())
         split = split_torch_state_dict_into_shards(self._tensors, max_shard_size=_SHARD)

@@ -2,10 +2,12 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
 from roi_lightning.pattern import NMPattern
+from roi_lightning.samplers.kept_norm import KeptNorm
 
 
 @dataclass(frozen=True)
@@ -26,11 +28,21 @@ class Draw:
 
 
 class Sampler(ABC):
-    """Turns the logits of one layer into masks."""
+    """Turns the logits of one layer into masks.
+
+    Attributes:
+        method: Short name of the method that learns with it, in tables and files.
+    """
+
+    method: ClassVar[str]
 
     @abstractmethod
-    def logits_shape(self, weight: tuple[int, ...], pattern: NMPattern) -> tuple[int, ...]:
-        """The shape of the logits of a weight of shape `weight`."""
+    def logits_shape(self, weight: tuple[int, ...], pattern: NMPattern, dim: int) -> tuple[int, ...]:
+        """The shape of the logits of a weight of shape `weight` with input dimension `dim`.
+
+        Raises:
+            UserError: If the pattern cannot be learned this way.
+        """
 
     @abstractmethod
     def initial_logits(
@@ -48,7 +60,14 @@ class Sampler(ABC):
 
     @abstractmethod
     def masked_weight(
-        self, weight: Tensor, logits: Tensor, pattern: NMPattern, dim: int, draw: Draw, layer: str
+        self,
+        weight: Tensor,
+        logits: Tensor,
+        pattern: NMPattern,
+        dim: int,
+        draw: Draw,
+        layer: str,
+        kept_norm: KeptNorm | None = None,
     ) -> Tensor:
         """The weight under a randomly drawn mask, differentiable in the logits.
 
@@ -59,6 +78,7 @@ class Sampler(ABC):
             dim: The weight's input dimension.
             draw: Which mask to draw.
             layer: The layer's name, part of the noise's key.
+            kept_norm: If given, told of the drawn weight, and its gradient is added to the mask's.
 
         Returns:
             Shape and dtype of `weight`.
@@ -67,3 +87,11 @@ class Sampler(ABC):
     @abstractmethod
     def hard_mask(self, logits: Tensor, pattern: NMPattern, dim: int) -> Tensor:
         """The mask without noise: boolean, the weight's shape, exactly N of every M true."""
+
+    @abstractmethod
+    def choices(self, logits: Tensor, pattern: NMPattern, dim: int) -> Tensor:
+        """The logits as a view [..., choices], without a copy: what each group chooses from, in its last axis."""
+
+    @abstractmethod
+    def picks(self, pattern: NMPattern) -> int:
+        """How many of its choices a group takes."""

@@ -5,7 +5,6 @@ the gradient flow through the relaxation. The backward pass draws the same noise
 but the logits and the frozen weight, which are alive anyway.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,13 +14,16 @@ from typing_extensions import override
 
 from roi_lightning.noise import gumbel, noise_key
 from roi_lightning.pattern import NMPattern, top_members
+from roi_lightning.samplers import fused
 from roi_lightning.samplers.base import Draw, Sampler
+from roi_lightning.samplers.chunks import Chunk, chunks, worth_compiling
+from roi_lightning.samplers.compiling import run_compiled
+from roi_lightning.samplers.kept_norm import KeptNorm
 from roi_lightning.samplers.reference import PushDown
 from roi_lightning.samplers.unrolled import relaxed_mask, relaxed_mask_gradient
 
-# Elements worked on at a time: temporaries stay in the processor's cache, and small beside the layer.
-_CPU_CHUNK: Final = 1 << 18
-_CUDA_CHUNK: Final = 1 << 24
+# Code for larger groups takes minutes to compile: it grows with members times picks.
+_MOST_UNROLLED: Final = 32
 
 
 @dataclass(frozen=True)
@@ -31,9 +33,13 @@ class GumbelTopK(Sampler):
     Args:
         push_down: `paper`, or `scaled` for a push-down divided by τ, which keeps a member from being picked
             twice when N >= 3 (see `relaxed_top_n`).
+        compiled: Whether large layers may go through `torch.compile`; the same masks up to rounding.
     """
 
+    method = "roi"
+
     push_down: PushDown = "paper"
+    compiled: bool = True
 
     @property
     def hard_forward(self) -> bool:
@@ -41,7 +47,7 @@ class GumbelTopK(Sampler):
         return False
 
     @override
-    def logits_shape(self, weight: tuple[int, ...], pattern: NMPattern) -> tuple[int, ...]:
+    def logits_shape(self, weight: tuple[int, ...], pattern: NMPattern, dim: int) -> tuple[int, ...]:
         return weight
 
     @override
@@ -52,15 +58,31 @@ class GumbelTopK(Sampler):
 
     @override
     def masked_weight(
-        self, weight: Tensor, logits: Tensor, pattern: NMPattern, dim: int, draw: Draw, layer: str
+        self,
+        weight: Tensor,
+        logits: Tensor,
+        pattern: NMPattern,
+        dim: int,
+        draw: Draw,
+        layer: str,
+        kept_norm: KeptNorm | None = None,
     ) -> Tensor:
-        result = _MaskedWeight.apply(weight, logits, _Job(self, pattern, dim, draw, layer))  # type: ignore[no-untyped-call]
+        job = _Job(self, pattern, dim, draw, layer, kept_norm)
+        result = _MaskedWeight.apply(weight.contiguous(), logits, job)  # type: ignore[no-untyped-call]
         assert isinstance(result, Tensor)
         return result
 
     @override
     def hard_mask(self, logits: Tensor, pattern: NMPattern, dim: int) -> Tensor:
         return pattern.top(logits.detach(), dim)
+
+    @override
+    def choices(self, logits: Tensor, pattern: NMPattern, dim: int) -> Tensor:
+        return pattern.group(logits, dim)
+
+    @override
+    def picks(self, pattern: NMPattern) -> int:
+        return pattern.n
 
 
 @dataclass(frozen=True)
@@ -69,6 +91,7 @@ class StraightThrough(GumbelTopK):
 
     Args:
         push_down: As in `GumbelTopK`; concerns the gradient only.
+        compiled: As in `GumbelTopK`.
     """
 
     @property
@@ -79,41 +102,48 @@ class StraightThrough(GumbelTopK):
 
 @dataclass(frozen=True)
 class _Job:
-    """One layer's draw, cut into chunks of whole groups along the weight's first axis."""
+    """One layer's draw."""
 
     sampler: GumbelTopK
     pattern: NMPattern
     dim: int
     draw: Draw
     layer: str
+    kept_norm: KeptNorm | None
 
     @property
     def push(self) -> float:
         return 1.0 if self.sampler.push_down == "paper" else 1.0 / self.draw.tau
 
-    def chunks(self, weight: Tensor) -> Iterator[slice]:
-        rows, columns = weight.shape
-        unit = 1 if self.dim == 1 else self.pattern.m
-        size = _CUDA_CHUNK if weight.is_cuda else _CPU_CHUNK
-        step = max(1, size // (columns * unit)) * unit
-        return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
+    @property
+    def pull(self) -> Tensor | float:
+        return 0.0 if self.kept_norm is None else self.kept_norm.pull()
 
-    def keys(self, logits: Tensor, rows: slice) -> Tensor:
-        """φ/λ + g of some rows as [M, groups...]."""
-        columns = logits.shape[1]
-        index = torch.arange(
-            rows.start * columns, rows.stop * columns, dtype=torch.int32, device=logits.device
-        )
+    def worth_compiling(self, weight: Tensor) -> bool:
+        unrolled = self.pattern.m * self.pattern.n
+        return self.sampler.compiled and unrolled <= _MOST_UNROLLED and worth_compiling(weight)
+
+    def numbers(self, chunk: Chunk, device: torch.device) -> tuple[Tensor, Tensor]:
+        """The kernels' `ints` and `floats`."""
+        key = noise_key(self.draw.seed, self.draw.index, self.layer)
+        ints = torch.tensor([chunk.first, *key], dtype=torch.int32, device=device)
+        known = [1 / self.draw.lam, 1 / self.draw.tau, self.push]
+        floats = torch.tensor([*known, 0.0], dtype=torch.float32, device=device)
+        floats[3] = self.pull
+        return ints, floats
+
+    def keys(self, logits: Tensor, chunk: Chunk) -> Tensor:
+        """φ/λ + g of a chunk as [M, groups...]."""
+        part = chunk.of(logits)
+        index = torch.arange(chunk.first, chunk.first + part.numel(), dtype=torch.int32, device=logits.device)
         noise = gumbel(index, noise_key(self.draw.seed, self.draw.index, self.layer))
-        keys = logits[rows].float().div(self.draw.lam).add_(noise.view(-1, columns))
-        return self.members(keys).contiguous()
+        return part.float().div(self.draw.lam).add_(noise.view_as(part)).movedim(1, 0).contiguous()
 
-    def members(self, tensor: Tensor) -> Tensor:
-        """[rows, columns] as a view [M, groups...]; `restore` undoes it."""
-        return self.pattern.group(tensor, self.dim).movedim(-1, 0)
-
-    def restore(self, members: Tensor) -> Tensor:
-        return members.movedim(0, -1).flatten(-2).movedim(-1, self.dim)
+    def mask(self, keys: Tensor) -> Tensor:
+        """The mask of keys (overwritten), fp32 or boolean [M, groups...]."""
+        if self.sampler.hard_forward:
+            return top_members(keys, self.pattern.n)
+        return relaxed_mask(keys, self.pattern.n, self.draw.tau, self.push)
 
 
 class _MaskedWeight(torch.autograd.Function):
@@ -124,14 +154,10 @@ class _MaskedWeight(torch.autograd.Function):
         ctx.save_for_backward(weight, logits)
         ctx.job = job
         out = torch.empty_like(weight)
-        for rows in job.chunks(weight):
-            keys = job.keys(logits, rows)
-            if job.sampler.hard_forward:
-                mask = top_members(keys, job.pattern.n)
-            else:
-                mask = relaxed_mask(keys, job.pattern.n, job.draw.tau, job.push)
-            # The product is taken in fp32 and rounded once to the weight's dtype.
-            job.members(out[rows]).copy_(mask * job.members(weight[rows]).float())
+        if not (job.worth_compiling(weight) and _compiled_forward(out, weight, logits, job)):
+            _eager_forward(out, weight, logits, job)
+        if job.kept_norm is not None:
+            job.kept_norm.add(out)
         return out
 
     @staticmethod
@@ -139,9 +165,46 @@ class _MaskedWeight(torch.autograd.Function):
         weight, logits = ctx.saved_tensors
         job: _Job = ctx.job
         out = torch.empty_like(logits)
-        for rows in job.chunks(weight):
-            of_mask = job.members(grads[0][rows].float() * weight[rows].float()).contiguous()
-            keys = job.keys(logits, rows)
-            of_keys = relaxed_mask_gradient(keys, of_mask, job.pattern.n, job.draw.tau, job.push)
-            job.members(out[rows]).copy_(of_keys.div_(job.draw.lam))
+        if not (job.worth_compiling(weight) and _compiled_backward(out, weight, logits, grads[0], job)):
+            _eager_backward(out, weight, logits, grads[0], job)
         return None, out, None
+
+
+def _compiled_forward(out: Tensor, weight: Tensor, logits: Tensor, job: _Job) -> bool:
+    for chunk in chunks(weight, job.pattern, job.dim, compiled=True):
+        tensors = chunk.of(logits.detach()), chunk.of(weight.detach()), chunk.of(out)
+        numbers, pattern = job.numbers(chunk, weight.device), job.pattern
+        if not run_compiled(
+            fused.masked_weight, *tensors, *numbers, pattern.m, pattern.n, job.sampler.hard_forward
+        ):
+            return False
+    return True
+
+
+def _compiled_backward(out: Tensor, weight: Tensor, logits: Tensor, grad: Tensor, job: _Job) -> bool:
+    grad = grad.contiguous()
+    for chunk in chunks(weight, job.pattern, job.dim, compiled=True):
+        tensors = (chunk.of(x.detach()) for x in (logits, weight, grad, out))
+        numbers, pattern = job.numbers(chunk, weight.device), job.pattern
+        fixed = pattern.m, pattern.n, job.sampler.hard_forward, job.kept_norm is not None
+        if not run_compiled(fused.logits_gradient, *tensors, *numbers, *fixed):
+            return False
+    return True
+
+
+def _eager_forward(out: Tensor, weight: Tensor, logits: Tensor, job: _Job) -> None:
+    for chunk in chunks(weight, job.pattern, job.dim):
+        mask = job.mask(job.keys(logits, chunk))
+        # The product is taken in fp32 and rounded once to the weight's dtype.
+        chunk.members(out).copy_(mask * chunk.members(weight).float())
+
+
+def _eager_backward(out: Tensor, weight: Tensor, logits: Tensor, grad: Tensor, job: _Job) -> None:
+    for chunk in chunks(weight, job.pattern, job.dim):
+        members = chunk.members(weight).float()
+        of_mask = (chunk.members(grad.contiguous()).float() * members).contiguous()
+        keys = job.keys(logits, chunk)
+        if job.kept_norm is not None:
+            of_mask -= job.pull * job.mask(keys.clone()) * members.square()
+        of_keys = relaxed_mask_gradient(keys, of_mask, job.pattern.n, job.draw.tau, job.push)
+        chunk.members(out).copy_(of_keys.div_(job.draw.lam))

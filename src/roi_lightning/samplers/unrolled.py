@@ -6,7 +6,8 @@ by hand: it needs nothing but the keys, where autograd would keep every intermed
 
 With β = α/τ, s the second largest β and e = exp(β - s), only one member, the leader, can have e > 1. Summing
 e without it gives T >= 1, free of cancellation, so the leader's log(1 - μ) = log T - log(sum of e) stays finite
-however large its lead; every other member has μ <= 1/2, where log1p(-μ) is safe.
+however large its lead; every other member has μ <= 1/2, where log(1 - μ) is safe:
+it is added to keys whose own rounding is coarser.
 """
 
 from dataclasses import dataclass
@@ -15,8 +16,11 @@ from typing import Final
 import torch
 from torch import Tensor
 
-# Beyond this lead, e is capped to stay within fp32; the others' shares are below 1e-34 there.
-_MAX_LEAD: Final = 80.0
+# Beyond this lead, e is capped, and log(1 - μ) makes up for it; the others' shares are below 1e-17 there.
+MAX_LEAD: Final = 40.0
+# A member further behind than this counts as this far: shares of 1e-11 are below fp32's rounding, and exponents
+# that make denormal numbers cost a processor a hundred times as much as others.
+LEAST: Final = -25.0
 
 
 @dataclass(frozen=True)
@@ -88,12 +92,13 @@ def relaxed_mask_gradient(keys: Tensor, grad: Tensor, n: int, tau: float, push: 
 
 def _pick(keys: Tensor, tau: float) -> _Pick:
     first, second = _two_largest(keys)
-    e = keys.sub(second).div_(tau).clamp_(max=_MAX_LEAD).exp_()
+    least = LEAST if keys.dtype == torch.float32 else None
+    e = keys.sub(second).div_(tau).clamp_(least, MAX_LEAD).exp_()
     leads = e.gt(1.0).to(e.dtype)
     others = e.clamp(max=1.0).sub_(leads)
     total = e.sum(0)
     rest = others.sum(0)
-    lead = first.sub_(second).div_(tau).sub_(_MAX_LEAD).clamp_(min=0.0)
+    lead = first.sub_(second).div_(tau).sub_(MAX_LEAD).clamp_(min=0.0)
     leader_log = rest.log().sub_(total.log()).sub_(lead)
     return _Pick(e.div_(total), others, leads, rest, leader_log)
 
@@ -108,7 +113,7 @@ def _two_largest(keys: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _push_down(pick: _Pick) -> Tensor:
-    others = pick.mu.clamp(max=0.5).neg_().log1p_()
+    others = pick.mu.clamp(max=0.5).neg_().add_(1.0).log_()
     return others.lerp_(pick.leader_log.expand_as(others), pick.leads)
 
 

@@ -1,0 +1,57 @@
+"""What a step of every method costs: time and memory, and nothing else measured."""
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from study_table import BASELINE, in_bars, one
+
+
+def cost_rows(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A row per pattern and method, over its repeated runs.
+
+    Args:
+        runs: What `run_cost` returned.
+    """
+    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for run in runs:
+        groups.setdefault((run["pattern"], run["method"]), []).append(run)
+    rows = {key: _row(*key, group) for key, group in groups.items()}
+    for (pattern, _), row in rows.items():
+        base = rows.get((pattern, BASELINE))
+        for key in ("seconds_per_step", "peak_rss_bytes"):
+            row[f"{key}_ratio"] = row[key] / base[key] if base else None
+    return list(rows.values())
+
+
+def _row(pattern: str, method: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {
+        "pattern": pattern,
+        "method": method,
+        "runs": len(runs),
+        "seconds_per_step": median(x for run in runs for x in run["step_seconds"]),
+        "seconds_per_step_by_run": [median(run["step_seconds"]) for run in runs],
+        "peak_rss_bytes": max(run["peak_rss_bytes"] for run in runs),
+    }
+
+
+def cost_markdown(rows: Sequence[Mapping[str, Any]], notes: Sequence[str]) -> str:
+    """The table, and what is to be said below it."""
+    ratio = f"÷ {BASELINE}'s"
+    head = ["pattern", "method", "s per step", "of each run", ratio, "min per 1,000 steps", "peak GiB", ratio]
+    lines = [head, ["---", "---"] + ["---:"] * (len(head) - 2)]
+    for row in rows:
+        seconds = row["seconds_per_step"]
+        lines.append(
+            [
+                row["pattern"],
+                row["method"],
+                f"{seconds:.2f}",
+                ", ".join(f"{x:.2f}" for x in row["seconds_per_step_by_run"]),
+                one(row["seconds_per_step_ratio"], "{:.2f}"),
+                f"{1000 * seconds / 60:,.1f}",
+                f"{row['peak_rss_bytes'] / 2**30:.2f}",
+                one(row["peak_rss_bytes_ratio"], "{:.2f}"),
+            ]
+        )
+    return in_bars(lines) + "".join(f"\n- {note}" for note in notes)

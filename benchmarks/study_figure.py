@@ -1,0 +1,147 @@
+"""The picture of a study: held-out perplexity of the hardened mask against tokens seen, a panel per pattern."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from study_cells import Cell
+
+from roi_lightning.atomic import written_aside
+from roi_lightning.figures.headline import Headline
+from roi_lightning.figures.style import DPI, FAINT, INK, MARGIN, PRUNED, line_style, own_style, to_png
+from roi_lightning.figures.text import text_width
+
+_PANEL: Final = (3.6, 2.9)
+_GAP, _LEFT, _BELOW, _ABOVE = 0.6, 0.62, 0.5, 0.4
+_NOTE: Final = (
+    "Perplexity of the hardened mask on held-out windows, by tokens learned from. Lines: the mean over seeds; "
+    "bands: their range. Dashed: the dense model and the prior mask that methods start from, on the same windows."
+)
+Curve = list[tuple[int, list[float]]]
+
+
+def draw_study(
+    cells: Sequence[Cell],
+    results: Mapping[str, Mapping[str, Any]],
+    references: Mapping[str, Mapping[str, Any]],
+    title: str,
+    out: Path,
+) -> None:
+    """Write the PNG; see `study_table.make_rows` for the arguments."""
+    with own_style():
+        figure = _figure(cells, results, references, title)
+    with written_aside(out) as partial:
+        partial.write_bytes(to_png(figure))
+
+
+def curves(
+    cells: Sequence[Cell], results: Mapping[str, Mapping[str, Any]]
+) -> dict[tuple[str, str, int], Curve]:
+    """By pattern, method and length of the run: tokens seen, and the finite perplexities of its seeds there."""
+    found: dict[tuple[str, str, int], dict[int, list[float]]] = {}
+    for cell in cells:
+        for tokens, value in results.get(cell.name, {}).get("curve", []):
+            if math.isfinite(value):
+                key = (cell.pattern, cell.method.name, cell.tokens)
+                found.setdefault(key, {}).setdefault(tokens, []).append(value)
+    return {key: sorted(points.items()) for key, points in found.items()}
+
+
+def _figure(
+    cells: Sequence[Cell],
+    results: Mapping[str, Mapping[str, Any]],
+    references: Mapping[str, Mapping[str, Any]],
+    title: str,
+) -> Figure:
+    patterns = list(dict.fromkeys(cell.pattern for cell in cells))
+    drawn = curves(cells, results)
+    methods = list(dict.fromkeys(method for _, method, _ in drawn))
+    legend = max((text_width(name, 8.5) for name in methods), default=0.0) + 0.45
+    width = MARGIN + _LEFT + len(patterns) * (_PANEL[0] + _GAP) + legend + MARGIN
+    headline = Headline(title, _NOTE, width)
+    height = headline.height + _ABOVE + _PANEL[1] + _BELOW
+    figure = Figure(figsize=(width, height), dpi=DPI, facecolor="white")
+    headline.draw(figure)
+    for i, pattern in enumerate(patterns):
+        x = MARGIN + _LEFT + i * (_PANEL[0] + _GAP)
+        box = (x / width, _BELOW / height, _PANEL[0] / width, _PANEL[1] / height)
+        axes = figure.add_axes(box, label=pattern)
+        for key, curve in drawn.items():
+            if key[0] == pattern:
+                _line(axes, curve, methods.index(key[1]))
+        _dress(axes, pattern, first=i == 0)
+        _references(axes, {"dense": references.get("dense", {}), "prior": references.get(pattern, {})})
+    _legend(
+        figure, methods, (width - MARGIN - legend - 0.35) / width, 1 - (headline.height + _ABOVE) / height
+    )
+    return figure
+
+
+def _line(axes: Axes, curve: Curve, index: int) -> None:
+    tokens = [x for x, _ in curve]
+    low, high = [min(values) for _, values in curve], [max(values) for _, values in curve]
+    style = line_style(index, len(curve))
+    axes.plot(tokens, [sum(values) / len(values) for _, values in curve], **style)
+    if low != high:
+        axes.fill_between(tokens, low, high, color=style["color"], alpha=0.18, linewidth=0)
+
+
+def _references(axes: Axes, measured: Mapping[str, Mapping[str, Any]]) -> None:
+    right = axes.get_xlim()[1]
+    for name, values in measured.items():
+        if math.isfinite(values.get("held_out", math.inf)):
+            axes.axhline(values["held_out"], color=FAINT, linestyle=(0, (4, 3)), linewidth=1, zorder=1)
+            axes.annotate(
+                f"{name} {values['held_out']:,.4g}",
+                (right, values["held_out"]),
+                (-2, 2.5),
+                textcoords="offset points",
+                size=7.5,
+                color=FAINT,
+                ha="right",
+            )
+
+
+def _dress(axes: Axes, pattern: str, first: bool) -> None:
+    axes.set_yscale("log")
+    axes.set_xlim(left=0)
+    axes.set_title(pattern, size=10, color=INK, pad=6)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
+    axes.xaxis.set_major_formatter(FuncFormatter(_tokens))
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.4g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.tick_params(which="both", labelsize=7.5, colors=FAINT, length=2.5, width=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set(color=FAINT, linewidth=0.6)
+    axes.grid(axis="y", color=PRUNED, linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.set_xlabel("tokens seen", size=8, color=FAINT, labelpad=2)
+    if first:
+        axes.set_ylabel("held-out perplexity", size=8, color=FAINT)
+
+
+def _tokens(x: float, _: object) -> str:
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if x >= size:
+            return f"{x / size:,.4g} {unit}"
+    return f"{x:,.4g}"
+
+
+def _legend(figure: Figure, methods: Sequence[str], x: float, y: float) -> None:
+    handles = [Line2D([], [], **line_style(i, 1)) for i in range(len(methods))]
+    figure.legend(
+        handles,
+        methods,
+        loc="upper left",
+        bbox_to_anchor=(x, y),
+        borderaxespad=0,
+        frameon=False,
+        fontsize=8.5,
+        labelcolor=INK,
+    )

@@ -1,0 +1,123 @@
+"""ProxSparse: copies of the weights are trained and drawn towards 2:4; the mask is read off their magnitudes."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_utils import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+from typing_extensions import override
+
+from roi_lightning.errors import UserError
+from roi_lightning.learner import MaskLearner
+from roi_lightning.pattern import NMPattern
+from roi_lightning.prox import apply_prox_
+from roi_lightning.sparse_linear import LayerState, MaskedLinear, attach
+
+_SAMPLED_GROUPS: Final = 4096
+
+
+class TrainedLinear(MaskedLinear):
+    """A layer with a trained copy of its weight, `master`, float32, in whose magnitudes the mask shows."""
+
+    learned = "master"
+    master: nn.Parameter
+
+    def __init__(self, dense: nn.Linear | Conv1D, name: str, state: LayerState) -> None:
+        super().__init__(dense, name, state)
+        self.master = nn.Parameter(self.weight.detach().to(torch.float32, copy=True))
+
+    @override
+    def drawn_weight(self) -> Tensor:
+        return self.master.to(self.weight.dtype)
+
+    @override
+    def hard_mask(self) -> Tensor:
+        return self.state.pattern.top(self.master.detach().abs(), self.dim)
+
+    def zero_counts(self, groups: int) -> Tensor:
+        """How many groups of the copy have no zero, one, and two or more.
+
+        Args:
+            groups: About how many to look at, in evenly spread rows.
+
+        Returns:
+            [3], int64.
+        """
+        grouped = self.state.pattern.group(self.master.detach(), self.dim)
+        step = max(1, grouped.shape[0] * grouped.shape[1] // groups)
+        zeros = (grouped[::step] == 0).sum(-1).clamp_(max=2)
+        return torch.bincount(zeros.flatten(), minlength=3)
+
+
+class ProxSparseModule(MaskLearner):
+    """ProxSparse: train the prunable weights on the text, with a proximal step towards 2:4 after every update.
+
+    The optimizer works on float32 copies of the weights. After each of its steps every group of four inputs is
+    replaced by the proximal point of the regulariser (see `prox`), not scaled by the learning rate. In the end
+    the two largest of each group are the mask, and the mask is put on the original weights; the trained ones
+    are dropped. Logs `prox/zeros_0`, `prox/zeros_1` and `prox/zeros_2`, the shares of groups with no zero, one,
+    and at least two: the method has converged when the last is near 1.
+
+    Differs from the published code in that only prunable weights are trained, not embeddings and norms, and in
+    float32, not bfloat16.
+
+    Args:
+        strength: The regulariser's λ; has to be found for each model (0.2 to 25 in the published settings).
+        kwargs: As in `MaskLearner`.
+
+    Raises:
+        UserError: If the pattern is not 2:4, or `strength` not a positive number.
+    """
+
+    layers: Mapping[str, TrainedLinear]
+
+    def __init__(self, lm: str, *, strength: float, **kwargs: Any) -> None:
+        super().__init__(lm, **kwargs)
+        if self.pattern != NMPattern("2:4"):
+            raise UserError(
+                f"ProxSparseModule learns 2:4 only, model.pattern is {self.pattern}: its regulariser is zero just "
+                "where two of four weights are left; set 2:4 or take another learner (RoILightningModule)"
+            )
+        if not 0 < strength < math.inf:
+            raise UserError(f"model.strength is {strength}; it must be a positive number, for example 0.2")
+        self.strength = strength
+        self.state = LayerState(self.pattern)
+
+    @property
+    @override
+    def method(self) -> str:
+        return "proxsparse"
+
+    @override
+    def attach(self, lm: PreTrainedModel, layers: dict[str, nn.Linear | Conv1D]) -> dict[str, TrainedLinear]:
+        return attach(lm, layers, self.state, TrainedLinear)
+
+    @override
+    def learned_per_layer(self, weight: tuple[int, ...], dim: int) -> int:
+        return math.prod(weight)
+
+    @override
+    def prepare_step(self, batch_idx: int) -> None:
+        self.state.mode = "sample"
+
+    @override
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        super().optimizer_step(*args, **kwargs)
+        for layer in self.layers.values():
+            apply_prox_(layer.master, self.strength, layer.dim)
+        # Lightning counts the step only after this.
+        every: int = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
+        if every and (self.trainer.global_step + 1) % every == 0:
+            self._log_zeros()
+
+    def _log_zeros(self) -> None:
+        counts = torch.stack([layer.zero_counts(_SAMPLED_GROUPS) for layer in self.layers.values()]).sum(0)
+        shares = counts / counts.sum()
+        self.log_dict({f"prox/zeros_{number}": share for number, share in enumerate(shares)})
+
+    @override
+    def training_facts(self) -> dict[str, object]:
+        return super().training_facts() | {"strength": self.strength}
