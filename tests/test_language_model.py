@@ -69,7 +69,7 @@ def test_counts_are_those_of_the_papers_table(size):
     assert count == by_hand
     digits = len(millions.partition(".")[2])
     assert f"{count / 1e6:.{digits}f}" == millions
-    shapes = [GumbelTopK().logits_shape(tuple(layer.weight.shape), pattern) for layer in layers.values()]
+    shapes = [GumbelTopK().logits_shape(tuple(layer.weight.shape), pattern, 1) for layer in layers.values()]
     assert sum(math.prod(shape) for shape in shapes) == count
 
 

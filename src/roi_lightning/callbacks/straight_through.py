@@ -44,4 +44,4 @@ class StraightThroughToggle(Callback):
         if trainer.global_step >= self.at_step and isinstance(sampler, GumbelTopK):
             kind = StraightThrough if self.to == "straight_through" else GumbelTopK
             if type(sampler) is not kind:
-                pl_module.state.sampler = kind(push_down=sampler.push_down)
+                pl_module.state.sampler = kind(sampler.push_down, sampler.compiled)

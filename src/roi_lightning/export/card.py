@@ -78,7 +78,7 @@ def _front_matter(masks: MaskSet) -> str:
     if masks.base.revision:  # only hub models have one
         lines += [f"base_model: {masks.base.spec}", "base_model_relation: finetune"]
     lines += ["library_name: transformers", "pipeline_tag: text-generation", "tags:"]
-    tags = ["sparsity", "pruning", f'"{masks.pattern}"', "semi-structured", "roi"]
+    tags = ["sparsity", "pruning", f'"{masks.pattern}"', "semi-structured", "roi-lightning"]
     return "\n".join([*lines, *(f"- {tag}" for tag in tags), "---"])
 
 

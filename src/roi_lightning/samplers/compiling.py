@@ -65,6 +65,7 @@ def _compiled(kernel: Kernel) -> Kernel:
         import torch._inductor.config as inductor
 
     dynamo.recompile_limit = max(dynamo.recompile_limit, _VARIANTS)
+    dynamo.specialize_float = True  # or constants of a module are first traced as numbers and then as inputs
     options: dict[str, Any] = {}
     if hasattr(inductor.cpp, "enable_tiling_heuristics"):
         # It counts strided loads and then gives up on vectors; here they are few beside the arithmetic.
