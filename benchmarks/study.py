@@ -23,10 +23,10 @@ from typing import Any
 
 from study_cells import METHODS, Cell, Study, choose_methods, in_folders, left_out, make_cells
 from study_cost import cost_markdown, cost_rows
-from study_references import run_references
+from study_references import reference_names, run_references
 from study_run import COST_SKIP, cost_recipe, recipe_of, run_cell, run_cost
 from study_table import as_markdown, make_rows
-from study_work import WorkFailed, check_claim, result_of, sole_user, write_json
+from study_work import WorkFailed, check_claim, fetch, put, result_of, sole_user, write_json
 
 from roi_lightning.atomic import written_aside
 
@@ -45,6 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not cells:
         raise SystemExit(f"error: there is nothing to run: {' '.join(notes)}")
     with sole_user(study.out):
+        if study.store:
+            for name in [*(cell.name for cell in cells), *reference_names(cells)]:
+                fetch(study.store, name, study.out)
         return (_cost if args.cost else _study)(args, study, cells, notes)
 
 
@@ -69,6 +72,9 @@ def build_parser() -> argparse.ArgumentParser:
     add("--patterns", default="2:4")
     add("--tokens", default="307200", help="to learn from, several with commas (default: %(default)s)")
     add("--seeds", default="0")
+    add(
+        "--store", type=Path, help="keep results here too, and take those that are here: small files, to move"
+    )
     add("--json", type=Path)
     add("--markdown", type=Path)
     add("--figure", type=Path)
@@ -110,6 +116,9 @@ def _study(args: argparse.Namespace, study: Study, cells: list[Cell], notes: lis
         references = run_references(study, list(dict.fromkeys(cell.pattern for cell in cells)))
     except WorkFailed as failure:
         raise SystemExit(f"error: the dense model and the priors: {failure}") from None
+    if study.store:
+        for name in reference_names(cells):
+            put(study.store, name, study.out)
     results = _run_all(study, {cell.name: partial(run_cell, study, cell) for cell in cells})
     rows = make_rows(cells, results, references)
     found = {"settings": _told(args), "rows": rows, "references": references, "notes": notes}
@@ -151,6 +160,8 @@ def _run_all(study: Study, jobs: Mapping[str, Callable[[], dict[str, Any]]]) -> 
         try:
             found[name] = jobs[name]()
             ended = "finished"
+            if study.store:
+                put(study.store, name, study.out)
         except WorkFailed as failure:
             ended = f"FAILED, {failure}\n{name}: failed"
         _say(f"{name}: {ended} after {monotonic() - started:,.0f} s, {len(missing) - i - 1} left")
@@ -163,7 +174,7 @@ def _say(line: str) -> None:
 
 def _told(args: argparse.Namespace) -> dict[str, Any]:
     """The command line, without where things lie."""
-    places = ("out", "roi_data", "json", "markdown", "figure", "keep_checkpoints")
+    places = ("out", "roi_data", "store", "json", "markdown", "figure", "keep_checkpoints")
     return {name: value for name, value in vars(args).items() if name not in places}
 
 

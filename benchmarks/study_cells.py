@@ -116,6 +116,7 @@ class Study:
     eval_windows: int = 64
     eval_seq_len: int = 1024
     keep_checkpoints: bool = False
+    store: Path | None = None
 
     @property
     def train(self) -> str:
@@ -133,6 +134,17 @@ class Study:
     def prior(self, pattern: str) -> Path:
         """The directory of the mask that all methods of a pattern start from."""
         return self.out / in_folders(pattern) / "prior"
+
+    def portable(self, value: Any) -> Any:
+        """Nested values with this machine's places by the names of their options."""
+        if isinstance(value, dict):
+            return {key: self.portable(part) for key, part in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.portable(part) for part in value]
+        for name, place in (("OUT", str(self.out)), ("ROI_DATA", str(self.roi_data))):
+            if isinstance(value, str) and (value == place or value.startswith(f"{place}/")):
+                return name + value.removeprefix(place)
+        return value
 
     def folder(self, cell: Cell) -> Path:
         """Everything of a cell lies there."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from study_cells import Study, in_folders
+from study_cells import Cell, Study, in_folders
 from study_evaluate import evaluate, evaluation, measured
 from study_work import claim, read_json, result_of, run_commands, write_json
 
@@ -22,20 +22,27 @@ class _Reference:
     def commands(self, study: Study) -> list[list[str]]:
         """What is left to do."""
         missing = [] if Path(self.model).exists() else self.made_by
-        if not missing and result_of(self.folder) is not None:
-            return []
+        if result_of(self.folder) is not None:
+            return missing
         windows = json.dumps(study.data() | {"tokenizer": study.lm})
         held_out = ["held_out", self.model, windows, str(self.folder / "held_out.json")]
         return [*missing, held_out, *evaluate(study, self.model, self.folder)]
 
     def recipe(self, study: Study) -> dict[str, Any]:
         """All that its figures depend on."""
-        return {
+        recipe = {
             "model": self.model,
             "made_by": self.made_by,
             "data": study.data(),
             "evaluation": evaluation(study),
         }
+        return {key: study.portable(value) for key, value in recipe.items()}
+
+
+def reference_names(cells: Sequence[Cell]) -> list[str]:
+    """The folders of what the cells are held against, below the study's."""
+    priors = (f"references/prior-{in_folders(cell.pattern)}" for cell in cells)
+    return list(dict.fromkeys(["references/dense", *priors]))
 
 
 def run_references(study: Study, patterns: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -56,7 +63,7 @@ def run_references(study: Study, patterns: Sequence[str]) -> dict[str, dict[str,
     missing = {job.folder: commands for job in jobs.values() if (commands := job.commands(study))}
     if missing:
         run_commands([c for commands in missing.values() for c in commands], study.out / "references/log.txt")
-    for folder in missing:
+    for folder in (each for each in missing if result_of(each) is None):
         held_out = read_json(folder / "held_out.json")
         write_json(folder / "result.json", measured(study, folder) | {"held_out": held_out})
     return {name: read_json(job.folder / "result.json") for name, job in jobs.items()}

@@ -18,11 +18,12 @@ COST_SKIP: Final = 3
 
 def recipe_of(study: Study, cell: Cell) -> dict[str, Any]:
     """All that a cell's result depends on."""
-    return {
+    recipe = {
         "arguments": ["fit", *fit_arguments(cell, study.folder(cell))],
         "settings": fit_settings(study, cell),
         "evaluation": evaluation(study),
     }
+    return {key: study.portable(value) for key, value in recipe.items()}
 
 
 def run_cell(study: Study, cell: Cell) -> dict[str, Any]:
@@ -32,7 +33,7 @@ def run_cell(study: Study, cell: Cell) -> dict[str, Any]:
         WorkFailed: If a command fails.
     """
     folder, recipe = study.folder(cell), recipe_of(study, cell)
-    _begin(folder, recipe)
+    _begin(folder, recipe, fit_settings(study, cell))
     fitted = read_json(folder / "fit.json") or _fit(cell, folder)
     export, plan = str(folder / "export"), folder / "plan.json"
     commands = [
@@ -87,7 +88,8 @@ def identity(cell: Cell) -> dict[str, Any]:
 
 def cost_recipe(study: Study, cell: Cell, folder: Path) -> dict[str, Any]:
     """All that a measurement of cost depends on."""
-    return {"arguments": fit_arguments(cell, folder), "settings": cost_settings(study, cell, folder)}
+    recipe = {"arguments": fit_arguments(cell, folder), "settings": cost_settings(study, cell, folder)}
+    return {key: study.portable(value) for key, value in recipe.items()}
 
 
 def run_cost(study: Study, cell: Cell, folder: Path) -> dict[str, Any]:
@@ -97,15 +99,15 @@ def run_cost(study: Study, cell: Cell, folder: Path) -> dict[str, Any]:
         WorkFailed: If it fails.
     """
     recipe, record = cost_recipe(study, cell, folder), folder / "record.jsonl"
-    _begin(folder, recipe)
+    _begin(folder, recipe, cost_settings(study, cell, folder))
     record.unlink(missing_ok=True)
-    usage = run_commands([["fit", *recipe["arguments"]]], folder / "log.txt")
+    usage = run_commands([["fit", *fit_arguments(cell, folder)]], folder / "log.txt")
     times = [round(x, 4) for x in step_times(record, skip=COST_SKIP)]
     result = {**identity(cell), **asdict(usage), "step_seconds": times}
     write_json(folder / "result.json", result)
     return result
 
 
-def _begin(folder: Path, recipe: dict[str, Any]) -> None:
+def _begin(folder: Path, recipe: dict[str, Any], settings: dict[str, Any]) -> None:
     claim(folder, recipe)
-    (folder / "cell.yaml").write_text(yaml.safe_dump(recipe["settings"], sort_keys=False))
+    (folder / "cell.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))

@@ -76,6 +76,18 @@ def result_of(folder: Path) -> dict[str, Any] | None:
     return read_json(folder / "result.json")
 
 
+def fetch(store: Path, name: str, out: Path) -> None:
+    """Take over a result that was put into the store, unless the folder has its own; claims are checked later."""
+    if not (out / name / "result.json").exists() and (store / name / "result.json").exists():
+        put(out, name, store)
+
+
+def put(store: Path, name: str, out: Path) -> None:
+    """Copy a result and its recipe, and nothing else, to another folder."""
+    for file in ("recipe.json", "result.json"):  # in this order: a result is what makes work done
+        write_json(store / name / file, read_json(out / name / file))
+
+
 def read_json(file: Path) -> Any:
     """What a file holds; None without it."""
     return json.loads(file.read_text()) if file.exists() else None
@@ -83,6 +95,7 @@ def read_json(file: Path) -> Any:
 
 def write_json(file: Path, content: Mapping[str, Any]) -> None:
     """Write a file whole or not at all."""
+    file.parent.mkdir(parents=True, exist_ok=True)
     with written_aside(file) as partial:
         partial.write_text(json.dumps(content, indent=2) + "\n")
 

@@ -259,7 +259,7 @@ def lost(prior, other):
 
 def test_a_study_from_end_to_end(lab, texts, capsys):
     fast = ["--methods", "fast", "--method", "fast=straight_through --model.optimizer.init_args.lr 0.05"]
-    written = ["--json", "t.json", "--markdown", "t.md", "--figure", "t.png"]
+    written = ["--json", "t.json", "--markdown", "t.md", "--figure", "t.png", "--store", "kept"]
     bad = ["--method", "bad=--model.nonsense 3"]
     assert study.main(options(lab, texts, *fast, *bad, *written)) == 1
     assert "'nonsense' is not accepted" in capsys.readouterr().out
@@ -287,6 +287,11 @@ def test_a_study_from_end_to_end(lab, texts, capsys):
     assert {file: file.stat().st_mtime_ns for file in folder.parents[2].rglob("*.*")} == before
     assert json.loads(Path("t.json").read_text())["rows"] == [dense, prior, learned]
     assert Path("t.png").read_bytes().startswith(b"\x89PNG")
+
+    assert str(texts) not in "".join(file.read_text() for file in Path("kept").rglob("*.json"))
+    assert study.main(options(lab, texts, *fast, *written, "--out", "elsewhere")) == 0
+    assert "begun" not in capsys.readouterr().out
+    assert json.loads(Path("t.json").read_text())["rows"] == [dense, prior, learned]
     with pytest.raises(SystemExit, match=r"512-seed0 was made with other arguments.*val_check_interval"):
         study.main(options(lab, texts, *fast, "--points", "8"))
 
