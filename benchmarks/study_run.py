@@ -1,7 +1,9 @@
 """Making one cell of a study: learn, measure, write the result. And a few steps to see what they cost."""
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -13,17 +15,27 @@ from study_history import curve, step_times
 from study_settings import cost_settings, fit_arguments, fit_settings
 from study_work import claim, read_json, run_commands, write_json
 
+from roi_lightning.config_files import find_config
+
 COST_SKIP: Final = 3
 
 
 def recipe_of(study: Study, cell: Cell) -> dict[str, Any]:
     """All that a cell's result depends on."""
+    arguments = fit_arguments(cell, study.folder(cell))
     recipe = {
-        "arguments": ["fit", *fit_arguments(cell, study.folder(cell))],
+        "arguments": ["fit", *arguments],
+        "configurations": _contents(arguments),
         "settings": fit_settings(study, cell),
         "evaluation": evaluation(study),
     }
     return {key: study.portable(value) for key, value in recipe.items()}
+
+
+def _contents(arguments: Sequence[str]) -> dict[str, Any]:
+    """What the configurations named on a command line say, but for the cell's own, the last."""
+    names = [value for word, value in pairwise(arguments) if word == "--config"][:-1]
+    return {name: yaml.safe_load(find_config(name).read_text()) for name in names}
 
 
 def run_cell(study: Study, cell: Cell) -> dict[str, Any]:
@@ -88,7 +100,9 @@ def identity(cell: Cell) -> dict[str, Any]:
 
 def cost_recipe(study: Study, cell: Cell, folder: Path) -> dict[str, Any]:
     """All that a measurement of cost depends on."""
-    recipe = {"arguments": fit_arguments(cell, folder), "settings": cost_settings(study, cell, folder)}
+    arguments = fit_arguments(cell, folder)
+    recipe = {"arguments": arguments, "configurations": _contents(arguments)}
+    recipe |= {"settings": cost_settings(study, cell, folder)}
     return {key: study.portable(value) for key, value in recipe.items()}
 
 
