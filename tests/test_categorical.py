@@ -10,7 +10,15 @@ from torch import Tensor
 from roi_lightning.errors import UserError
 from roi_lightning.noise import gumbel, noise_key
 from roi_lightning.pattern import NMPattern
-from roi_lightning.samplers import Categorical, Draw, GumbelTopK, StraightThrough, categorical, compiling
+from roi_lightning.samplers import (
+    Categorical,
+    Draw,
+    GumbelTopK,
+    StraightThrough,
+    categorical,
+    chunks,
+    compiling,
+)
 from roi_lightning.samplers.candidates import shares, soft_mask, soft_mask_gradient
 from roi_lightning.samplers.kept_norm import KeptNorm
 
@@ -64,7 +72,7 @@ def relative_error(a: Tensor, b: Tensor) -> float:
 @pytest.mark.parametrize("dim", [0, 1])
 @pytest.mark.parametrize("spec", PATTERNS)
 def test_equals_autograd_through_a_literal_softmax(spec, dim, monkeypatch):
-    monkeypatch.setattr(categorical, "_CPU_CHUNK", 1000)
+    monkeypatch.setattr(chunks, "_CPU_CHUNK", 1000)
     pattern, shape = NMPattern(spec), (48, 64)
     weight, upstream = normal(*shape, seed=3), normal(*shape, seed=4)
     for lam, tau in TEMPERATURES:
@@ -180,7 +188,7 @@ def test_size_of_chunks_changes_nothing_but_rounding(size, dim, monkeypatch):
     pattern, shape = NMPattern("2:4"), (72, 60)
     logits, weight = new_logits(shape, pattern, dim), normal(*shape)
     whole = run(Categorical(), weight, logits, pattern, dim)
-    monkeypatch.setattr(categorical, "_CPU_CHUNK", size)
+    monkeypatch.setattr(chunks, "_CPU_CHUNK", size)
     cut = run(Categorical(), weight, logits, pattern, dim)
     for part, all_at_once in zip(cut, whole, strict=True):
         assert relative_error(part, all_at_once) < 1e-6
@@ -367,7 +375,7 @@ def test_layers_of_all_sizes_share_compiled_code(fresh_switch, monkeypatch):
     list(both_ways("2:4", 1, draw))
     before = graphs["unique_graphs"]
     list(both_ways("2:4", 1, draw, shape=(1000, 520)))
-    monkeypatch.setattr(categorical, "_COMPILED_CPU_CHUNK", 1 << 15)
+    monkeypatch.setattr(chunks, "_COMPILED_CPU_CHUNK", 1 << 15)
     fast, slow = both_ways("2:4", 1, draw, shape=(333, 412))
     assert relative_error(fast[1], slow[1]) < 1e-5
     assert graphs["unique_graphs"] == before

@@ -262,8 +262,11 @@ class MaskLearner(pl.LightningModule, ABC):
 
     def training_facts(self) -> dict[str, object]:
         """What an export tells about how its mask was learned; plain values."""
-        return {"learner": type(self).__name__, "method": self.method, "distillation": self.distillation} | {
-            "seed": self.seed
+        return {
+            "learner": type(self).__name__,
+            "method": self.method,
+            "distillation": self.distillation,
+            "seed": self.seed,
         }
 
     # Checkpoints.

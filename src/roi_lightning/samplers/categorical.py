@@ -25,18 +25,13 @@ from roi_lightning.pattern import NMPattern
 from roi_lightning.samplers import fused_categorical
 from roi_lightning.samplers.base import Draw, Sampler
 from roi_lightning.samplers.candidates import members_of, shares, soft_mask, soft_mask_gradient
-from roi_lightning.samplers.chunks import worth_compiling
+from roi_lightning.samplers.chunks import by_group, chunk_size, worth_compiling
 from roi_lightning.samplers.compiling import run_compiled
 from roi_lightning.samplers.kept_norm import KeptNorm
 
 _MOST_CANDIDATES: Final = 20_000
 # 28 of 2:8 compile in some twenty seconds each way, 70 of 4:8 in a minute.
 _MOST_UNROLLED: Final = 32
-# Logits worked on at a time: temporaries stay in the processor's cache, and small beside the layer.
-_CPU_CHUNK: Final = 1 << 18
-_CUDA_CHUNK: Final = 1 << 24
-# Compiled code has one temporary, of the size of its result.
-_COMPILED_CPU_CHUNK: Final = 1 << 21
 
 
 @dataclass(frozen=True)
@@ -79,7 +74,7 @@ class Categorical(Sampler):
         if mask is None:
             return noise
         logits = noise.clone()
-        kept = _by_group(mask.contiguous(), pattern, dim)
+        kept = by_group(mask.contiguous(), pattern.m, dim)
         parts = _by_candidate(logits, kept)
         for part, candidate in zip(parts, combinations(range(pattern.m), pattern.n), strict=True):
             overlap = kept[:, list(candidate)].sum(1)
@@ -124,23 +119,18 @@ class Categorical(Sampler):
         return 1
 
 
-def _by_group(weight: Tensor, pattern: NMPattern, dim: int) -> Tensor:
-    """A contiguous tensor of a weight's shape as [A, M, B]: B is 1 where the inputs are its last axis."""
-    return weight.view(-1, pattern.m, 1 if dim == 1 else weight.shape[1])
-
-
 def _by_candidate(logits: Tensor, groups: Tensor) -> Tensor:
     """Contiguous logits as [C, A, B], beside the weight's [A, M, B]."""
     return logits.view(len(logits), len(groups), groups.shape[2])
 
 
-def _slices(logits: Tensor, size: int) -> Iterator[slice]:
-    """Nearly equal slices of the middle axis of [C, A, B] with about `size` numbers each.
+def _slices(logits: Tensor, compiled: bool = False) -> Iterator[slice]:
+    """Nearly equal slices of the middle axis of [C, A, B].
 
     At least two: a slice then never has the strides of the whole, for which code would be compiled again.
     """
     length = logits.shape[1]
-    count = min(length, max(2, -(-logits.numel() // size)))
+    count = min(length, max(2, -(-logits.numel() // chunk_size(logits, compiled))))
     for i in range(count):
         yield slice(i * length // count, (i + 1) * length // count)
 
@@ -170,7 +160,7 @@ class _Job:
 
     def views(self, logits: Tensor, *weights: Tensor) -> list[Tensor]:
         """Logits as [C, A, B], tensors of the weight's shape as [A, M, B]."""
-        groups = [_by_group(weight.detach(), self.pattern, self.dim) for weight in weights]
+        groups = [by_group(weight.detach(), self.pattern.m, self.dim) for weight in weights]
         return [_by_candidate(logits.detach(), groups[0]), *groups]
 
     def numbers(self, logits: Tensor, part: slice) -> tuple[Tensor, Tensor]:
@@ -224,12 +214,8 @@ class _MaskedWeight(torch.autograd.Function):
         return None, out, None
 
 
-def _chunk(logits: Tensor, compiled: bool = False) -> int:
-    return _CUDA_CHUNK if logits.is_cuda else _COMPILED_CPU_CHUNK if compiled else _CPU_CHUNK
-
-
 def _compiled_forward(job: _Job, logits: Tensor, weight: Tensor, out: Tensor) -> bool:
-    for part in _slices(logits, _chunk(logits, compiled=True)):
+    for part in _slices(logits, compiled=True):
         tensors = logits[:, part], weight[part], out[part], *job.numbers(logits, part)
         if not run_compiled(fused_categorical.masked_weight, *tensors, job.pattern.m, job.pattern.n):
             return False
@@ -238,7 +224,7 @@ def _compiled_forward(job: _Job, logits: Tensor, weight: Tensor, out: Tensor) ->
 
 def _compiled_backward(job: _Job, logits: Tensor, weight: Tensor, grad: Tensor, out: Tensor) -> bool:
     fixed = job.pattern.m, job.pattern.n, job.kept_norm is not None
-    for part in _slices(logits, _chunk(logits, compiled=True)):
+    for part in _slices(logits, compiled=True):
         tensors = logits[:, part], weight[part], grad[part], out[:, part]
         if not run_compiled(fused_categorical.logits_gradient, *tensors, *job.numbers(logits, part), *fixed):
             return False
@@ -246,14 +232,14 @@ def _compiled_backward(job: _Job, logits: Tensor, weight: Tensor, grad: Tensor, 
 
 
 def _eager_forward(job: _Job, logits: Tensor, weight: Tensor, out: Tensor) -> None:
-    for part in _slices(logits, _chunk(logits)):
+    for part in _slices(logits):
         mask = soft_mask(job.shares(logits, part), job.pattern)
         # The product is taken in fp32 and rounded once to the weight's dtype.
         out[part] = (mask * weight[part].movedim(1, 0).float()).movedim(0, 1)
 
 
 def _eager_backward(job: _Job, logits: Tensor, weight: Tensor, grad: Tensor, out: Tensor) -> None:
-    for part in _slices(logits, _chunk(logits)):
+    for part in _slices(logits):
         members = weight[part].movedim(1, 0).float()
         of_mask = grad[part].movedim(1, 0).float() * members
         share = job.shares(logits, part)

@@ -13,7 +13,7 @@ from torch import Tensor
 from roi_lightning.pattern import NMPattern
 from roi_lightning.samplers.compiling import WORTH_COMPILING
 
-# Elements worked on at a time: temporaries stay in the processor's cache, and small beside the layer.
+# Numbers worked on at a time: temporaries stay in the processor's cache, and small beside the layer.
 _CPU_CHUNK: Final = 1 << 18
 _CUDA_CHUNK: Final = 1 << 24
 # Compiled code has next to no temporaries.
@@ -38,8 +38,7 @@ class Chunk:
 
     def of(self, tensor: Tensor) -> Tensor:
         """A view [A, M, B] of these rows of a contiguous tensor of the weight's shape."""
-        part = tensor[self.rows]
-        return part.view(-1, self.m, 1) if self.dim == 1 else part.view(-1, self.m, part.shape[1])
+        return by_group(tensor[self.rows], self.m, self.dim)
 
     def members(self, tensor: Tensor) -> Tensor:
         """The same as a view [M, A, B]."""
@@ -57,10 +56,27 @@ def chunks(weight: Tensor, pattern: NMPattern, dim: int, compiled: bool = False)
     """
     rows, columns = weight.shape
     unit = 1 if dim == 1 else pattern.m
-    size = _CUDA_CHUNK if weight.is_cuda else _COMPILED_CPU_CHUNK if compiled else _CPU_CHUNK
-    step = max(1, size // (columns * unit)) * unit
+    step = max(1, chunk_size(weight, compiled) // (columns * unit)) * unit
     for start in range(0, rows, step):
         yield Chunk(slice(start, min(start + step, rows)), start * columns, pattern.m, dim)
+
+
+def by_group(tensor: Tensor, m: int, dim: int) -> Tensor:
+    """A contiguous tensor of a weight's shape (or some of its rows) as a view [A, M, B].
+
+    Args:
+        tensor: Two-dimensional.
+        m: Members per group.
+        dim: The weight's input dimension.
+    """
+    return tensor.view(-1, m, 1 if dim == 1 else tensor.shape[1])
+
+
+def chunk_size(tensor: Tensor, compiled: bool) -> int:
+    """How many numbers to work on at a time where this tensor is."""
+    if tensor.is_cuda:
+        return _CUDA_CHUNK
+    return _COMPILED_CPU_CHUNK if compiled else _CPU_CHUNK
 
 
 def worth_compiling(weight: Tensor) -> bool:

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from roi_lightning.noise import gumbel_of
+from roi_lightning.samplers.members import Members, mask_gradient, total, write_product
 from roi_lightning.samplers.unrolled import LEAST, MAX_LEAD
 
-Members = list[Tensor]
 # μ, e without the leader, whether it leads, their sum T, the leader's log(1 - μ): see `unrolled`.
 _Pick = tuple[Members, Members, Members, Tensor, Tensor]
 
@@ -38,7 +38,7 @@ def masked_weight(
     """
     keys = _keys(logits, ints, floats, m)
     mask = _hard_mask(keys, n) if hard else _sum([pick[0] for pick in _picks(keys, n, floats)])
-    out.copy_(torch.stack([x * weight[:, i].float() for i, x in enumerate(mask)], 1))
+    write_product(out, mask, weight)
 
 
 def logits_gradient(
@@ -69,12 +69,10 @@ def logits_gradient(
     """
     keys = _keys(logits, ints, floats, m)
     picks = _picks(keys, n, floats)
-    weights = [weight[:, i].float() for i in range(m)]
-    of_mask = [grad[:, i].float() * w for i, w in enumerate(weights)]
+    mask = None
     if kept_norm:
         mask = _hard_mask(keys, n) if hard else _sum([pick[0] for pick in picks])
-        of_mask = [g - floats[3] * x * w * w for g, x, w in zip(of_mask, mask, weights, strict=True)]
-    of_keys = _keys_gradient(picks, of_mask, floats)
+    of_keys = _keys_gradient(picks, mask_gradient(weight, grad, mask, floats[3]), floats)
     out.copy_(torch.stack([g * floats[0] for g in of_keys], 1))
 
 
@@ -108,28 +106,28 @@ def _pick(keys: Members, sharpness: Tensor) -> _Pick:
     e = [((key - second) * sharpness).clamp(LEAST, MAX_LEAD).exp() for key in keys]
     leads = [x > 1.0 for x in e]
     others = [torch.where(a, 0.0, x) for a, x in zip(leads, e, strict=True)]
-    share, rest = 1.0 / _total(e), _total(others)
+    share, rest = 1.0 / total(e), total(others)
     beyond = ((first - second) * sharpness - MAX_LEAD).clamp(min=0.0)
     return [x * share for x in e], others, leads, rest, torch.log(rest * share) - beyond
 
 
 def _keys_gradient(picks: list[_Pick], of_mask: Members, floats: Tensor) -> Members:
-    total = [g * floats[1] for g in _softmax_gradient(picks[-1][0], of_mask)]
+    of_keys = [g * floats[1] for g in _softmax_gradient(picks[-1][0], of_mask)]
     for mu, others, leads, rest, _ in reversed(picks[:-1]):
-        pull = [torch.where(a, x, x / (1.0 - x)) * g for a, x, g in zip(leads, mu, total, strict=True)]
-        leader = _total([torch.where(a, p, 0.0) for a, p in zip(leads, pull, strict=True)])
-        others_pull = _total([torch.where(a, 0.0, p) for a, p in zip(leads, pull, strict=True)])
+        pull = [torch.where(a, x, x / (1.0 - x)) * g for a, x, g in zip(leads, mu, of_keys, strict=True)]
+        leader = total([torch.where(a, p, 0.0) for a, p in zip(leads, pull, strict=True)])
+        others_pull = total([torch.where(a, 0.0, p) for a, p in zip(leads, pull, strict=True)])
         towards = leader / rest
         step = _softmax_gradient(mu, of_mask)
-        total = [
+        of_keys = [
             g + (s + (o * towards + x * others_pull - p) * floats[2]) * floats[1]
-            for g, s, o, x, p in zip(total, step, others, mu, pull, strict=True)
+            for g, s, o, x, p in zip(of_keys, step, others, mu, pull, strict=True)
         ]
-    return total
+    return of_keys
 
 
 def _softmax_gradient(mu: Members, grad: Members) -> Members:
-    mean = _total([x * g for x, g in zip(mu, grad, strict=True)])
+    mean = total([x * g for x, g in zip(mu, grad, strict=True)])
     return [(g - mean) * x for x, g in zip(mu, grad, strict=True)]
 
 
@@ -143,11 +141,4 @@ def _hard_mask(keys: Members, n: int) -> Members:
 
 
 def _sum(lists: list[Members]) -> Members:
-    return [_total(list(same)) for same in zip(*lists, strict=True)]
-
-
-def _total(parts: Members) -> Tensor:
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
-    return total
+    return [total(list(same)) for same in zip(*lists, strict=True)]

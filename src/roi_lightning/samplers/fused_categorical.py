@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from roi_lightning.noise import gumbel_of
+from roi_lightning.samplers.members import Members, mask_gradient, total, write_product
 from roi_lightning.samplers.unrolled import LEAST
 
 
@@ -32,8 +33,7 @@ def masked_weight(
     """
     candidates = _candidates(m, n)
     e, share = _exponentials(logits, ints, floats, len(candidates))
-    mask = _mask(e, share, candidates, m)
-    out.copy_(torch.stack([x * weight[:, i].float() for i, x in enumerate(mask)], 1))
+    write_product(out, _mask(e, share, candidates, m), weight)
 
 
 def logits_gradient(
@@ -62,13 +62,10 @@ def logits_gradient(
     """
     candidates = _candidates(m, n)
     e, share = _exponentials(logits, ints, floats, len(candidates))
-    weights = [weight[:, i].float() for i in range(m)]
-    of_mask = [grad[:, i].float() * w for i, w in enumerate(weights)]
-    if kept_norm:
-        mask = _mask(e, share, candidates, m)
-        of_mask = [g - floats[2] * x * w * w for g, x, w in zip(of_mask, mask, weights, strict=True)]
-    of_shares = [_total([of_mask[i] for i in kept]) for kept in candidates]
-    mean = _total([x * h for x, h in zip(e, of_shares, strict=True)]) * share
+    mask = _mask(e, share, candidates, m) if kept_norm else None
+    of_mask = mask_gradient(weight, grad, mask, floats[2])
+    of_shares = [total([of_mask[i] for i in kept]) for kept in candidates]
+    mean = total([x * h for x, h in zip(e, of_shares, strict=True)]) * share
     factor = share * floats[0] * floats[1]
     of_logits = [(h - mean) * x * factor for x, h in zip(e, of_shares, strict=True)]
     out.copy_(torch.stack(of_logits))
@@ -79,7 +76,7 @@ def _candidates(m: int, n: int) -> list[tuple[int, ...]]:
     return list(combinations(range(m), len(list(range(n)))))
 
 
-def _exponentials(logits: Tensor, ints: Tensor, floats: Tensor, count: int) -> tuple[list[Tensor], Tensor]:
+def _exponentials(logits: Tensor, ints: Tensor, floats: Tensor, count: int) -> tuple[Members, Tensor]:
     """Numbers in proportion to the candidates' shares, the largest of them 1, and one over their sum."""
     found, groups, columns = logits.shape
     assert found == count
@@ -91,16 +88,9 @@ def _exponentials(logits: Tensor, ints: Tensor, floats: Tensor, count: int) -> t
     for key in keys[1:]:
         best = torch.maximum(best, key)
     e = [((key - best) * floats[1]).clamp(min=LEAST).exp() for key in keys]
-    return e, 1.0 / _total(e)
+    return e, 1.0 / total(e)
 
 
-def _mask(e: list[Tensor], share: Tensor, candidates: list[tuple[int, ...]], m: int) -> list[Tensor]:
+def _mask(e: Members, share: Tensor, candidates: list[tuple[int, ...]], m: int) -> Members:
     keep = [[x for x, kept in zip(e, candidates, strict=True) if i in kept] for i in range(m)]
-    return [_total(parts) * share for parts in keep]
-
-
-def _total(parts: list[Tensor]) -> Tensor:
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
-    return total
+    return [total(parts) * share for parts in keep]
