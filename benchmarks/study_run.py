@@ -1,41 +1,33 @@
 """Making one cell of a study: learn, measure, write the result. And a few steps to see what they cost."""
 
 import shutil
-from collections.abc import Sequence
 from dataclasses import asdict
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
 import yaml
 from study_cells import Cell, Study
+from study_effective import effective
 from study_evaluate import evaluate, evaluation, measured
 from study_history import curve, step_times
 from study_settings import cost_settings, fit_arguments, fit_settings
 from study_work import claim, read_json, run_commands, write_json
-
-from roi_lightning.config_files import find_config
 
 COST_SKIP: Final = 3
 
 
 def recipe_of(study: Study, cell: Cell) -> dict[str, Any]:
     """All that a cell's result depends on."""
-    arguments = fit_arguments(cell, study.folder(cell))
-    recipe = {
-        "arguments": ["fit", *arguments],
-        "configurations": _contents(arguments),
-        "settings": fit_settings(study, cell),
-        "evaluation": evaluation(study),
+    return {
+        "settings": _effective(study, cell, study.folder(cell), fit_settings(study, cell)),
+        "evaluation": study.portable(evaluation(study)),
     }
-    return {key: study.portable(value) for key, value in recipe.items()}
 
 
-def _contents(arguments: Sequence[str]) -> dict[str, Any]:
-    """What the configurations named on a command line say, but for the cell's own, the last."""
-    names = [value for word, value in pairwise(arguments) if word == "--config"][:-1]
-    return {name: yaml.safe_load(find_config(name).read_text()) for name in names}
+def _effective(study: Study, cell: Cell, folder: Path, settings: dict[str, Any]) -> Any:
+    arguments = fit_arguments(cell, folder)[:-2]  # the last two name the file that will hold the settings
+    return study.portable(effective(arguments, settings))
 
 
 def run_cell(study: Study, cell: Cell) -> dict[str, Any]:
@@ -54,7 +46,7 @@ def run_cell(study: Study, cell: Cell) -> dict[str, Any]:
         *evaluate(study, export, folder),
     ]
     run_commands(commands, folder / "log.txt")
-    result = _result(study, cell, recipe["arguments"], fitted)
+    result = _result(study, cell, fitted)
     write_json(folder / "result.json", result)
     if not study.keep_checkpoints:
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
@@ -75,14 +67,14 @@ def _fit(cell: Cell, folder: Path) -> dict[str, Any]:
     return fitted
 
 
-def _result(study: Study, cell: Cell, arguments: list[str], fitted: dict[str, Any]) -> dict[str, Any]:
+def _result(study: Study, cell: Cell, fitted: dict[str, Any]) -> dict[str, Any]:
     folder, steps = study.folder(cell), study.steps(cell.tokens)
     plan, record = read_json(folder / "plan.json"), folder / "record.jsonl"
     times = step_times(record)
     return {
         **identity(cell),
         "steps": steps,
-        "arguments": arguments,
+        "arguments": study.portable(["fit", *fit_arguments(cell, folder)]),
         **fitted,
         "seconds_per_step": round(median(times), 4) if times else None,
         "prunable": plan["prunable"],
@@ -100,10 +92,7 @@ def identity(cell: Cell) -> dict[str, Any]:
 
 def cost_recipe(study: Study, cell: Cell, folder: Path) -> dict[str, Any]:
     """All that a measurement of cost depends on."""
-    arguments = fit_arguments(cell, folder)
-    recipe = {"arguments": arguments, "configurations": _contents(arguments)}
-    recipe |= {"settings": cost_settings(study, cell, folder)}
-    return {key: study.portable(value) for key, value in recipe.items()}
+    return {"settings": _effective(study, cell, folder, cost_settings(study, cell, folder))}
 
 
 def run_cost(study: Study, cell: Cell, folder: Path) -> dict[str, Any]:

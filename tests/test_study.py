@@ -21,6 +21,7 @@ import study
 import study_commands
 from study_cells import METHODS, Cell, Method, Study, choose_methods, left_out, make_cells
 from study_cost import cost_markdown, cost_rows
+from study_effective import effective
 from study_figure import curves, draw_study
 from study_history import curve, step_times
 from study_settings import checkpoint_steps, cost_settings, fit_arguments, fit_settings, points_within
@@ -108,7 +109,8 @@ def test_methods_go_by_name_and_can_be_added():
     added = ["hot=maskllm --model.tau.start 4", "alone=--model.prior none --config 'my overlay.yaml'"]
     chosen = {method.name: method for method in choose_methods("roi", added)}
     assert list(chosen) == ["roi", "hot", "alone"]
-    assert chosen["hot"].arguments == ("--config", "overlays/maskllm.yaml", "--model.tau.start", "4")
+    assert " ".join(chosen["hot"].arguments).startswith("--config overlays/maskllm.yaml ")
+    assert chosen["hot"].arguments[-2:] == ("--model.tau.start", "4")
     assert chosen["alone"].arguments == ("--model.prior", "none", "--config", "my overlay.yaml")
     assert [method.prior for method in chosen.values()] == [True, True, False]
     assert choose_methods(None, []) == list(METHODS)
@@ -133,6 +135,31 @@ def test_what_a_method_cannot_learn_is_left_out_and_said(tmp_path):
     assert "prior" not in fit_settings(settled, proxsparse)["model"]["init_args"]
     assert "prior" not in cost_settings(settled, proxsparse, tmp_path)["model"]["init_args"]
     assert fit_settings(settled, roi)["model"]["init_args"]["prior"] == str(tmp_path / "2of4/prior")
+
+
+# Recipes.
+
+
+def test_the_same_settings_are_the_same_recipe_wherever_they_stand(lab, texts):
+    (lab.folder / "over.yaml").write_text(
+        "model: {init_args: {sampler: StraightThrough, lam: {class_path: Linear, init_args: {start: 0.5, end: 0.1}}}}"
+    )
+    base = ["--config", "quickstart.yaml"]
+    on_file = [*base, "--model.sampler", "GumbelTopK", "--config", str(lab.folder / "over.yaml")]
+    typed = [*base, "--model.sampler=StraightThrough", "--model.lam", "Linear"]
+    typed += ["--model.lam.start", "0.5", "--model.lam.end", "0.1"]
+    last = {"model": {"init_args": {"lm": str(lab.model), "lam": {"init_args": {"fraction": 0.5}}}}}
+    write_json(lab.folder / "last.yaml", last)
+    found = [
+        build([*words, "--config", str(lab.folder / "last.yaml")], run=False) for words in (on_file, typed)
+    ]
+    parsed, again = (cli.config.as_dict()["model"] for cli in found)
+    assert parsed == again
+    recipe = effective(on_file, last)
+    assert recipe == effective(typed, last)
+    assert recipe["model.lam.fraction"] == 0.5
+    assert recipe != effective(on_file, {"model": {"init_args": {"lm": str(lab.model)}}})
+    assert recipe != effective([*on_file, "--model.sampler", "GumbelTopK"], last)
 
 
 # Folders and processes.
