@@ -1,4 +1,7 @@
-"""The table of a study: a row per pattern, number of tokens and method, over its seeds."""
+"""The table of a study: a row per pattern, number of tokens and method, over its seeds.
+
+Times are not in it: cells may have run at different times, beside other work. `--cost` is for them.
+"""
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
@@ -6,19 +9,18 @@ from typing import Any, Final
 
 from study_cells import Cell
 
-BASELINE: Final = "roi"
 _HEAD: Final = (
     "pattern",
     "tokens",
     "method",
     "seeds",
     "learned ÷ prunable",
+    "held-out",
     "WikiText-2",
     "OpenStax",
     "differs from prior",
-    f"time per step ÷ {BASELINE}'s",
-    f"peak memory ÷ {BASELINE}'s",
 )
+_TEXTS: Final = ("held_out", "wikitext2", "openstax_validation")
 
 
 def make_rows(
@@ -36,26 +38,14 @@ def make_rows(
     rows: list[dict[str, Any]] = []
     for name, measured in references.items():
         which = {"method": "dense"} if name == "dense" else {"pattern": name, "method": "prior"}
-        rows.append(
-            which | {key: over_seeds([measured[key]]) for key in ("wikitext2", "openstax_validation")}
-        )
-    learned = [_learned(group, results) for group in _groups(cells)]
-    for row in learned:
-        base = next((r for r in learned if r["method"] == BASELINE and _where(r) == _where(row)), {})
-        for key in ("seconds_per_step", "peak_rss_bytes"):
-            row[f"{key}_ratio"] = ratio(row.get(key), base.get(key))
-    return rows + learned
+        rows.append(which | {key: over_seeds([measured[key]]) for key in _TEXTS})
+    return rows + [_learned(group, results) for group in _groups(cells)]
 
 
 def over_seeds(values: Sequence[float | None]) -> dict[str, float] | None:
     """Mean and range of what is known."""
     known = [float(value) for value in values if value is not None]
     return {"mean": fmean(known), "min": min(known), "max": max(known)} if known else None
-
-
-def ratio(value: Mapping[str, float] | None, base: Mapping[str, float] | None) -> float | None:
-    """Mean ÷ mean."""
-    return value["mean"] / base["mean"] if value and base else None
 
 
 def _groups(cells: Sequence[Cell]) -> list[list[Cell]]:
@@ -65,25 +55,20 @@ def _groups(cells: Sequence[Cell]) -> list[list[Cell]]:
     return list(groups.values())
 
 
-def _where(row: Mapping[str, Any]) -> tuple[str, int]:
-    return row["pattern"], row["tokens"]
-
-
 def _learned(cells: Sequence[Cell], results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     first, done = cells[0], [results[cell.name] for cell in cells if cell.name in results]
     row = {"pattern": first.pattern, "tokens": first.tokens, "method": first.method.name}
     row |= {"seeds": len(done), "failed": len(cells) - len(done)}
     if done:
         row["learned_ratio"] = done[0]["learned"] / done[0]["prunable"]
-        measured = (
-            "wikitext2",
-            "openstax_validation",
-            "differs_from_prior",
-            "seconds_per_step",
-            "peak_rss_bytes",
-        )
+        row["held_out"] = over_seeds([_last(result) for result in done])
+        measured = (*_TEXTS[1:], "differs_from_prior", "seconds_per_step", "peak_rss_bytes")
         row |= {key: over_seeds([result[key] for result in done]) for key in measured}
     return row
+
+
+def _last(result: Mapping[str, Any]) -> float | None:
+    return result["curve"][-1][1] if result["curve"] else None
 
 
 def as_markdown(rows: Sequence[Mapping[str, Any]], notes: Sequence[str]) -> str:
@@ -105,11 +90,8 @@ def _line(row: Mapping[str, Any]) -> list[str]:
         row["method"],
         _seeds(row),
         one(row.get("learned_ratio"), "{:.3g}"),
-        _spread(row.get("wikitext2"), "{:,.2f}"),
-        _spread(row.get("openstax_validation"), "{:,.2f}"),
+        *(_spread(row.get(text), "{:,.2f}") for text in _TEXTS),
         _spread(row.get("differs_from_prior"), "{:.2%}"),
-        one(row.get("seconds_per_step_ratio"), "{:.2f}"),
-        one(row.get("peak_rss_bytes_ratio"), "{:.2f}"),
     ]
 
 

@@ -227,27 +227,20 @@ def found():
     return cells, results, references
 
 
-def test_the_table_has_means_ranges_and_ratios(found):
+def test_the_table_has_means_and_ranges(found):
     rows = make_rows(*found)
     assert [row["method"] for row in rows] == ["dense", "prior", "roi", "other", "broken"]
     roi, other, broken = rows[2:]
     assert roi["wikitext2"] == {"mean": 75.0, "min": 70.0, "max": 80.0}
     assert (roi["seeds"], other["seeds"], other["failed"], broken["failed"]) == (2, 1, 1, 1)
-    assert (roi["learned_ratio"], roi["seconds_per_step_ratio"]) == (1.5, 1.0)
-    assert (other["seconds_per_step_ratio"], other["peak_rss_bytes_ratio"]) == (2.0, 1.5)
-    assert broken["seconds_per_step_ratio"] is None
+    assert roi["learned_ratio"] == 1.5
+    assert roi["seconds_per_step"] == {"mean": 3.0, "min": 2.0, "max": 4.0}
     lines = as_markdown(rows, ["A note."]).splitlines()
-    assert [cell.strip() for cell in lines[2].split("|")[3:8]] == ["dense", "", "", "20.00", "10.00"]
-    assert lines[4].split(" | ")[4:8] == ["1.5", "75.00 (70.00–80.00)", "37.50 (35.00–40.00)", "25.00%"]
-    assert "| other | 1 (1 failed) | 1.5 | 90.00 | 45.00 | 25.00% | 2.00 | 1.50 |" in lines[5]
+    assert [cell.strip() for cell in lines[2].split("|")[3:9]] == ["dense", "", "", "11.00", "20.00", "10.00"]
+    assert lines[4].split(" | ")[5:8] == ["75.00 (70.00–80.00)", "75.00 (70.00–80.00)", "37.50 (35.00–40.00)"]
+    assert "| other | 1 (1 failed) | 1.5 | 90.00 | 90.00 | 45.00 | 25.00% |" in lines[5]
     assert "| broken | failed |" in lines[6]
     assert lines[-1] == "- A note."
-
-
-def test_the_table_has_no_ratios_without_roi(found):
-    cells, results, _ = found
-    (row,) = make_rows(cells[2:3], results, {})
-    assert row["seconds_per_step_ratio"] is row["peak_rss_bytes_ratio"] is None
 
 
 def test_the_figure_has_a_line_per_method(found, tmp_path):
