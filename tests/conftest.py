@@ -32,4 +32,5 @@ def _own_cache(tmp_path_factory):
     """Prepared data of tests stays out of the user's cache."""
     import datasets
 
+    os.environ["ROI_CACHE"] = str(tmp_path_factory.mktemp("libraries"))
     datasets.config.HF_DATASETS_CACHE = tmp_path_factory.mktemp("datasets")

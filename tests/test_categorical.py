@@ -18,6 +18,7 @@ from roi_lightning.samplers import (
     categorical,
     chunks,
     compiling,
+    native,
 )
 from roi_lightning.samplers.candidates import shares, soft_mask, soft_mask_gradient
 from roi_lightning.samplers.kept_norm import KeptNorm
@@ -335,6 +336,7 @@ LARGE = 320, 256
 @pytest.fixture
 def fresh_switch(monkeypatch):
     monkeypatch.setattr(compiling._Switch, "broken", False)
+    monkeypatch.setattr(native._Switch, "broken", True)
     yield
     assert not compiling._Switch.broken
 
@@ -384,5 +386,6 @@ def test_layers_of_all_sizes_share_compiled_code(fresh_switch, monkeypatch):
 @pytest.mark.parametrize(("spec", "shape"), [("2:4", (16, 16)), ("4:8", LARGE)])
 def test_small_layers_and_many_candidates_are_not_compiled(spec, shape, monkeypatch):
     monkeypatch.setattr(compiling, "_compiled", lambda kernel: pytest.fail("compiled"))
+    monkeypatch.setattr(native._Switch, "broken", True)
     pattern = NMPattern(spec)
     run(Categorical(), torch.ones(shape), new_logits(shape, pattern, 1), pattern)

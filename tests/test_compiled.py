@@ -1,4 +1,7 @@
-"""The compiled samplers against the eager ones, and against a machine that can't compile."""
+"""The samplers that `torch.compile` makes against the eager ones, and against a machine that can't compile.
+
+They are for GPUs; on a processor they run where the C++ loops can't, and so they do here.
+"""
 
 import logging
 
@@ -6,7 +9,7 @@ import pytest
 import torch
 
 from roi_lightning.pattern import NMPattern
-from roi_lightning.samplers import Draw, GumbelTopK, StraightThrough, compiling
+from roi_lightning.samplers import Draw, GumbelTopK, StraightThrough, compiling, native
 from roi_lightning.samplers.kept_norm import KeptNorm
 
 SHAPE = 320, 256
@@ -17,6 +20,7 @@ WARM = Draw(seed=3, index=7, lam=0.3, tau=0.5)
 @pytest.fixture(autouse=True)
 def _fresh_switch(monkeypatch):
     monkeypatch.setattr(compiling._Switch, "broken", False)
+    monkeypatch.setattr(native._Switch, "broken", True)
 
 
 def both_ways(sampler, pattern, dim, draw, kept_norm=False, dtype=torch.float32):
@@ -60,6 +64,7 @@ def test_compiled_other_patterns_and_bf16(pattern, push_down):
 
 def test_small_layers_are_not_compiled(monkeypatch):
     monkeypatch.setattr(compiling, "_compiled", lambda kernel: pytest.fail("compiled"))
+    monkeypatch.setattr(native, "library", lambda recipe: pytest.fail("compiled"))
     weight = torch.ones(16, 16)
     GumbelTopK().masked_weight(weight, torch.zeros(16, 16), NMPattern("2:4"), 1, WARM, "layer")
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import roi_lightning
 from cli_helpers import make_lab, run
 from roi_lightning.callbacks import HardenMasks, SparseExport
 from roi_lightning.cli import build
@@ -135,7 +136,7 @@ def test_later_configurations_and_overrides_win(lab):
     assert (cli.trainer.max_steps, cli.datamodule.seq_len, cli.datamodule.batch_size) == (9, 16, 2)
 
 
-def test_configurations_are_in_the_wheel(tmp_path):
+def test_configurations_and_loops_are_in_the_wheel(tmp_path):
     pytest.importorskip("hatchling")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tmp_path)
@@ -145,6 +146,8 @@ def test_configurations_are_in_the_wheel(tmp_path):
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
     (wheel,) = (tmp_path / "dist").glob("*.whl")
     inside = zipfile.ZipFile(wheel).namelist()
+    loops = Path(roi_lightning.__file__).parent / "samplers/cpp"
+    assert {f"roi_lightning/samplers/cpp/{path.name}" for path in loops.iterdir()} <= set(inside)
     wanted = [*BASES, *(f"overlays/{name}" for name in OVERLAYS)]
     assert {f"roi_lightning/configs/{name}" for name in wanted} <= set(inside)
     assert "roi_lightning/py.typed" in inside

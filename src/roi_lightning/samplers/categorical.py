@@ -22,16 +22,18 @@ from typing_extensions import override
 from roi_lightning.errors import UserError
 from roi_lightning.noise import gumbel, noise_key
 from roi_lightning.pattern import NMPattern
-from roi_lightning.samplers import fused_categorical
+from roi_lightning.samplers import fused_categorical, native_draws
 from roi_lightning.samplers.base import Draw, Sampler
 from roi_lightning.samplers.candidates import members_of, shares, soft_mask, soft_mask_gradient
 from roi_lightning.samplers.chunks import by_group, chunk_size, worth_compiling
 from roi_lightning.samplers.compiling import run_compiled
 from roi_lightning.samplers.kept_norm import KeptNorm
+from roi_lightning.samplers.native_draws import CategoricalDraw, columns_of
 
 _MOST_CANDIDATES: Final = 20_000
-# 28 of 2:8 compile in some twenty seconds each way, 70 of 4:8 in a minute.
+# By torch.compile, 28 of 2:8 take some twenty seconds each way, 70 of 4:8 a minute; a C++ compiler a second or two.
 _MOST_UNROLLED: Final = 32
+_MOST_NATIVE: Final = 512
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class Categorical(Sampler):
     """MaskLLM's relaxation: soft masks in training.
 
     Args:
-        compiled: Whether large layers may go through `torch.compile`; the same masks up to rounding.
+        compiled: Whether large layers may go through compiled code; the same masks up to rounding.
     """
 
     method = "maskllm"
@@ -154,9 +156,19 @@ class _Job:
     def key(self) -> tuple[int, int]:
         return noise_key(self.draw.seed, self.draw.index, self.layer)
 
-    def worth_compiling(self, weight: Tensor) -> bool:
-        few = comb(self.pattern.m, self.pattern.n) <= _MOST_UNROLLED
-        return self.compiled and few and worth_compiling(weight)
+    def goes_native(self, weight: Tensor) -> bool:
+        return weight.device.type == "cpu" and self._compiles(weight, _MOST_NATIVE)
+
+    def goes_compiled(self, weight: Tensor) -> bool:
+        return self._compiles(weight, _MOST_UNROLLED)
+
+    def _compiles(self, weight: Tensor, most: int) -> bool:
+        return self.compiled and comb(self.pattern.m, self.pattern.n) <= most and worth_compiling(weight)
+
+    def native_draw(self, weight: Tensor) -> CategoricalDraw:
+        columns, groups = columns_of(weight, self.dim), weight.numel() // self.pattern.m
+        over_lam, over_tau, kept_norm = 1 / self.draw.lam, 1 / self.draw.tau, self.kept_norm is not None
+        return CategoricalDraw(columns, groups, *self.key, over_lam, over_tau, float(self.pull), kept_norm)
 
     def views(self, logits: Tensor, *weights: Tensor) -> list[Tensor]:
         """Logits as [C, A, B], tensors of the weight's shape as [A, M, B]."""
@@ -195,9 +207,8 @@ class _MaskedWeight(torch.autograd.Function):
         ctx.save_for_backward(weight, logits)
         ctx.job = job
         out = torch.empty_like(weight)
-        views = job.views(logits, weight, out)
-        if not (job.worth_compiling(weight) and _compiled_forward(job, *views)):
-            _eager_forward(job, *views)
+        ways = _native_forward, _compiled_forward, _eager_forward
+        next(way for way in ways if way(out, weight, logits, job))
         if job.kept_norm is not None:
             job.kept_norm.add(out)
         return out
@@ -206,15 +217,31 @@ class _MaskedWeight(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor, None]:
         weight, logits = ctx.saved_tensors
         job: _Job = ctx.job
-        out = torch.empty_like(logits)
-        views = job.views(logits, weight, grads[0].contiguous())
-        views.append(out.view(views[0].shape))
-        if not (job.worth_compiling(weight) and _compiled_backward(job, *views)):
-            _eager_backward(job, *views)
+        out, grad = torch.empty_like(logits), grads[0].contiguous()
+        ways = _native_backward, _compiled_backward, _eager_backward
+        next(way for way in ways if way(out, weight, logits, grad, job))
         return None, out, None
 
 
-def _compiled_forward(job: _Job, logits: Tensor, weight: Tensor, out: Tensor) -> bool:
+# Ways to do the same, the fastest first; each says whether it did it.
+
+
+def _native_forward(out: Tensor, weight: Tensor, logits: Tensor, job: _Job) -> bool:
+    if not job.goes_native(weight):
+        return False
+    return native_draws.masked_weight(job.native_draw(weight), logits, weight, out, job.pattern)
+
+
+def _native_backward(out: Tensor, weight: Tensor, logits: Tensor, grad: Tensor, job: _Job) -> bool:
+    if not job.goes_native(weight):
+        return False
+    return native_draws.logits_gradient(job.native_draw(weight), logits, weight, grad, out, job.pattern)
+
+
+def _compiled_forward(out: Tensor, weight: Tensor, logits: Tensor, job: _Job) -> bool:
+    if not job.goes_compiled(weight):
+        return False
+    logits, weight, out = job.views(logits, weight, out)
     for part in _slices(logits, compiled=True):
         tensors = logits[:, part], weight[part], out[part], *job.numbers(logits, part)
         if not run_compiled(fused_categorical.masked_weight, *tensors, job.pattern.m, job.pattern.n):
@@ -222,8 +249,12 @@ def _compiled_forward(job: _Job, logits: Tensor, weight: Tensor, out: Tensor) ->
     return True
 
 
-def _compiled_backward(job: _Job, logits: Tensor, weight: Tensor, grad: Tensor, out: Tensor) -> bool:
+def _compiled_backward(out: Tensor, weight: Tensor, logits: Tensor, grad: Tensor, job: _Job) -> bool:
+    if not job.goes_compiled(weight):
+        return False
     fixed = job.pattern.m, job.pattern.n, job.kept_norm is not None
+    logits, weight, grad = job.views(logits, weight, grad)
+    out = out.view(logits.shape)
     for part in _slices(logits, compiled=True):
         tensors = logits[:, part], weight[part], grad[part], out[:, part]
         if not run_compiled(fused_categorical.logits_gradient, *tensors, *job.numbers(logits, part), *fixed):
@@ -231,14 +262,18 @@ def _compiled_backward(job: _Job, logits: Tensor, weight: Tensor, grad: Tensor, 
     return True
 
 
-def _eager_forward(job: _Job, logits: Tensor, weight: Tensor, out: Tensor) -> None:
+def _eager_forward(out: Tensor, weight: Tensor, logits: Tensor, job: _Job) -> bool:
+    logits, weight, out = job.views(logits, weight, out)
     for part in _slices(logits):
         mask = soft_mask(job.shares(logits, part), job.pattern)
         # The product is taken in fp32 and rounded once to the weight's dtype.
         out[part] = (mask * weight[part].movedim(1, 0).float()).movedim(0, 1)
+    return True
 
 
-def _eager_backward(job: _Job, logits: Tensor, weight: Tensor, grad: Tensor, out: Tensor) -> None:
+def _eager_backward(out: Tensor, weight: Tensor, logits: Tensor, grad: Tensor, job: _Job) -> bool:
+    logits, weight, grad = job.views(logits, weight, grad)
+    out = out.view(logits.shape)
     for part in _slices(logits):
         members = weight[part].movedim(1, 0).float()
         of_mask = grad[part].movedim(1, 0).float() * members
@@ -247,3 +282,4 @@ def _eager_backward(job: _Job, logits: Tensor, weight: Tensor, grad: Tensor, out
             of_mask -= job.pull * soft_mask(share, job.pattern) * members.square()
         of_keys = soft_mask_gradient(share, of_mask, job.draw.tau, job.pattern)
         out[:, part] = of_keys.div_(job.draw.lam)
+    return True

@@ -1,4 +1,4 @@
-"""Kernels through `torch.compile`, where this machine can.
+"""Kernels through `torch.compile`, where this machine can: for GPUs, and where `native` fails.
 
 A sampler writes its passes over the weights as a function of plain tensors; compiled, it runs once over
 memory instead of some twenty times. Compiling takes seconds, once per machine (torch keeps the result), so

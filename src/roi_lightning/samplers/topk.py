@@ -14,16 +14,18 @@ from typing_extensions import override
 
 from roi_lightning.noise import gumbel, noise_key
 from roi_lightning.pattern import NMPattern, top_members
-from roi_lightning.samplers import fused
+from roi_lightning.samplers import fused, native_draws
 from roi_lightning.samplers.base import Draw, Sampler
 from roi_lightning.samplers.chunks import Chunk, chunks, worth_compiling
 from roi_lightning.samplers.compiling import run_compiled
 from roi_lightning.samplers.kept_norm import KeptNorm
+from roi_lightning.samplers.native_draws import TopKDraw, columns_of
 from roi_lightning.samplers.reference import PushDown
 from roi_lightning.samplers.unrolled import relaxed_mask, relaxed_mask_gradient
 
-# Code for larger groups takes minutes to compile: it grows with members times picks.
+# Code grows with members times picks: for larger groups torch.compile takes minutes, a C++ compiler half of one.
 _MOST_UNROLLED: Final = 32
+_MOST_NATIVE: Final = 256
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class GumbelTopK(Sampler):
     Args:
         push_down: `paper`, or `scaled` for a push-down divided by τ, which keeps a member from being picked
             twice when N >= 3 (see `relaxed_top_n`).
-        compiled: Whether large layers may go through `torch.compile`; the same masks up to rounding.
+        compiled: Whether large layers may go through compiled code; the same masks up to rounding.
     """
 
     method = "roi"
@@ -68,7 +70,7 @@ class GumbelTopK(Sampler):
         kept_norm: KeptNorm | None = None,
     ) -> Tensor:
         job = _Job(self, pattern, dim, draw, layer, kept_norm)
-        result = _MaskedWeight.apply(weight.contiguous(), logits, job)  # type: ignore[no-untyped-call]
+        result = _MaskedWeight.apply(weight.contiguous(), logits.contiguous(), job)  # type: ignore[no-untyped-call]
         assert isinstance(result, Tensor)
         return result
 
@@ -119,14 +121,29 @@ class _Job:
     def pull(self) -> Tensor | float:
         return 0.0 if self.kept_norm is None else self.kept_norm.pull()
 
-    def worth_compiling(self, weight: Tensor) -> bool:
-        unrolled = self.pattern.m * self.pattern.n
-        return self.sampler.compiled and unrolled <= _MOST_UNROLLED and worth_compiling(weight)
+    def goes_native(self, weight: Tensor) -> bool:
+        return weight.device.type == "cpu" and self._compiles(weight, _MOST_NATIVE)
+
+    def goes_compiled(self, weight: Tensor) -> bool:
+        return self._compiles(weight, _MOST_UNROLLED)
+
+    def _compiles(self, weight: Tensor, most: int) -> bool:
+        return self.sampler.compiled and self.pattern.m * self.pattern.n <= most and worth_compiling(weight)
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return noise_key(self.draw.seed, self.draw.index, self.layer)
+
+    def native_draw(self, weight: Tensor) -> TopKDraw:
+        hard, kept_norm = self.sampler.hard_forward, self.kept_norm is not None
+        over_lam, over_tau, columns = 1 / self.draw.lam, 1 / self.draw.tau, columns_of(weight, self.dim)
+        return TopKDraw(
+            columns, 0, *self.key, over_lam, over_tau, self.push, float(self.pull), hard, kept_norm
+        )
 
     def numbers(self, chunk: Chunk, device: torch.device) -> tuple[Tensor, Tensor]:
         """The kernels' `ints` and `floats`."""
-        key = noise_key(self.draw.seed, self.draw.index, self.layer)
-        ints = torch.tensor([chunk.first, *key], dtype=torch.int32, device=device)
+        ints = torch.tensor([chunk.first, *self.key], dtype=torch.int32, device=device)
         known = [1 / self.draw.lam, 1 / self.draw.tau, self.push]
         floats = torch.tensor([*known, 0.0], dtype=torch.float32, device=device)
         floats[3] = self.pull
@@ -136,7 +153,7 @@ class _Job:
         """φ/λ + g of a chunk as [M, groups...]."""
         part = chunk.of(logits)
         index = torch.arange(chunk.first, chunk.first + part.numel(), dtype=torch.int32, device=logits.device)
-        noise = gumbel(index, noise_key(self.draw.seed, self.draw.index, self.layer))
+        noise = gumbel(index, self.key)
         return part.float().div(self.draw.lam).add_(noise.view_as(part)).movedim(1, 0).contiguous()
 
     def mask(self, keys: Tensor) -> Tensor:
@@ -154,8 +171,8 @@ class _MaskedWeight(torch.autograd.Function):
         ctx.save_for_backward(weight, logits)
         ctx.job = job
         out = torch.empty_like(weight)
-        if not (job.worth_compiling(weight) and _compiled_forward(out, weight, logits, job)):
-            _eager_forward(out, weight, logits, job)
+        ways = _native_forward, _compiled_forward, _eager_forward
+        next(way for way in ways if way(out, weight, logits, job))
         if job.kept_norm is not None:
             job.kept_norm.add(out)
         return out
@@ -165,12 +182,30 @@ class _MaskedWeight(torch.autograd.Function):
         weight, logits = ctx.saved_tensors
         job: _Job = ctx.job
         out = torch.empty_like(logits)
-        if not (job.worth_compiling(weight) and _compiled_backward(out, weight, logits, grads[0], job)):
-            _eager_backward(out, weight, logits, grads[0], job)
+        grad = grads[0].contiguous()
+        ways = _native_backward, _compiled_backward, _eager_backward
+        next(way for way in ways if way(out, weight, logits, grad, job))
         return None, out, None
 
 
+# Ways to do the same, the fastest first; each says whether it did it.
+
+
+def _native_forward(out: Tensor, weight: Tensor, logits: Tensor, job: _Job) -> bool:
+    if not job.goes_native(weight):
+        return False
+    return native_draws.masked_weight(job.native_draw(weight), logits, weight, out, job.pattern)
+
+
+def _native_backward(out: Tensor, weight: Tensor, logits: Tensor, grad: Tensor, job: _Job) -> bool:
+    if not job.goes_native(weight):
+        return False
+    return native_draws.logits_gradient(job.native_draw(weight), logits, weight, grad, out, job.pattern)
+
+
 def _compiled_forward(out: Tensor, weight: Tensor, logits: Tensor, job: _Job) -> bool:
+    if not job.goes_compiled(weight):
+        return False
     for chunk in chunks(weight, job.pattern, job.dim, compiled=True):
         tensors = chunk.of(logits.detach()), chunk.of(weight.detach()), chunk.of(out)
         numbers, pattern = job.numbers(chunk, weight.device), job.pattern
@@ -182,7 +217,8 @@ def _compiled_forward(out: Tensor, weight: Tensor, logits: Tensor, job: _Job) ->
 
 
 def _compiled_backward(out: Tensor, weight: Tensor, logits: Tensor, grad: Tensor, job: _Job) -> bool:
-    grad = grad.contiguous()
+    if not job.goes_compiled(weight):
+        return False
     for chunk in chunks(weight, job.pattern, job.dim, compiled=True):
         tensors = (chunk.of(x.detach()) for x in (logits, weight, grad, out))
         numbers, pattern = job.numbers(chunk, weight.device), job.pattern
@@ -192,19 +228,21 @@ def _compiled_backward(out: Tensor, weight: Tensor, logits: Tensor, grad: Tensor
     return True
 
 
-def _eager_forward(out: Tensor, weight: Tensor, logits: Tensor, job: _Job) -> None:
+def _eager_forward(out: Tensor, weight: Tensor, logits: Tensor, job: _Job) -> bool:
     for chunk in chunks(weight, job.pattern, job.dim):
         mask = job.mask(job.keys(logits, chunk))
         # The product is taken in fp32 and rounded once to the weight's dtype.
         chunk.members(out).copy_(mask * chunk.members(weight).float())
+    return True
 
 
-def _eager_backward(out: Tensor, weight: Tensor, logits: Tensor, grad: Tensor, job: _Job) -> None:
+def _eager_backward(out: Tensor, weight: Tensor, logits: Tensor, grad: Tensor, job: _Job) -> bool:
     for chunk in chunks(weight, job.pattern, job.dim):
         members = chunk.members(weight).float()
-        of_mask = (chunk.members(grad.contiguous()).float() * members).contiguous()
+        of_mask = (chunk.members(grad).float() * members).contiguous()
         keys = job.keys(logits, chunk)
         if job.kept_norm is not None:
             of_mask -= job.pull * job.mask(keys.clone()) * members.square()
         of_keys = relaxed_mask_gradient(keys, of_mask, job.pattern.n, job.draw.tau, job.push)
         chunk.members(out).copy_(of_keys.div_(job.draw.lam))
+    return True

@@ -1,0 +1,231 @@
+"""The samplers' C++ loops against the eager form, and against machines that can't compile them."""
+
+import logging
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import combinations
+from math import comb
+
+import pytest
+import torch
+
+from roi_lightning.errors import UserError
+from roi_lightning.noise import noise_key, uniform
+from roi_lightning.pattern import NMPattern
+from roi_lightning.samplers import Categorical, Draw, GumbelTopK, StraightThrough, compiling, native
+from roi_lightning.samplers.kept_norm import KeptNorm
+from roi_lightning.samplers.native import Recipe
+from roi_lightning.samplers.reference import relaxed_top_n
+
+# Just worth it; 336 * 240 / M is no multiple of sixteen groups for every M below.
+SHAPE = 336, 240
+WARM, COLD = Draw(3, 7, 0.3, 0.5), Draw(3, 7, 0.002, 0.05)
+
+
+@pytest.fixture(autouse=True)
+def _switches(monkeypatch):
+    monkeypatch.setattr(native._Switch, "broken", False)
+    monkeypatch.setattr(compiling._Switch, "broken", False)
+
+
+def tensors(sampler, spec, dim, dtype=torch.float32, shape=SHAPE):
+    """Weight, gradient of the drawn weight, logits."""
+    generator = torch.Generator().manual_seed(5)
+    weight, upstream = (torch.randn(shape, generator=generator).to(dtype) for _ in range(2))
+    size = sampler.logits_shape(shape, NMPattern(spec), dim)
+    return weight, upstream, (0.05 * torch.randn(size, generator=generator)).requires_grad_()
+
+
+def drawn(sampler, spec, dim, draw, kept_norm=False, dtype=torch.float32, shape=SHAPE):
+    """Drawn weight, logits' gradient and reward."""
+    weight, upstream, logits = tensors(sampler, spec, dim, dtype, shape)
+    reward = KeptNorm(0.3, scale=torch.tensor(0.5)) if kept_norm else None
+    out = sampler.masked_weight(weight, logits, NMPattern(spec), dim, draw, "layer", reward)
+    (gradient,) = torch.autograd.grad(out, logits, upstream)
+    return out.detach(), gradient, None if reward is None else reward.value
+
+
+def exactly(sampler, spec, dim, draw, kept_norm=False):
+    """The first two in double precision, by autograd through the definitions."""
+    weight, upstream, logits = (x.detach().double() for x in tensors(sampler, spec, dim))
+    pattern, logits = NMPattern(spec), logits.requires_grad_()
+    if isinstance(sampler, Categorical):
+        soft = used = _mixture(logits, pattern, dim, draw)
+    else:
+        noise = _noise(torch.arange(weight.numel()).view(weight.shape), draw)
+        keys = pattern.group(logits, dim), pattern.group(noise, dim)
+        soft = relaxed_top_n(*keys, pattern.n, draw.lam, draw.tau, sampler.push_down)
+        soft = used = soft.flatten(-2).movedim(-1, dim)
+        if sampler.hard_forward:
+            used = pattern.top((logits / draw.lam + noise).detach(), dim).double()
+    of_mask = upstream * weight - (0.3 * used.detach() * weight**2 if kept_norm else 0)
+    (gradient,) = torch.autograd.grad(soft, logits, of_mask)
+    return (used * weight).detach(), gradient
+
+
+def _noise(index, draw):
+    key = noise_key(draw.seed, draw.index, "layer")
+    return -torch.log(-torch.log(uniform(index.to(torch.int32), key).double()))
+
+
+def _mixture(logits, pattern, dim, draw):
+    count = len(logits)
+    groups = torch.arange(logits[0].numel()).view(logits[0].shape)
+    noise = torch.stack([_noise(groups * count + c, draw) for c in range(count)])
+    shares = ((logits / draw.lam + noise) / draw.tau).softmax(0)
+    candidates = torch.zeros(count, pattern.m, dtype=torch.double)
+    for row, kept in zip(candidates, combinations(range(pattern.m), pattern.n), strict=True):
+        row[list(kept)] = 1
+    return (shares.movedim(0, -1) @ candidates).movedim(-1, dim + 1).flatten(dim, dim + 1)
+
+
+def relative(ours, theirs):
+    return float((ours - theirs).norm() / theirs.norm())
+
+
+KINDS = [GumbelTopK(), GumbelTopK("scaled"), StraightThrough(), Categorical()]
+
+
+@pytest.mark.parametrize("sampler", KINDS, ids=str)
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("spec", ["1:2", "2:4", "3:4", "2:6", "4:8"])
+def test_loops_are_as_exact_as_the_eager_form(sampler, dim, spec, monkeypatch):
+    monkeypatch.setattr(compiling, "_compiled", lambda kernel: pytest.fail("another way was taken"))
+    for draw in (WARM, COLD):
+        for kept_norm in (False, True):
+            exact = exactly(sampler, spec, dim, draw, kept_norm)
+            fast = drawn(sampler, spec, dim, draw, kept_norm)
+            slow = drawn(replace(sampler, compiled=False), spec, dim, draw, kept_norm)
+            for ours, eager, true in zip(fast, slow, exact, strict=False):
+                # Cold temperatures magnify the rounding of fp32: it may cost what it costs the eager form.
+                assert relative(ours, true) < 1e-6 + 2 * relative(eager, true)
+            if isinstance(sampler, StraightThrough):
+                assert torch.equal(fast[0] != 0, slow[0] != 0)
+            torch.testing.assert_close(fast[2], slow[2])
+    assert not native._Switch.broken
+
+
+@pytest.mark.parametrize(
+    ("sampler", "spec"), [(GumbelTopK(), "2:4"), (Categorical(), "2:8"), (GumbelTopK(), "8:16")]
+)
+def test_bf16_is_rounded_once(sampler, spec):
+    fast = drawn(sampler, spec, 1, WARM, dtype=torch.bfloat16)
+    slow = drawn(replace(sampler, compiled=False), spec, 1, WARM, dtype=torch.bfloat16)
+    # Where rounding to bf16 falls the other way, an entry differs by its last place.
+    torch.testing.assert_close(fast[0], slow[0], rtol=2**-7, atol=1e-6)
+    assert (fast[0] != slow[0]).float().mean() < 0.01
+    assert relative(fast[1], slow[1]) < 1e-4
+
+
+@pytest.mark.parametrize("shape", [(1, 65540), (65540, 1), (4, 16411), (16412, 4)])
+def test_groups_that_fill_no_block(shape):
+    dim = 0 if shape[0] % 4 == 0 else 1
+    fast, slow = (drawn(GumbelTopK(compiled=c), "2:4", dim, WARM, shape=shape) for c in (True, False))
+    assert relative(fast[0], slow[0]) < 1e-5
+    assert relative(fast[1], slow[1]) < 1e-5
+
+
+@pytest.mark.parametrize("sampler", [GumbelTopK(), Categorical()], ids=str)
+def test_the_number_of_threads_changes_no_bit(sampler, monkeypatch):
+    results = []
+    for threads in (1, 2, 3):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        results.append(drawn(sampler, "2:4", 1, WARM, shape=(512, 268)))
+    for out, gradient, _ in results[1:]:
+        assert torch.equal(out, results[0][0])
+        assert torch.equal(gradient, results[0][1])
+
+
+@pytest.mark.parametrize("sampler", [GumbelTopK(), StraightThrough(), Categorical()], ids=str)
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_logits_that_are_no_numbers_show(sampler, bad):
+    pattern, weight = NMPattern("2:4"), torch.ones(SHAPE)
+    logits = torch.zeros(sampler.logits_shape(SHAPE, pattern, 1))
+    logits.view(-1)[1234] = bad
+    assert not sampler.masked_weight(weight, logits, pattern, 1, WARM, "layer").isfinite().all()
+
+
+# Compiling.
+
+
+@pytest.fixture
+def new_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("ROI_CACHE", str(tmp_path / "cache"))
+    native._load.cache_clear()
+    yield tmp_path / "cache"
+    native._load.cache_clear()
+
+
+RECIPE = Recipe("gumbel_top_k.cpp", (("M", 4), ("N", 1), ("WEIGHT", 0)))
+
+
+def test_a_library_is_compiled_once_per_machine(new_cache, monkeypatch):
+    assert native.library(RECIPE) is not None
+    (file,) = new_cache.iterdir()
+    native._load.cache_clear()
+    monkeypatch.setattr(native, "_compile", lambda *a: pytest.fail("compiled again"))
+    assert native.library(RECIPE) is not None
+    assert list(new_cache.iterdir()) == [file]
+
+
+def test_another_source_is_another_library(new_cache, monkeypatch, tmp_path):
+    native.library(RECIPE)
+    for path in native._SOURCES.iterdir():
+        text = path.read_text().replace("#include <cstdint>", "#include <cstdint>\n// changed")
+        (tmp_path / path.name).write_text(text)
+    monkeypatch.setattr(native, "_SOURCES", tmp_path)
+    (tmp_path / "cache2").mkdir()
+    native._load.cache_clear()
+    monkeypatch.setattr(native, "_folder", lambda: new_cache)
+    sources = [path for path in tmp_path.iterdir() if path.is_file()]
+    monkeypatch.setattr(type(tmp_path), "iterdir", lambda self: iter(sources))
+    assert native.library(RECIPE) is not None
+    monkeypatch.undo()
+    assert len(list(new_cache.iterdir())) == 2
+
+
+@pytest.mark.parametrize("compiler", ["/no/such/c++", "false"])
+def test_without_a_compiler_there_is_another_way(new_cache, compiler, monkeypatch, caplog):
+    monkeypatch.setattr(native, "_compiler", lambda: compiler)
+    monkeypatch.setattr(native, "_version", lambda compiler: "1")
+    with caplog.at_level(logging.INFO):
+        fast = drawn(GumbelTopK(), "2:4", 1, WARM)
+    slow = drawn(GumbelTopK(compiled=False), "2:4", 1, WARM)
+    assert relative(fast[1], slow[1]) < 1e-5
+    assert native._Switch.broken
+    assert not list(new_cache.iterdir())
+    assert "can't be compiled" in caplog.text
+
+
+def test_a_source_that_does_not_compile_is_told_by_the_compilers_own_error(new_cache):
+    with pytest.raises((OSError, UserError), match="error"):
+        native._load(Recipe("gumbel_top_k.cpp", (("M", 4), ("N", 0), ("WEIGHT", 7))))
+
+
+def test_two_processes_may_compile_at_once(new_cache):
+    program = f"from roi_lightning.samplers.native import *; assert library({RECIPE!r})"
+    environment = {**os.environ, "ROI_CACHE": str(new_cache)}
+    both = [subprocess.Popen([sys.executable, "-c", program], env=environment) for _ in range(2)]
+    assert [process.wait() for process in both] == [0, 0]
+    assert len(list(new_cache.iterdir())) == 1
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("ROI_CACHE", str(tmp_path / "file" / "cache"))
+    native._load.cache_clear()
+    assert native.library(RECIPE) is not None
+    native._load.cache_clear()
+
+
+def test_candidates_are_in_the_order_of_the_eager_form():
+    """Logits that choose one candidate each: the loops must keep that candidate's members."""
+    pattern, weight = NMPattern("3:6"), torch.ones(comb(6, 3) * 600, 6)
+    logits = torch.zeros(comb(6, 3), weight.shape[0], 1)
+    for c in range(comb(6, 3)):
+        logits[c, c :: comb(6, 3)] = 100.0
+    sampler = Categorical()
+    out = sampler.masked_weight(weight, logits, pattern, 1, Draw(0, 0, 0.1, 0.1), "layer")
+    assert torch.equal(out > 0.5, sampler.hard_mask(logits, pattern, 1))
