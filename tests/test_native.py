@@ -30,6 +30,14 @@ def _switches(monkeypatch):
     monkeypatch.setattr(compiling._Switch, "broken", False)
 
 
+@pytest.fixture
+def new_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("ROI_CACHE", str(tmp_path / "cache"))
+    native._load.cache_clear()
+    yield tmp_path / "cache"
+    native._load.cache_clear()
+
+
 def tensors(sampler, spec, dim, dtype=torch.float32, shape=SHAPE):
     """Weight, gradient of the drawn weight, logits."""
     generator = torch.Generator().manual_seed(5)
@@ -119,6 +127,14 @@ def test_bf16_is_rounded_once(sampler, spec):
     assert relative(fast[1], slow[1]) < 1e-4
 
 
+def test_older_processors_draw_alike(new_cache, monkeypatch):
+    monkeypatch.setattr(native, "_TUNED", ((),))
+    plain = drawn(GumbelTopK(), "2:4", 1, WARM)
+    exact = exactly(GumbelTopK(), "2:4", 1, WARM)
+    assert max(relative(ours, true) for ours, true in zip(plain, exact, strict=False)) < 1e-5
+    assert not native._Switch.broken
+
+
 @pytest.mark.parametrize("shape", [(1, 65540), (65540, 1), (4, 16411), (16412, 4)])
 def test_groups_that_fill_no_block(shape):
     dim = 0 if shape[0] % 4 == 0 else 1
@@ -140,22 +156,15 @@ def test_the_number_of_threads_changes_no_bit(sampler, monkeypatch):
 
 @pytest.mark.parametrize("sampler", [GumbelTopK(), StraightThrough(), Categorical()], ids=str)
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-def test_logits_that_are_no_numbers_show(sampler, bad):
-    pattern, weight = NMPattern("2:4"), torch.ones(SHAPE)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_logits_that_are_no_numbers_show(sampler, bad, dtype):
+    pattern, weight = NMPattern("2:4"), torch.ones(SHAPE, dtype=dtype)
     logits = torch.zeros(sampler.logits_shape(SHAPE, pattern, 1))
     logits.view(-1)[1234] = bad
     assert not sampler.masked_weight(weight, logits, pattern, 1, WARM, "layer").isfinite().all()
 
 
 # Compiling.
-
-
-@pytest.fixture
-def new_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("ROI_CACHE", str(tmp_path / "cache"))
-    native._load.cache_clear()
-    yield tmp_path / "cache"
-    native._load.cache_clear()
 
 
 RECIPE = Recipe("gumbel_top_k.cpp", (("M", 4), ("N", 1), ("WEIGHT", 0)))

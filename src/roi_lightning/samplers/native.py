@@ -1,8 +1,8 @@
 """The samplers' loops for processors, compiled once per machine with its own C++ compiler.
 
-A sampler's passes over the weights are a hundred operations on every number: read once, kept in registers, written
-once, they take a third of what `torch.compile` makes of them and a tenth of the eager form. The sources are plain
-C++ without any header of torch's, so that a pattern compiles in a second or a few.
+A sampler's passes over the weights are a hundred operations on every number, read once, kept in registers and written
+once. `torch.compile` loads the members of a group one by one and takes the exact logarithms of a library, twice the
+time in all. The sources are plain C++ without any header of torch's, so that a pattern compiles in a second or a few.
 """
 
 import ctypes
@@ -154,18 +154,19 @@ def _machine() -> str:
 
 
 def _folder() -> Path:
-    """Where compiled libraries are kept: ROI_CACHE, or the user's cache."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(os.environ.get("ROI_CACHE") or Path(base) / "roi_lightning")
+    """Where compiled libraries are kept: ROI_CACHE, the user's cache, or where neither can be, a folder for now."""
     try:
+        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        folder = Path(os.environ.get("ROI_CACHE") or Path(base) / "roi_lightning")
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if os.access(folder, os.W_OK):
             return folder
-    except OSError:
+    except (OSError, RuntimeError):  # the latter where nobody has a home
         pass
-    return _own_folder()
+    return Path(_own_folder().name)
 
 
 @cache
-def _own_folder() -> Path:
-    return Path(tempfile.mkdtemp(prefix="roi_lightning-"))
+def _own_folder() -> "tempfile.TemporaryDirectory[str]":
+    """Goes with the process."""
+    return tempfile.TemporaryDirectory(prefix="roi_lightning-")

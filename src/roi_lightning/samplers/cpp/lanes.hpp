@@ -80,7 +80,7 @@ typedef vec weights_t;
 typedef uint16_t weight_t;
 typedef uint16_t weights_t __attribute__((vector_size(2 * LANES)));
 static inline vec widen(weights_t x) { return (vec)(__builtin_convertvector(x, uvec) << 16); }
-static inline void narrow(vec from, weights_t &to) /* to nearest, ties to even; no weight is NaN */
+static inline void narrow(vec from, weights_t &to) /* to nearest, ties to even; NaN stays NaN where arithmetic made it */
 {
     uvec bits = (uvec)from;
     to = __builtin_convertvector((bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16, weights_t);
@@ -90,14 +90,14 @@ static inline void narrow(vec from, weights_t &to) /* to nearest, ties to even; 
 #define POWER_OF_TWO ((M & (M - 1)) == 0)
 
 /* Sixteen groups that one pass works on. Member m of lane w lies at start[w] + m * columns. */
-typedef struct {
+struct Block {
     int64_t first, columns; /* of lane 0 */
     int lanes, whole;       /* lanes in use; whether a member's lanes, or all members of all groups, lie side by side */
     uvec index;             /* the starts once more, as the noise counts */
     int64_t start[LANES];   /* set only where not whole */
-} Block;
+};
 
-static inline uvec count_up(void) { return uvec{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}; }
+static inline uvec count_up() { return uvec{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}; }
 
 static inline Block block_at(int64_t group, int64_t to, int64_t columns)
 {
