@@ -98,7 +98,7 @@ KINDS = [GumbelTopK(), GumbelTopK("scaled"), StraightThrough(), Categorical()]
 
 @pytest.mark.parametrize("sampler", KINDS, ids=str)
 @pytest.mark.parametrize("dim", [0, 1])
-@pytest.mark.parametrize("spec", ["1:2", "2:4", "3:4", "2:6", "4:8"])
+@pytest.mark.parametrize("spec", ["2:4", "3:4", "2:6", "4:8"])
 def test_loops_are_as_exact_as_the_eager_form(sampler, dim, spec, monkeypatch):
     monkeypatch.setattr(compiling, "_compiled", lambda kernel: pytest.fail("another way was taken"))
     for draw in (WARM, COLD):
@@ -115,8 +115,11 @@ def test_loops_are_as_exact_as_the_eager_form(sampler, dim, spec, monkeypatch):
     assert not native._Switch.broken
 
 
+EIGHT_OF_SIXTEEN = pytest.param(GumbelTopK(), "8:16", marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
-    ("sampler", "spec"), [(GumbelTopK(), "2:4"), (Categorical(), "2:8"), (GumbelTopK(), "8:16")]
+    ("sampler", "spec"), [(GumbelTopK(), "2:4"), (Categorical(), "2:8"), EIGHT_OF_SIXTEEN]
 )
 def test_bf16_is_rounded_once(sampler, spec):
     fast = drawn(sampler, spec, 1, WARM, dtype=torch.bfloat16)
@@ -195,9 +198,8 @@ def test_another_source_is_another_library(new_cache, monkeypatch, tmp_path):
     assert len(list(new_cache.iterdir())) == 2
 
 
-@pytest.mark.parametrize("compiler", ["/no/such/c++", "false"])
-def test_without_a_compiler_there_is_another_way(new_cache, compiler, monkeypatch, caplog):
-    monkeypatch.setattr(native, "_compiler", lambda: compiler)
+def test_without_a_compiler_there_is_another_way(new_cache, monkeypatch, caplog):
+    monkeypatch.setattr(native, "_compiler", lambda: "false")
     monkeypatch.setattr(native, "_version", lambda compiler: "1")
     with caplog.at_level(logging.INFO):
         fast = drawn(GumbelTopK(), "2:4", 1, WARM)
