@@ -1,12 +1,17 @@
 """What a command line of `fit` comes to, whatever configurations said it: that is what a cell depends on."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
 from roi_lightning.config_files import find_config
+
+# Of a configuration; a name does without them.
+_LEVELS: Final = ("class_path", "init_args")
+_EXPONENT: Final = re.compile(r"[-+]?\d+e[-+]?\d+", re.IGNORECASE)
 
 
 def effective(arguments: Sequence[str], last: Mapping[str, Any]) -> dict[str, Any]:
@@ -24,7 +29,7 @@ def effective(arguments: Sequence[str], last: Mapping[str, Any]) -> dict[str, An
         if name == "config":
             merged |= dict(_flat(yaml.safe_load(find_config(value).read_text())))
         else:
-            merged[name] = yaml.safe_load(value)
+            merged[_short(name)] = _number(yaml.safe_load(value))
     return dict(sorted((merged | dict(_flat(last))).items()))
 
 
@@ -35,11 +40,18 @@ def _options(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
             yield name, joined if equals else value
 
 
+def _short(name: str) -> str:
+    return ".".join(part for part in name.split(".") if part not in _LEVELS)
+
+
+def _number(value: Any) -> Any:
+    """YAML takes 5e-4 for a word; `fit` does not."""
+    return float(value) if isinstance(value, str) and _EXPONENT.fullmatch(value) else value
+
+
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict) and value:
         for key, part in value.items():
-            yield from _flat(
-                part, name if key in ("class_path", "init_args") else f"{name}.{key}".lstrip(".")
-            )
+            yield from _flat(part, name if key in _LEVELS else f"{name}.{key}".lstrip("."))
     else:
-        yield name, value
+        yield name, _number(value)

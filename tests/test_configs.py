@@ -83,6 +83,8 @@ def test_what_the_overlays_change(lab):
     tokens = small.trainer.max_steps * small.trainer.accumulate_grad_batches * small.datamodule.batch_size
     assert tokens * small.datamodule.seq_len < 1e6
     assert small.model.prior == "activation"
+    assert 0 < small.model.distillation < 1
+    assert model.distillation == 0, "the paper learns from the text alone"
 
 
 NAMES = ["quickstart.yaml", "quickstart", "overlays/linear_anneal.yaml", "overlays/linear_anneal"]

@@ -142,12 +142,13 @@ def test_what_a_method_cannot_learn_is_left_out_and_said(tmp_path):
 
 def test_the_same_settings_are_the_same_recipe_wherever_they_stand(lab, texts):
     (lab.folder / "over.yaml").write_text(
-        "model: {init_args: {sampler: StraightThrough, lam: {class_path: Linear, init_args: {start: 0.5, end: 0.1}}}}"
+        "model: {init_args: {sampler: StraightThrough, lam: {class_path: Linear, init_args: {start: 0.5, end: 0.1}}, "
+        "lr_end: 5.0e-5}}"
     )
     base = ["--config", "quickstart.yaml"]
     on_file = [*base, "--model.sampler", "GumbelTopK", "--config", str(lab.folder / "over.yaml")]
     typed = [*base, "--model.sampler=StraightThrough", "--model.lam", "Linear"]
-    typed += ["--model.lam.start", "0.5", "--model.lam.end", "0.1"]
+    typed += ["--model.lam.start", "0.5", "--model.lam.init_args.end", "0.1", "--model.lr_end", "5e-5"]
     last = {"model": {"init_args": {"lm": str(lab.model), "lam": {"init_args": {"fraction": 0.5}}}}}
     write_json(lab.folder / "last.yaml", last)
     found = [
