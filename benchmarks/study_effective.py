@@ -11,11 +11,13 @@ from roi_lightning.config_files import find_config
 
 # Of a configuration; a name does without them.
 _LEVELS: Final = ("class_path", "init_args")
+# They change how long it takes, not what comes out.
+_NEUTRAL: Final = ("model.optimizer.fused",)
 _EXPONENT: Final = re.compile(r"[-+]?\d+e[-+]?\d+", re.IGNORECASE)
 
 
 def effective(arguments: Sequence[str], last: Mapping[str, Any]) -> dict[str, Any]:
-    """All settings by dotted name, the later ones over the earlier ones, sorted by name.
+    """All settings that count by dotted name, the later ones over the earlier ones, sorted by name.
 
     Names are those of a command line: `model.lam` for a class, `model.lam.end` for an option of it. A list is one
     value.
@@ -30,7 +32,8 @@ def effective(arguments: Sequence[str], last: Mapping[str, Any]) -> dict[str, An
             merged |= dict(_flat(yaml.safe_load(find_config(value).read_text())))
         else:
             merged[_short(name)] = _number(yaml.safe_load(value))
-    return dict(sorted((merged | dict(_flat(last))).items()))
+    merged |= dict(_flat(last))
+    return {name: merged[name] for name in sorted(merged) if name not in _NEUTRAL}
 
 
 def _options(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
