@@ -161,6 +161,10 @@ def test_the_same_settings_are_the_same_recipe_wherever_they_stand(lab, texts):
     assert recipe["model.lam.fraction"] == 0.5
     assert recipe != effective(on_file, {"model": {"init_args": {"lm": str(lab.model)}}})
     assert recipe != effective([*on_file, "--model.sampler", "GumbelTopK"], last)
+    assert recipe == effective([*on_file, "--model.optimizer.fused", "false"], last), (
+        "a way to compute the same"
+    )
+    assert recipe != effective([*on_file, "--model.optimizer.lr", "0.5"], last)
 
 
 # Folders and processes.
