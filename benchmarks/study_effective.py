@@ -11,7 +11,7 @@ from roi_lightning.config_files import find_config
 
 # Of a configuration; a name does without them.
 _LEVELS: Final = ("class_path", "init_args")
-# They change how long it takes, not what comes out.
+# They change how long it takes, and what comes out by rounding at most.
 _NEUTRAL: Final = ("model.optimizer.fused",)
 _EXPONENT: Final = re.compile(r"[-+]?\d+e[-+]?\d+", re.IGNORECASE)
 
