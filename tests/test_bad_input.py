@@ -74,6 +74,8 @@ TABLE = {
     "not a number": (fit("--data.seq_len", "many"), "data.seq_len"),
     "empty corpus": (fit_with("--data.corpora", lambda lab: write(lab.folder / "e.jsonl", "")), "e.jsonl"),
     "empty text": (fit_with("--data.corpora", lambda lab: write(lab.folder / "e.txt", "")), "e.txt"),
+    # Valid YAML, too: not to be taken for the corpus's name.
+    "short text": (fit_with("--data.corpora", lambda lab: write(lab.folder / "s.txt", "a cat sat")), "s.txt"),
     "short corpus": (
         fit_with("--data.corpora", lambda lab: write_jsonl(lab.folder / "s.jsonl", ["so short"] * 2)),
         "only 16 tokens, one window needs 32",

@@ -36,6 +36,14 @@ class Parser(LightningArgumentParser):
     reading: Path | None = None
 
     @override
+    def add_class_arguments(self, theclass: Any, *args: Any, **kwargs: Any) -> list[str]:
+        if theclass is CalibrationDataModule:
+            # A text file is data: as a configuration of its own its words would become the corpus's name.
+            kwargs["sub_configs"] = False
+        added: list[str] = super().add_class_arguments(theclass, *args, **kwargs)
+        return added
+
+    @override
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         lines = [line.strip().removeprefix("- ") for line in message.splitlines() if line.strip()]
         told = "; ".join(lines[:_ERROR_LINES]).replace(":;", ":")
