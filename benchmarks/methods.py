@@ -74,7 +74,7 @@ def made(out: Path, command: list[str]) -> None:
 
 
 def fit(args: argparse.Namespace, train: str) -> list[str]:
-    """The quickstart on this text, for 150 steps, with a learning rate for that many."""
+    """The quickstart on this text, for 150 steps, with a learning rate for that many and the paper's annealing."""
     run = str(args.out / "roi")
     options = {
         "model.pattern": args.pattern,
@@ -88,7 +88,8 @@ def fit(args: argparse.Namespace, train: str) -> list[str]:
         "trainer.default_root_dir": run,
         "trainer.logger.save_dir": run,
     }
-    return ["fit", "--config", "quickstart.yaml", *(x for k, v in options.items() for x in (f"--{k}", v))]
+    start = ["fit", "--config", "quickstart.yaml", "--config", "overlays/exponential_anneal.yaml"]
+    return [*start, *(x for k, v in options.items() for x in (f"--{k}", v))]
 
 
 def measurements(args: argparse.Namespace) -> dict[str, list[str]]:

@@ -45,11 +45,13 @@ def main() -> None:
 
 
 def fit(data: Path, out: Path, overrides: list[str]) -> int:
-    """The quickstart on other text, for 150 steps, with a learning rate for that many."""
+    """The quickstart on other text, for 150 steps, with a learning rate for that many and the paper's annealing."""
     command = [
         "fit",
         "--config",
         "quickstart.yaml",
+        "--config",
+        "overlays/exponential_anneal.yaml",
         "--data.corpora",
         str(data / "corpus/openstax_train.jsonl.gz"),
     ]

@@ -119,7 +119,9 @@ def test_without_a_logger_and_twice_in_the_same_folder(lab, config, place):
     assert not list(folder.rglob("events.out.tfevents.*"))
 
 
-@pytest.mark.parametrize("overlay", ["straight_through", "linear_anneal", "small_budget"])
+@pytest.mark.parametrize(
+    "overlay", ["straight_through", "linear_anneal", "exponential_anneal", "small_budget"]
+)
 def test_overlays_run(lab, overlay):
     command = ["-c", "quickstart", "-c", f"overlays/{overlay}.yaml", *lab.options(max_steps=2)]
     assert run("fit", *command, "--model.prior_windows", "2", "--trainer.val_check_interval", "1") == 0

@@ -84,6 +84,11 @@ def test_what_the_overlays_change(lab):
     assert tokens * small.datamodule.seq_len < 1e6
     assert small.model.prior == "activation"
     assert 0 < small.model.distillation < 1
+    assert (type(small.model.tau), type(small.model.lam)) == (Linear, Linear)
+    papers = instantiate(
+        *start, "-c", "overlays/small_budget.yaml", "-c", "overlays/exponential_anneal.yaml"
+    ).model
+    assert (papers.tau, papers.lam) == (Exponential(0.2, 0.05, 0.75), Exponential(0.005, 0.002, 0.75))
     assert model.distillation == 0, "the paper learns from the text alone"
 
 
