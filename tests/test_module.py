@@ -1,5 +1,6 @@
 """The learner: what it trains, when it anneals, what it measures, what it writes."""
 
+import logging
 import math
 import warnings
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from roi_lightning.errors import UserError
 from roi_lightning.evaluation import window_perplexity
 from roi_lightning.module import RoILightningModule
 from roi_lightning.priors import magnitude_masks
+from roi_lightning.samplers import GumbelTopK, StraightThrough
 from roi_lightning.schedules import Exponential, Linear
 from roi_lightning.trainer import RoITrainer
 from tiny_models import tiny_gpt2
@@ -37,6 +39,22 @@ class Recorder(Callback):
         self.modes.append(pl_module.model.training)
         for name, parameter in pl_module.named_parameters():
             assert (parameter.grad is None) == (not name.endswith(".logits")), name
+
+
+@pytest.mark.parametrize(
+    ("pattern", "sampler", "told"),
+    [
+        ("4:8", GumbelTopK(), True),
+        ("3:4", GumbelTopK(), True),
+        ("2:8", GumbelTopK(), False),
+        ("4:8", GumbelTopK("scaled"), False),
+        ("4:8", StraightThrough(), False),
+    ],
+)
+def test_a_run_with_picks_that_may_repeat_says_so(lab, caplog, pattern, sampler, told):
+    with caplog.at_level(logging.INFO):
+        lab.learn(1, pattern=pattern, sampler=sampler)
+    assert (f"can pick a weight twice at {pattern}" in caplog.text) == told
 
 
 def test_only_the_logits_learn(lab):

@@ -104,6 +104,8 @@ class RoILightningModule(MaskLearner):
     @override
     def on_fit_start(self) -> None:
         super().on_fit_start()
+        if remark := self.state.sampler.remark(self.pattern):
+            rank_zero_info(remark)
         if self.trainer.ckpt_path is None:
             self.initialise_logits()
 

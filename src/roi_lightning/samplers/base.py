@@ -44,6 +44,10 @@ class Sampler(ABC):
             UserError: If the pattern cannot be learned this way.
         """
 
+    def remark(self, pattern: NMPattern) -> str | None:
+        """What to tell who learns this pattern this way; None if there is nothing to tell."""
+        return None
+
     @abstractmethod
     def initial_logits(
         self, noise: Tensor, mask: Tensor | None, strength: float, pattern: NMPattern, dim: int
