@@ -71,11 +71,13 @@ def _figure(
         x = MARGIN + _LEFT + i * (_PANEL[0] + _GAP)
         box = (x / width, _BELOW / height, _PANEL[0] / width, _PANEL[1] / height)
         axes = figure.add_axes(box, label=pattern)
-        for key, curve in drawn.items():
-            if key[0] == pattern:
-                _line(axes, curve, methods.index(key[1]))
+        here = {key[1:]: curve for key, curve in drawn.items() if key[0] == pattern}
+        for (method, _), curve in here.items():
+            _line(axes, curve, methods.index(method))
         _dress(axes, pattern, first=i == 0)
-        _references(axes, {"dense": references.get("dense", {}), "prior": references.get(pattern, {})})
+        ends = [max(curve[-1][1]) for curve in here.values()]
+        measured = {"dense": references.get("dense", {}), "prior": references.get(pattern, {})}
+        _references(axes, measured, ends)
     _legend(
         figure, methods, (width - MARGIN - legend - 0.35) / width, 1 - (headline.height + _ABOVE) / height
     )
@@ -91,20 +93,29 @@ def _line(axes: Axes, curve: Curve, index: int) -> None:
         axes.fill_between(tokens, low, high, color=style["color"], alpha=0.18, linewidth=0)
 
 
-def _references(axes: Axes, measured: Mapping[str, Mapping[str, Any]]) -> None:
-    right = axes.get_xlim()[1]
-    for name, values in measured.items():
-        if math.isfinite(values.get("held_out", math.inf)):
-            axes.axhline(values["held_out"], color=FAINT, linestyle=(0, (4, 3)), linewidth=1, zorder=1)
-            axes.annotate(
-                f"{name} {values['held_out']:,.4g}",
-                (right, values["held_out"]),
-                (-2, 2.5),
-                textcoords="offset points",
-                size=7.5,
-                color=FAINT,
-                ha="right",
-            )
+def _references(axes: Axes, measured: Mapping[str, Mapping[str, Any]], ends: Sequence[float]) -> None:
+    values = {name: entry.get("held_out", math.inf) for name, entry in measured.items()}
+    values = {name: value for name, value in values.items() if math.isfinite(value)}
+    for value in values.values():
+        axes.axhline(value, color=FAINT, linestyle=(0, (4, 3)), linewidth=1, zorder=1)
+    low, high = axes.get_ylim()
+    right, a_label = axes.get_xlim()[1], (high / low) ** 0.08
+    for name, value in values.items():
+        above = not any(value <= end < value * a_label for end in ends)
+        axes.annotate(
+            f"{name} {_perplexity(value)}",
+            (right, value),
+            (-2, 2.5 if above else -2.5),
+            textcoords="offset points",
+            size=7.5,
+            color=FAINT,
+            ha="right",
+            va="bottom" if above else "top",
+        )
+
+
+def _perplexity(value: float, _: object = None) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def _dress(axes: Axes, pattern: str, first: bool) -> None:
@@ -114,7 +125,7 @@ def _dress(axes: Axes, pattern: str, first: bool) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
     axes.xaxis.set_major_formatter(FuncFormatter(_tokens))
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.4g}"))
+    axes.yaxis.set_major_formatter(FuncFormatter(_perplexity))
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.tick_params(which="both", labelsize=7.5, colors=FAINT, length=2.5, width=0.6)
     axes.spines[["top", "right"]].set_visible(False)
