@@ -77,7 +77,7 @@ def _figure(
         _dress(axes, pattern, first=i == 0)
         ends = [max(curve[-1][1]) for curve in here.values()]
         measured = {"dense": references.get("dense", {}), "prior": references.get(pattern, {})}
-        _references(axes, measured, ends)
+        mark_references(axes, measured, ends)
     _legend(
         figure, methods, (width - MARGIN - legend - 0.35) / width, 1 - (headline.height + _ABOVE) / height
     )
@@ -93,15 +93,16 @@ def _line(axes: Axes, curve: Curve, index: int) -> None:
         axes.fill_between(tokens, low, high, color=style["color"], alpha=0.18, linewidth=0)
 
 
-def _references(axes: Axes, measured: Mapping[str, Mapping[str, Any]], ends: Sequence[float]) -> None:
+def mark_references(axes: Axes, measured: Mapping[str, Mapping[str, Any]], ends: Sequence[float]) -> None:
+    """Draw dashed lines at the held-out perplexities, labelled on the side where no curve ends."""
     values = {name: entry.get("held_out", math.inf) for name, entry in measured.items()}
     values = {name: value for name, value in values.items() if math.isfinite(value)}
     for value in values.values():
         axes.axhline(value, color=FAINT, linestyle=(0, (4, 3)), linewidth=1, zorder=1)
     low, high = axes.get_ylim()
-    right, a_label = axes.get_xlim()[1], (high / low) ** 0.08
+    right, label_height = axes.get_xlim()[1], (high / low) ** 0.08
     for name, value in values.items():
-        above = not any(value <= end < value * a_label for end in ends)
+        above = not any(value <= end < value * label_height for end in ends)
         axes.annotate(
             f"{name} {_perplexity(value)}",
             (right, value),

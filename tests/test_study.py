@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from matplotlib.figure import Figure
 from safetensors.torch import load_file
 
 from cli_helpers import WORDS, make_lab
@@ -22,7 +23,7 @@ import study_commands
 from study_cells import METHODS, Cell, Method, Study, choose_methods, left_out, make_cells
 from study_cost import cost_markdown, cost_rows
 from study_effective import effective
-from study_figure import curves, draw_study
+from study_figure import curves, draw_study, mark_references
 from study_history import curve, step_times
 from study_settings import checkpoint_steps, cost_settings, fit_arguments, fit_settings, points_within
 from study_table import as_markdown, make_rows
@@ -258,6 +259,20 @@ def test_the_figure_has_a_line_per_method(found, tmp_path):
     }
     draw_study(cells, results, references, "A study", tmp_path / "figure.png")
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("end", [20.0, 50.5, 52.0, 60.0])
+def test_the_label_of_a_reference_is_not_crossed_by_a_curve_that_ends_there(end):
+    figure = Figure(figsize=(3.6, 2.9), dpi=100)
+    axes = figure.add_axes((0.1, 0.1, 0.8, 0.8))
+    axes.set_yscale("log")
+    axes.plot([0, 100], [end, end])
+    axes.set_ylim(15, 70)
+    mark_references(axes, {"prior": {"held_out": 50.0}}, [end])
+    figure.draw_without_rendering()
+    label = axes.texts[0].get_window_extent()
+    assert not label.y0 < axes.transData.transform((0, end))[1] < label.y1
+    assert not label.y0 < axes.transData.transform((0, 50.0))[1] < label.y1
 
 
 def test_the_cost_of_a_step_is_a_median_over_runs():
