@@ -321,7 +321,7 @@ def test_noise_goes_on_beyond_the_range_of_int32():
     # Five billion logits, all stored in one number.
     pattern, groups = NMPattern("4:8"), 1 << 26
     logits, last = torch.zeros(1).expand(70, groups, 1), slice(groups - 3, groups)
-    job = categorical._Job(pattern, 1, Draw(1, 2, 0.1, 1.0), "layer", False, None)
+    job = categorical._Job(pattern, 1, Draw(1, 2, 0.1, 1.0), "layer", None, compiled=False)
     index = torch.arange((groups - 3) * 70, groups * 70).view(3, 70).T.to(torch.int32)
     wanted = gumbel(index, noise_key(1, 2, "layer")).softmax(0)
     torch.testing.assert_close(job.shares(logits, last).squeeze(-1), wanted)
@@ -335,10 +335,10 @@ LARGE = 320, 256
 
 @pytest.fixture
 def fresh_switch(monkeypatch):
-    monkeypatch.setattr(compiling._Switch, "broken", False)
-    monkeypatch.setattr(native._Switch, "broken", True)
+    monkeypatch.setattr(compiling.kernels, "broken", False)
+    monkeypatch.setattr(native.loops, "broken", True)
     yield
-    assert not compiling._Switch.broken
+    assert not compiling.kernels.broken
 
 
 def both_ways(spec, dim, draw, dtype=torch.float32, kept_norm=False, shape=LARGE):
@@ -386,6 +386,6 @@ def test_layers_of_all_sizes_share_compiled_code(fresh_switch, monkeypatch):
 @pytest.mark.parametrize(("spec", "shape"), [("2:4", (16, 16)), ("4:8", LARGE)])
 def test_small_layers_and_many_candidates_are_not_compiled(spec, shape, monkeypatch):
     monkeypatch.setattr(compiling, "_compiled", lambda kernel: pytest.fail("compiled"))
-    monkeypatch.setattr(native._Switch, "broken", True)
+    monkeypatch.setattr(native.loops, "broken", True)
     pattern = NMPattern(spec)
     run(Categorical(), torch.ones(shape), new_logits(shape, pattern, 1), pattern)

@@ -1,18 +1,23 @@
 """What must hold on a CUDA device as well; skipped without one."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from roi_lightning.evaluation import window_perplexity
 from roi_lightning.language_model import freeze
+from roi_lightning.loss import next_token_nll
+from roi_lightning.module import RoILightningModule
 from roi_lightning.noise import gumbel, noise_key
 from roi_lightning.oneshot import Calibration, SparseGPT, Wanda, prune_layers
 from roi_lightning.pattern import NMPattern
 from roi_lightning.prox import apply_prox_
 from roi_lightning.prunable import prunable_layers
-from roi_lightning.samplers import Categorical, Draw, GumbelTopK, StraightThrough
+from roi_lightning.samplers import Categorical, Draw, GumbelTopK, StraightThrough, compiling, triton_draws
 from roi_lightning.samplers.kept_norm import KeptNorm
+from sampler_truth import relative, tensors
 from tiny_models import tiny_gemma2, tiny_gpt2, tiny_llama
 
 pytestmark = [
@@ -44,6 +49,44 @@ def test_masked_weight_agrees_with_the_cpu(sampler, coefficient, spec, dim):
         results.append((out.detach().cpu(), parameter.grad.cpu()))
     for one, other in zip(*results, strict=True):
         assert torch.allclose(one, other, rtol=1e-3, atol=1e-3 * float(one.abs().max()))
+
+
+@pytest.mark.parametrize("sampler", [GumbelTopK(), StraightThrough()], ids=str)
+@pytest.mark.parametrize(("spec", "dim"), [("2:4", 1), ("4:8", 0), ("3:6", 1)])
+@pytest.mark.parametrize("kept_norm", [False, True])
+def test_triton_draws_what_the_eager_form_draws(sampler, spec, dim, kept_norm, monkeypatch):
+    monkeypatch.setattr(compiling, "_compiled", lambda kernel: pytest.fail("another way was taken"))
+    results = []
+    for kind in (sampler, replace(sampler, compiled=False)):
+        weight, upstream, logits = (
+            x.detach().cuda() for x in tensors(sampler, spec, dim, torch.bfloat16, (336, 480))
+        )
+        reward = KeptNorm(0.3, scale=torch.tensor(0.5).cuda()) if kept_norm else None
+        draw, logits = Draw(3, 7, 0.3, 0.5), logits.requires_grad_()
+        out = kind.masked_weight(weight, logits, NMPattern(spec), dim, draw, "layer", reward)
+        results.append((out.detach(), torch.autograd.grad(out, logits, upstream)[0]))
+    assert not triton_draws.kernels.broken
+    (fast, of_fast), (slow, of_slow) = results
+    torch.testing.assert_close(fast, slow, rtol=2**-7, atol=1e-6)
+    assert (fast != slow).float().mean() < 0.01
+    assert relative(of_fast, of_slow) < 1e-5
+
+
+@pytest.mark.parametrize("sampler", [GumbelTopK(), StraightThrough(), Categorical()], ids=str)
+def test_a_step_never_waits_for_the_device(tmp_path, sampler):
+    learner = RoILightningModule(tiny_llama(tmp_path / "m"), sampler=sampler, distillation=0.5)
+    lm, ids = learner.model.cuda(), torch.randint(0, 250, (2, 32)).cuda()
+    for attempt in ("warm up", "watched"):
+        learner.state.mode, learner.state.draw = "sample", Draw(0, 3, 0.01, 0.3)
+        learner.state.kept_norm = KeptNorm(1e-5)
+        torch.cuda.set_sync_debug_mode("error" if attempt == "watched" else "default")
+        try:
+            total, count = next_token_nll(lm, ids)
+            loss = total / count
+            learner.state.kept_norm.follow(loss)
+            loss.backward()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("strength", [0.05, 0.5, 5.0])

@@ -6,29 +6,25 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
-from itertools import combinations
 from math import comb
 
 import pytest
 import torch
 
 from roi_lightning.errors import UserError
-from roi_lightning.noise import noise_key, uniform
 from roi_lightning.pattern import NMPattern
 from roi_lightning.samplers import Categorical, Draw, GumbelTopK, StraightThrough, compiling, native
 from roi_lightning.samplers.kept_norm import KeptNorm
 from roi_lightning.samplers.native import Recipe
-from roi_lightning.samplers.reference import relaxed_top_n
+from sampler_truth import PULL, SHAPE, exactly, relative, tensors
 
-# Just worth it; 336 * 240 / M is no multiple of sixteen groups for every M below.
-SHAPE = 336, 240
 WARM, COLD = Draw(3, 7, 0.3, 0.5), Draw(3, 7, 0.002, 0.05)
 
 
 @pytest.fixture(autouse=True)
 def _switches(monkeypatch):
-    monkeypatch.setattr(native._Switch, "broken", False)
-    monkeypatch.setattr(compiling._Switch, "broken", False)
+    monkeypatch.setattr(native.loops, "broken", False)
+    monkeypatch.setattr(compiling.kernels, "broken", False)
 
 
 @pytest.fixture
@@ -39,59 +35,13 @@ def new_cache(tmp_path, monkeypatch):
     native._load.cache_clear()
 
 
-def tensors(sampler, spec, dim, dtype=torch.float32, shape=SHAPE):
-    """Weight, gradient of the drawn weight, logits."""
-    generator = torch.Generator().manual_seed(5)
-    weight, upstream = (torch.randn(shape, generator=generator).to(dtype) for _ in range(2))
-    size = sampler.logits_shape(shape, NMPattern(spec), dim)
-    return weight, upstream, (0.05 * torch.randn(size, generator=generator)).requires_grad_()
-
-
 def drawn(sampler, spec, dim, draw, kept_norm=False, dtype=torch.float32, shape=SHAPE):
     """Drawn weight, logits' gradient and reward."""
     weight, upstream, logits = tensors(sampler, spec, dim, dtype, shape)
-    reward = KeptNorm(0.3, scale=torch.tensor(0.5)) if kept_norm else None
+    reward = KeptNorm(PULL, scale=torch.tensor(0.5)) if kept_norm else None
     out = sampler.masked_weight(weight, logits, NMPattern(spec), dim, draw, "layer", reward)
     (gradient,) = torch.autograd.grad(out, logits, upstream)
     return out.detach(), gradient, None if reward is None else reward.value
-
-
-def exactly(sampler, spec, dim, draw, kept_norm=False):
-    """The first two in double precision, by autograd through the definitions."""
-    weight, upstream, logits = (x.detach().double() for x in tensors(sampler, spec, dim))
-    pattern, logits = NMPattern(spec), logits.requires_grad_()
-    if isinstance(sampler, Categorical):
-        soft = used = _mixture(logits, pattern, dim, draw)
-    else:
-        noise = _noise(torch.arange(weight.numel()).view(weight.shape), draw)
-        keys = pattern.group(logits, dim), pattern.group(noise, dim)
-        soft = relaxed_top_n(*keys, pattern.n, draw.lam, draw.tau, sampler.push_down)
-        soft = used = soft.flatten(-2).movedim(-1, dim)
-        if sampler.hard_forward:
-            used = pattern.top((logits / draw.lam + noise).detach(), dim).double()
-    of_mask = upstream * weight - (0.3 * used.detach() * weight**2 if kept_norm else 0)
-    (gradient,) = torch.autograd.grad(soft, logits, of_mask)
-    return (used * weight).detach(), gradient
-
-
-def _noise(index, draw):
-    key = noise_key(draw.seed, draw.index, "layer")
-    return -torch.log(-torch.log(uniform(index.to(torch.int32), key).double()))
-
-
-def _mixture(logits, pattern, dim, draw):
-    count = len(logits)
-    groups = torch.arange(logits[0].numel()).view(logits[0].shape)
-    noise = torch.stack([_noise(groups * count + c, draw) for c in range(count)])
-    shares = ((logits / draw.lam + noise) / draw.tau).softmax(0)
-    candidates = torch.zeros(count, pattern.m, dtype=torch.double)
-    for row, kept in zip(candidates, combinations(range(pattern.m), pattern.n), strict=True):
-        row[list(kept)] = 1
-    return (shares.movedim(0, -1) @ candidates).movedim(-1, dim + 1).flatten(dim, dim + 1)
-
-
-def relative(ours, theirs):
-    return float((ours - theirs).norm() / theirs.norm())
 
 
 KINDS = [GumbelTopK(), GumbelTopK("scaled"), StraightThrough(), Categorical()]
@@ -113,7 +63,7 @@ def test_loops_are_as_exact_as_the_eager_form(sampler, dim, spec, monkeypatch):
             if isinstance(sampler, StraightThrough):
                 assert torch.equal(fast[0] != 0, slow[0] != 0)
             torch.testing.assert_close(fast[2], slow[2])
-    assert not native._Switch.broken
+    assert not native.loops.broken
 
 
 EIGHT_OF_SIXTEEN = pytest.param(GumbelTopK(), "8:16", marks=pytest.mark.slow)
@@ -136,7 +86,7 @@ def test_older_processors_draw_alike(new_cache, monkeypatch):
     plain = drawn(GumbelTopK(), "2:4", 1, WARM)
     exact = exactly(GumbelTopK(), "2:4", 1, WARM)
     assert max(relative(ours, true) for ours, true in zip(plain, exact, strict=False)) < 1e-5
-    assert not native._Switch.broken
+    assert not native.loops.broken
 
 
 @pytest.mark.parametrize("shape", [(1, 65540), (65540, 1), (4, 16411), (16412, 4)])
@@ -148,8 +98,15 @@ def test_groups_that_fill_no_block(shape):
 
 
 @pytest.mark.parametrize("sampler", [GumbelTopK(), Categorical()], ids=str)
-def test_the_number_of_threads_changes_no_bit(sampler, monkeypatch):
+@pytest.mark.parametrize("openmp", [True, False])
+def test_the_number_of_threads_changes_no_bit(sampler, openmp, monkeypatch):
     results = []
+    if not openmp:
+        monkeypatch.setattr(native, "_openmp", lambda: None)
+    elif not torch.backends.openmp.is_available():
+        pytest.skip("this torch works without OpenMP")
+    else:
+        assert native._openmp()
     for threads in (1, 2, 3):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
         results.append(drawn(sampler, "2:4", 1, WARM, shape=(512, 268)))
@@ -201,7 +158,7 @@ def test_without_a_compiler_there_is_another_way(new_cache, monkeypatch, caplog)
         fast = drawn(GumbelTopK(), "2:4", 1, WARM)
     slow = drawn(GumbelTopK(compiled=False), "2:4", 1, WARM)
     assert relative(fast[1], slow[1]) < 1e-5
-    assert native._Switch.broken
+    assert native.loops.broken
     assert not list(new_cache.iterdir())
     assert "can't be compiled" in caplog.text
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 _MASK64: Final = (1 << 64) - 1
 # Odd multipliers of a well-mixing 32-bit finaliser, written as the signed integers that torch's int32 holds.
-_MIX_A: Final = 0x7FEB352D
-_MIX_B: Final = 0x846CA68B - (1 << 32)
+MIX_A: Final = 0x7FEB352D
+MIX_B: Final = 0x846CA68B - (1 << 32)
 
 
 def noise_key(seed: int, draw: int, layer: str) -> tuple[int, int]:
@@ -56,16 +56,16 @@ def gumbel(index: Tensor, key: tuple[int, int]) -> Tensor:
 def gumbel_of(index: Tensor, first: Tensor, second: Tensor) -> Tensor:
     """`gumbel` with the keys as int32 scalars and nothing done in place: for code that is compiled."""
     x = index + first
-    x = (x ^ _shift(x, 16)) * _MIX_A
-    x = ((x ^ _shift(x, 15)) + second) * _MIX_B
+    x = (x ^ _shift(x, 16)) * MIX_A
+    x = ((x ^ _shift(x, 15)) + second) * MIX_B
     bits = _shift(x ^ _shift(x, 16), 9)
     return -torch.log(-torch.log((bits.to(torch.float32) + 0.5) * 2.0**-23))
 
 
 def _mix(index: Tensor, key: tuple[int, int]) -> Tensor:
     x = index.add(key[0])
-    x.bitwise_xor_(_shift(x, 16)).mul_(_MIX_A)
-    x.bitwise_xor_(_shift(x, 15)).add_(key[1]).mul_(_MIX_B)
+    x.bitwise_xor_(_shift(x, 16)).mul_(MIX_A)
+    x.bitwise_xor_(_shift(x, 15)).add_(key[1]).mul_(MIX_B)
     return x.bitwise_xor_(_shift(x, 16)).bitwise_right_shift_(9)
 
 

@@ -13,22 +13,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations
 from math import comb
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
 from roi_lightning.errors import UserError
-from roi_lightning.noise import gumbel, noise_key
+from roi_lightning.noise import gumbel
 from roi_lightning.pattern import NMPattern
-from roi_lightning.samplers import fused_categorical, native_draws
+from roi_lightning.samplers import drawn, fused_categorical
 from roi_lightning.samplers.base import Draw, Sampler
 from roi_lightning.samplers.candidates import members_of, shares, soft_mask, soft_mask_gradient
 from roi_lightning.samplers.chunks import by_group, chunk_size, worth_compiling
-from roi_lightning.samplers.compiling import run_compiled
+from roi_lightning.samplers.compiling import numbers_on, run_compiled
+from roi_lightning.samplers.drawn import Job, Way
 from roi_lightning.samplers.kept_norm import KeptNorm
-from roi_lightning.samplers.native_draws import CategoricalDraw, columns_of
+from roi_lightning.samplers.native_draws import CategoricalDraw, NativeWay, columns_of
 
 _MOST_CANDIDATES: Final = 20_000
 # By torch.compile, 28 of 2:8 take some twenty seconds each way, 70 of 4:8 a minute; a C++ compiler a second or two.
@@ -94,10 +95,7 @@ class Categorical(Sampler):
         layer: str,
         kept_norm: KeptNorm | None = None,
     ) -> Tensor:
-        job = _Job(pattern, dim, draw, layer, self.compiled, kept_norm)
-        result = _MaskedWeight.apply(weight.contiguous(), logits.contiguous(), job)  # type: ignore[no-untyped-call]
-        assert isinstance(result, Tensor)
-        return result
+        return drawn.masked_weight(weight, logits, _Job(pattern, dim, draw, layer, kept_norm, self.compiled))
 
     @override
     def hard_mask(self, logits: Tensor, pattern: NMPattern, dim: int) -> Tensor:
@@ -138,48 +136,35 @@ def _slices(logits: Tensor, compiled: bool = False) -> Iterator[slice]:
 
 
 @dataclass(frozen=True)
-class _Job:
-    """One layer's draw."""
-
-    pattern: NMPattern
-    dim: int
-    draw: Draw
-    layer: str
+class _Job(Job):
     compiled: bool
-    kept_norm: KeptNorm | None
 
-    @property
-    def pull(self) -> Tensor | float:
-        return 0.0 if self.kept_norm is None else self.kept_norm.pull()
+    @override
+    def ways(self, weight: Tensor) -> Iterator[Way]:
+        count = comb(self.pattern.m, self.pattern.n)
+        if self.compiled and worth_compiling(weight):
+            if count <= _MOST_NATIVE and weight.device.type == "cpu":
+                yield self._native(weight)
+            if count <= _MOST_UNROLLED:
+                yield _Compiled(self)
+        yield _Eager(self)
 
-    @property
-    def key(self) -> tuple[int, int]:
-        return noise_key(self.draw.seed, self.draw.index, self.layer)
-
-    def goes_native(self, weight: Tensor) -> bool:
-        return weight.device.type == "cpu" and self._compiles(weight, _MOST_NATIVE)
-
-    def goes_compiled(self, weight: Tensor) -> bool:
-        return self._compiles(weight, _MOST_UNROLLED)
-
-    def _compiles(self, weight: Tensor, most: int) -> bool:
-        return self.compiled and comb(self.pattern.m, self.pattern.n) <= most and worth_compiling(weight)
-
-    def native_draw(self, weight: Tensor) -> CategoricalDraw:
+    def _native(self, weight: Tensor) -> Way:
         columns, groups = columns_of(weight, self.dim), weight.numel() // self.pattern.m
         over_lam, over_tau, kept_norm = 1 / self.draw.lam, 1 / self.draw.tau, self.kept_norm is not None
-        return CategoricalDraw(columns, groups, *self.key, over_lam, over_tau, float(self.pull), kept_norm)
+        numbers = columns, groups, *self.key, over_lam, over_tau, float(self.pull), kept_norm
+        return NativeWay(CategoricalDraw(*numbers), self.pattern)
 
     def views(self, logits: Tensor, *weights: Tensor) -> list[Tensor]:
         """Logits as [C, A, B], tensors of the weight's shape as [A, M, B]."""
-        groups = [by_group(weight.detach(), self.pattern.m, self.dim) for weight in weights]
-        return [_by_candidate(logits.detach(), groups[0]), *groups]
+        groups = [by_group(weight, self.pattern.m, self.dim) for weight in weights]
+        return [_by_candidate(logits, groups[0]), *groups]
 
     def numbers(self, logits: Tensor, part: slice) -> tuple[Tensor, Tensor]:
-        """The kernels' `ints` and `floats`."""
-        ints = torch.tensor([_first(logits, part), *self.key], dtype=torch.int32, device=logits.device)
+        """The compiled kernels' `ints` and `floats`."""
+        ints = numbers_on(logits.device, [_first(logits, part), *self.key], torch.int32)
         known = [1 / self.draw.lam, 1 / self.draw.tau, 0.0]
-        floats = torch.tensor(known, dtype=torch.float32, device=logits.device)
+        floats = numbers_on(logits.device, known, torch.float32)
         floats[2] = self.pull
         return ints, floats
 
@@ -199,87 +184,57 @@ def _first(logits: Tensor, part: slice) -> int:
     return (first + (1 << 31)) % (1 << 32) - (1 << 31)
 
 
-class _MaskedWeight(torch.autograd.Function):
-    """weight * mask(logits, draw), and the logits' gradient by drawing again."""
+@dataclass(frozen=True)
+class _Compiled:
+    """Through `torch.compile`; see `drawn.Way`."""
 
-    @staticmethod
-    def forward(ctx: Any, weight: Tensor, logits: Tensor, job: _Job) -> Tensor:
-        ctx.save_for_backward(weight, logits)
-        ctx.job = job
-        out = torch.empty_like(weight)
-        ways = _native_forward, _compiled_forward, _eager_forward
-        next(way for way in ways if way(out, weight, logits, job))
-        if job.kept_norm is not None:
-            job.kept_norm.add(out)
-        return out
+    job: _Job
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor, None]:
-        weight, logits = ctx.saved_tensors
-        job: _Job = ctx.job
-        out, grad = torch.empty_like(logits), grads[0].contiguous()
-        ways = _native_backward, _compiled_backward, _eager_backward
-        next(way for way in ways if way(out, weight, logits, grad, job))
-        return None, out, None
+    def masked_weight(self, weight: Tensor, logits: Tensor, out: Tensor) -> bool:
+        job, pattern = self.job, self.job.pattern
+        logits, weight, out = job.views(logits, weight, out)
+        for part in _slices(logits, compiled=True):
+            tensors = logits[:, part], weight[part], out[part], *job.numbers(logits, part)
+            if not run_compiled(fused_categorical.masked_weight, *tensors, pattern.m, pattern.n):
+                return False
+        return True
 
-
-# Ways to do the same, the fastest first; each says whether it did it.
-
-
-def _native_forward(out: Tensor, weight: Tensor, logits: Tensor, job: _Job) -> bool:
-    if not job.goes_native(weight):
-        return False
-    return native_draws.masked_weight(job.native_draw(weight), logits, weight, out, job.pattern)
+    def logits_gradient(self, weight: Tensor, logits: Tensor, grad: Tensor, out: Tensor) -> bool:
+        job, pattern = self.job, self.job.pattern
+        fixed = pattern.m, pattern.n, job.kept_norm is not None
+        logits, weight, grad = job.views(logits, weight, grad)
+        out = out.view(logits.shape)
+        for part in _slices(logits, compiled=True):
+            tensors = logits[:, part], weight[part], grad[part], out[:, part], *job.numbers(logits, part)
+            if not run_compiled(fused_categorical.logits_gradient, *tensors, *fixed):
+                return False
+        return True
 
 
-def _native_backward(out: Tensor, weight: Tensor, logits: Tensor, grad: Tensor, job: _Job) -> bool:
-    if not job.goes_native(weight):
-        return False
-    return native_draws.logits_gradient(job.native_draw(weight), logits, weight, grad, out, job.pattern)
+@dataclass(frozen=True)
+class _Eager:
+    """In plain tensor operations, slice by slice; see `drawn.Way`."""
 
+    job: _Job
 
-def _compiled_forward(out: Tensor, weight: Tensor, logits: Tensor, job: _Job) -> bool:
-    if not job.goes_compiled(weight):
-        return False
-    logits, weight, out = job.views(logits, weight, out)
-    for part in _slices(logits, compiled=True):
-        tensors = logits[:, part], weight[part], out[part], *job.numbers(logits, part)
-        if not run_compiled(fused_categorical.masked_weight, *tensors, job.pattern.m, job.pattern.n):
-            return False
-    return True
+    def masked_weight(self, weight: Tensor, logits: Tensor, out: Tensor) -> bool:
+        logits, weight, out = self.job.views(logits, weight, out)
+        for part in _slices(logits):
+            mask = soft_mask(self.job.shares(logits, part), self.job.pattern)
+            # The product is taken in fp32 and rounded once to the weight's dtype.
+            out[part] = (mask * weight[part].movedim(1, 0).float()).movedim(0, 1)
+        return True
 
-
-def _compiled_backward(out: Tensor, weight: Tensor, logits: Tensor, grad: Tensor, job: _Job) -> bool:
-    if not job.goes_compiled(weight):
-        return False
-    fixed = job.pattern.m, job.pattern.n, job.kept_norm is not None
-    logits, weight, grad = job.views(logits, weight, grad)
-    out = out.view(logits.shape)
-    for part in _slices(logits, compiled=True):
-        tensors = logits[:, part], weight[part], grad[part], out[:, part]
-        if not run_compiled(fused_categorical.logits_gradient, *tensors, *job.numbers(logits, part), *fixed):
-            return False
-    return True
-
-
-def _eager_forward(out: Tensor, weight: Tensor, logits: Tensor, job: _Job) -> bool:
-    logits, weight, out = job.views(logits, weight, out)
-    for part in _slices(logits):
-        mask = soft_mask(job.shares(logits, part), job.pattern)
-        # The product is taken in fp32 and rounded once to the weight's dtype.
-        out[part] = (mask * weight[part].movedim(1, 0).float()).movedim(0, 1)
-    return True
-
-
-def _eager_backward(out: Tensor, weight: Tensor, logits: Tensor, grad: Tensor, job: _Job) -> bool:
-    logits, weight, grad = job.views(logits, weight, grad)
-    out = out.view(logits.shape)
-    for part in _slices(logits):
-        members = weight[part].movedim(1, 0).float()
-        of_mask = grad[part].movedim(1, 0).float() * members
-        share = job.shares(logits, part)
-        if job.kept_norm is not None:
-            of_mask -= job.pull * soft_mask(share, job.pattern) * members.square()
-        of_keys = soft_mask_gradient(share, of_mask, job.draw.tau, job.pattern)
-        out[:, part] = of_keys.div_(job.draw.lam)
-    return True
+    def logits_gradient(self, weight: Tensor, logits: Tensor, grad: Tensor, out: Tensor) -> bool:
+        job = self.job
+        logits, weight, grad = job.views(logits, weight, grad)
+        out = out.view(logits.shape)
+        for part in _slices(logits):
+            members = weight[part].movedim(1, 0).float()
+            of_mask = grad[part].movedim(1, 0).float() * members
+            share = job.shares(logits, part)
+            if job.kept_norm is not None:
+                of_mask -= job.pull * soft_mask(share, job.pattern) * members.square()
+            of_keys = soft_mask_gradient(share, of_mask, job.draw.tau, job.pattern)
+            out[:, part] = of_keys.div_(job.draw.lam)
+        return True

@@ -7,13 +7,15 @@ small layers run eagerly; a machine without a compiler does everything eagerly a
 
 import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, Final
 
+import torch
 from torch import Tensor
 
-_log = logging.getLogger(__name__)
+from roi_lightning.samplers.fallible import Fallible
+
 # Below this many weights a layer takes less time than starting the compiled code is worth.
 WORTH_COMPILING: Final = 1 << 16
 # One kernel is specialised per pattern, dtype and orientation; a process meets few of them.
@@ -21,11 +23,7 @@ _VARIANTS: Final = 64
 
 Kernel = Callable[..., None]
 
-
-class _Switch:
-    """Off for good after the first failure."""
-
-    broken = False
+kernels = Fallible("samplers run eagerly, several times slower: torch.compile failed", logging.WARNING)
 
 
 def run_compiled(kernel: Kernel, *args: Tensor | int | float | bool) -> bool:
@@ -38,21 +36,12 @@ def run_compiled(kernel: Kernel, *args: Tensor | int | float | bool) -> bool:
     Returns:
         Whether it ran; False if this machine can't compile it, and then the caller does the work eagerly.
     """
-    if _Switch.broken:
-        return False
-    try:
-        _compiled(kernel)(*args)
-    except Exception as error:  # whatever a compiler may fail with
-        _Switch.broken = True
-        _log.warning("samplers run eagerly, several times slower: torch.compile failed (%s)", _reason(error))
-        return False
-    return True
+    return kernels.try_to(lambda: _compiled(kernel)(*args))
 
 
-def _reason(error: Exception) -> str:
-    """The first line that says something: wrappers announce the real one with a colon."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return next((line for line in lines if not line.endswith(":")), type(error).__name__)
+def numbers_on(device: torch.device, values: Sequence[float], dtype: torch.dtype) -> Tensor:
+    """A small tensor for a kernel; the host does not wait for a GPU to take it."""
+    return torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda").to(device, non_blocking=True)
 
 
 @cache

@@ -42,3 +42,8 @@ class KeptNorm:
     def pull(self) -> Tensor | float:
         """Factor c of the gradient -c * mask * weight**2 with respect to the mask."""
         return 2.0 * self.coefficient * self.scale
+
+    def pull_on(self, device: torch.device) -> Tensor:
+        """The same as a scalar tensor on a device, which the host does not wait for."""
+        pull = self.pull()
+        return pull if isinstance(pull, Tensor) else torch.full((), pull, device=device)

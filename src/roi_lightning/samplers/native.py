@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 
 from roi_lightning.atomic import written_aside
-from roi_lightning.errors import UserError
+from roi_lightning.samplers.fallible import Fallible
 
-_log = logging.getLogger(__name__)
+loops = Fallible("the samplers' C++ loops can't be compiled here", logging.INFO)
 _SOURCES: Final = Path(__file__).with_name("cpp")
 _COMPILERS: Final = ("c++", "g++", "clang++")
 _FLAGS: Final = ("-std=gnu++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared")
@@ -36,12 +36,6 @@ _DTYPES: Final = {torch.float32: 0, torch.bfloat16: 1}
 _LEAST_GROUPS: Final = 1 << 13
 _LANES: Final = 16
 _PATIENCE: Final = 300  # seconds for the compiler
-
-
-class _Switch:
-    """Off for good after the first failure."""
-
-    broken = False
 
 
 @dataclass(frozen=True)
@@ -64,14 +58,7 @@ def weight_type(weight: Tensor) -> int | None:
 
 def library(recipe: Recipe) -> ctypes.CDLL | None:
     """The compiled library; None if this machine can't make it, and then the caller takes a slower way."""
-    if _Switch.broken:
-        return None
-    try:
-        return _load(recipe)
-    except (OSError, UserError, subprocess.SubprocessError) as error:
-        _Switch.broken = True
-        _log.info("the samplers' C++ loops can't be compiled here (%s)", error)
-        return None
+    return _load(recipe) if loops.try_to(lambda: _load(recipe)) else None
 
 
 def run(
@@ -80,23 +67,38 @@ def run(
     """Call a kernel on all groups, in as many threads as torch uses.
 
     Args:
-        function: Of a library; takes the tensors' addresses, the first group, the one after the last, and the draw.
+        function: Of a library; takes the tensors' addresses, the first group, the one after the last, the draw,
+            OpenMP's entry point or null, and the number of threads.
         tensors: Contiguous.
         groups: How many.
         draw: What all groups share.
     """
     addresses = [ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors]
     threads = max(1, min(torch.get_num_threads(), groups // _LEAST_GROUPS))
-    size = -(-groups // threads // _LANES) * _LANES
-    parts = [(start, min(start + size, groups)) for start in range(0, groups, size)]
+    openmp = _openmp() if threads > 1 else None
 
-    def work(part: tuple[int, int]) -> None:
-        function(*addresses, *map(ctypes.c_int64, part), ctypes.byref(draw))
+    def work(start: int, end: int) -> None:
+        function(*addresses, ctypes.c_int64(start), ctypes.c_int64(end), ctypes.byref(draw), openmp, threads)
 
-    if len(parts) == 1:
-        work(parts[0])
+    if threads == 1 or openmp:
+        work(0, groups)
     else:
-        list(_workers(threads).map(work, parts))
+        size = -(-groups // threads // _LANES) * _LANES
+        starts = range(0, groups, size)
+        list(_workers(threads).map(work, starts, (min(start + size, groups) for start in starts)))
+
+
+@cache
+def _openmp() -> ctypes.c_void_p | None:
+    """How torch's own OpenMP runs something in parallel; None if torch does not use it.
+
+    Its threads wait for work busily for a while: others beside them would have to share the processors with them.
+    """
+    try:
+        runtime = ctypes.CDLL(torch._C.__file__)  # with everything it was linked to
+        return ctypes.cast(runtime.GOMP_parallel, ctypes.c_void_p)
+    except (AttributeError, OSError):
+        return None
 
 
 @cache

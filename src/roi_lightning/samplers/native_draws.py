@@ -1,6 +1,7 @@
 """Both samplers' passes through their C++ loops: what a draw is, in the loops' own terms."""
 
 import ctypes
+from dataclasses import dataclass
 from math import comb
 from typing import ClassVar
 
@@ -47,49 +48,36 @@ def columns_of(weight: Tensor, dim: int) -> int:
     return 1 if dim == 1 else weight.shape[1]
 
 
-def masked_weight(
-    draw: ctypes.Structure, logits: Tensor, weight: Tensor, out: Tensor, pattern: NMPattern
-) -> bool:
-    """Write weight * mask into `out`; whether that could be done.
+@dataclass(frozen=True)
+class NativeWay:
+    """Through the C++ loops; see `drawn.Way`.
 
-    Args:
-        draw: Of the sampler whose logits these are.
-        logits: fp32, contiguous.
-        weight: Contiguous.
-        out: Like the weight.
+    Attributes:
+        draw: Of the sampler whose logits they are.
         pattern: The N:M pattern.
     """
-    return _call("masked_weight", draw, (logits, weight, out), weight, pattern)
 
+    draw: TopKDraw | CategoricalDraw
+    pattern: NMPattern
 
-def logits_gradient(
-    draw: ctypes.Structure, logits: Tensor, weight: Tensor, grad: Tensor, out: Tensor, pattern: NMPattern
-) -> bool:
-    """Write the gradient of the logits into `out`; whether that could be done.
+    def masked_weight(self, weight: Tensor, logits: Tensor, out: Tensor) -> bool:
+        """Write weight * mask into `out`; whether that could be done."""
+        return self._call("masked_weight", weight, logits, weight, out)
 
-    Args:
-        draw: Of the sampler whose logits these are.
-        logits: fp32, contiguous.
-        weight: Contiguous.
-        grad: Of the masked weight, contiguous, of its type.
-        out: Like the logits.
-        pattern: The N:M pattern.
-    """
-    return _call("logits_gradient", draw, (logits, weight, grad, out), weight, pattern)
+    def logits_gradient(self, weight: Tensor, logits: Tensor, grad: Tensor, out: Tensor) -> bool:
+        """Write the gradient of the logits into `out`; whether that could be done."""
+        return self._call("logits_gradient", weight, logits, weight, grad, out)
 
-
-def _call(
-    name: str, draw: ctypes.Structure, tensors: tuple[Tensor, ...], weight: Tensor, pattern: NMPattern
-) -> bool:
-    kind = weight_type(weight)
-    if kind is None:
-        return False
-    constants = {"M": pattern.m, "N": pattern.n, "WEIGHT": kind}
-    if isinstance(draw, CategoricalDraw):
-        constants["C"] = comb(pattern.m, pattern.n)
-    source = "categorical.cpp" if "C" in constants else "gumbel_top_k.cpp"
-    loops = library(Recipe(source, tuple(constants.items())))
-    if loops is None:
-        return False
-    run(loops[name], tensors, weight.numel() // pattern.m, draw)
-    return True
+    def _call(self, name: str, weight: Tensor, *tensors: Tensor) -> bool:
+        kind, m, n = weight_type(weight), self.pattern.m, self.pattern.n
+        if kind is None:
+            return False
+        constants = {"M": m, "N": n, "WEIGHT": kind}
+        if isinstance(self.draw, CategoricalDraw):
+            constants["C"] = comb(m, n)
+        source = "categorical.cpp" if "C" in constants else "gumbel_top_k.cpp"
+        loops = library(Recipe(source, tuple(constants.items())))
+        if loops is None:
+            return False
+        run(loops[name], tensors, weight.numel() // m, self.draw)
+        return True

@@ -5,22 +5,25 @@ the gradient flow through the relaxation. The backward pass draws the same noise
 but the logits and the frozen weight, which are alive anyway.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from roi_lightning.noise import gumbel, noise_key
+from roi_lightning.noise import gumbel
 from roi_lightning.pattern import NMPattern, top_members
-from roi_lightning.samplers import fused, native_draws
+from roi_lightning.samplers import drawn, fused
 from roi_lightning.samplers.base import Draw, Sampler
 from roi_lightning.samplers.chunks import Chunk, chunks, worth_compiling
-from roi_lightning.samplers.compiling import run_compiled
+from roi_lightning.samplers.compiling import numbers_on, run_compiled
+from roi_lightning.samplers.drawn import Job, Way
 from roi_lightning.samplers.kept_norm import KeptNorm
-from roi_lightning.samplers.native_draws import TopKDraw, columns_of
+from roi_lightning.samplers.native_draws import NativeWay, TopKDraw, columns_of
 from roi_lightning.samplers.reference import PushDown
+from roi_lightning.samplers.triton_draws import TritonWay
 from roi_lightning.samplers.unrolled import relaxed_mask, relaxed_mask_gradient
 
 # Code grows with members times picks: for larger groups torch.compile takes minutes, a C++ compiler half of one.
@@ -78,10 +81,7 @@ class GumbelTopK(Sampler):
         layer: str,
         kept_norm: KeptNorm | None = None,
     ) -> Tensor:
-        job = _Job(self, pattern, dim, draw, layer, kept_norm)
-        result = _MaskedWeight.apply(weight.contiguous(), logits.contiguous(), job)  # type: ignore[no-untyped-call]
-        assert isinstance(result, Tensor)
-        return result
+        return drawn.masked_weight(weight, logits, _Job(pattern, dim, draw, layer, kept_norm, self))
 
     @override
     def hard_mask(self, logits: Tensor, pattern: NMPattern, dim: int) -> Tensor:
@@ -112,49 +112,41 @@ class StraightThrough(GumbelTopK):
 
 
 @dataclass(frozen=True)
-class _Job:
-    """One layer's draw."""
-
+class _Job(Job):
     sampler: GumbelTopK
-    pattern: NMPattern
-    dim: int
-    draw: Draw
-    layer: str
-    kept_norm: KeptNorm | None
+
+    @override
+    def ways(self, weight: Tensor) -> Iterator[Way]:
+        terms = self.pattern.m * self.pattern.n
+        if self.sampler.compiled and worth_compiling(weight):
+            if terms <= _MOST_NATIVE and weight.device.type == "cpu":
+                yield self._native(weight)
+            if terms <= _MOST_NATIVE and weight.is_cuda:
+                yield self._triton(weight)
+            if terms <= _MOST_UNROLLED:
+                yield _Compiled(self)
+        yield _Eager(self)
+
+    def _native(self, weight: Tensor) -> Way:
+        columns, kept_norm = columns_of(weight, self.dim), self.kept_norm is not None
+        pull, hard = float(self.pull), self.sampler.hard_forward
+        return NativeWay(TopKDraw(columns, 0, *self.key, *self.scales, pull, hard, kept_norm), self.pattern)
+
+    def _triton(self, weight: Tensor) -> Way:
+        pull = None if self.kept_norm is None else self.kept_norm.pull_on(weight.device)
+        columns, hard = columns_of(weight, self.dim), self.sampler.hard_forward
+        return TritonWay(self.pattern, columns, self.key, *self.scales, pull, hard)
 
     @property
-    def push(self) -> float:
-        return 1.0 if self.sampler.push_down == "paper" else 1.0 / self.draw.tau
-
-    @property
-    def pull(self) -> Tensor | float:
-        return 0.0 if self.kept_norm is None else self.kept_norm.pull()
-
-    def goes_native(self, weight: Tensor) -> bool:
-        return weight.device.type == "cpu" and self._compiles(weight, _MOST_NATIVE)
-
-    def goes_compiled(self, weight: Tensor) -> bool:
-        return self._compiles(weight, _MOST_UNROLLED)
-
-    def _compiles(self, weight: Tensor, most: int) -> bool:
-        return self.sampler.compiled and self.pattern.m * self.pattern.n <= most and worth_compiling(weight)
-
-    @property
-    def key(self) -> tuple[int, int]:
-        return noise_key(self.draw.seed, self.draw.index, self.layer)
-
-    def native_draw(self, weight: Tensor) -> TopKDraw:
-        hard, kept_norm = self.sampler.hard_forward, self.kept_norm is not None
-        over_lam, over_tau, columns = 1 / self.draw.lam, 1 / self.draw.tau, columns_of(weight, self.dim)
-        return TopKDraw(
-            columns, 0, *self.key, over_lam, over_tau, self.push, float(self.pull), hard, kept_norm
-        )
+    def scales(self) -> tuple[float, float, float]:
+        """1/λ, 1/τ, and the factor on log(1 - μ)."""
+        over_tau = 1 / self.draw.tau
+        return 1 / self.draw.lam, over_tau, 1.0 if self.sampler.push_down == "paper" else over_tau
 
     def numbers(self, chunk: Chunk, device: torch.device) -> tuple[Tensor, Tensor]:
-        """The kernels' `ints` and `floats`."""
-        ints = torch.tensor([chunk.first, *self.key], dtype=torch.int32, device=device)
-        known = [1 / self.draw.lam, 1 / self.draw.tau, self.push]
-        floats = torch.tensor([*known, 0.0], dtype=torch.float32, device=device)
+        """The compiled kernels' `ints` and `floats`."""
+        ints = numbers_on(device, [chunk.first, *self.key], torch.int32)
+        floats = numbers_on(device, [*self.scales, 0.0], torch.float32)
         floats[3] = self.pull
         return ints, floats
 
@@ -169,89 +161,56 @@ class _Job:
         """The mask of keys (overwritten), fp32 or boolean [M, groups...]."""
         if self.sampler.hard_forward:
             return top_members(keys, self.pattern.n)
-        return relaxed_mask(keys, self.pattern.n, self.draw.tau, self.push)
+        return relaxed_mask(keys, self.pattern.n, self.draw.tau, self.scales[2])
 
 
-class _MaskedWeight(torch.autograd.Function):
-    """weight * mask(logits, draw), and the logits' gradient by drawing again."""
+@dataclass(frozen=True)
+class _Compiled:
+    """Through `torch.compile`; see `drawn.Way`."""
 
-    @staticmethod
-    def forward(ctx: Any, weight: Tensor, logits: Tensor, job: _Job) -> Tensor:
-        ctx.save_for_backward(weight, logits)
-        ctx.job = job
-        out = torch.empty_like(weight)
-        ways = _native_forward, _compiled_forward, _eager_forward
-        next(way for way in ways if way(out, weight, logits, job))
-        if job.kept_norm is not None:
-            job.kept_norm.add(out)
-        return out
+    job: _Job
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor, None]:
-        weight, logits = ctx.saved_tensors
-        job: _Job = ctx.job
-        out = torch.empty_like(logits)
-        grad = grads[0].contiguous()
-        ways = _native_backward, _compiled_backward, _eager_backward
-        next(way for way in ways if way(out, weight, logits, grad, job))
-        return None, out, None
+    def masked_weight(self, weight: Tensor, logits: Tensor, out: Tensor) -> bool:
+        job, pattern = self.job, self.job.pattern
+        fixed = pattern.m, pattern.n, job.sampler.hard_forward
+        for chunk in chunks(weight, pattern, job.dim, compiled=True):
+            tensors = chunk.of(logits), chunk.of(weight), chunk.of(out), *job.numbers(chunk, weight.device)
+            if not run_compiled(fused.masked_weight, *tensors, *fixed):
+                return False
+        return True
 
-
-# Ways to do the same, the fastest first; each says whether it did it.
-
-
-def _native_forward(out: Tensor, weight: Tensor, logits: Tensor, job: _Job) -> bool:
-    if not job.goes_native(weight):
-        return False
-    return native_draws.masked_weight(job.native_draw(weight), logits, weight, out, job.pattern)
-
-
-def _native_backward(out: Tensor, weight: Tensor, logits: Tensor, grad: Tensor, job: _Job) -> bool:
-    if not job.goes_native(weight):
-        return False
-    return native_draws.logits_gradient(job.native_draw(weight), logits, weight, grad, out, job.pattern)
-
-
-def _compiled_forward(out: Tensor, weight: Tensor, logits: Tensor, job: _Job) -> bool:
-    if not job.goes_compiled(weight):
-        return False
-    for chunk in chunks(weight, job.pattern, job.dim, compiled=True):
-        tensors = chunk.of(logits.detach()), chunk.of(weight.detach()), chunk.of(out)
-        numbers, pattern = job.numbers(chunk, weight.device), job.pattern
-        if not run_compiled(
-            fused.masked_weight, *tensors, *numbers, pattern.m, pattern.n, job.sampler.hard_forward
-        ):
-            return False
-    return True
-
-
-def _compiled_backward(out: Tensor, weight: Tensor, logits: Tensor, grad: Tensor, job: _Job) -> bool:
-    if not job.goes_compiled(weight):
-        return False
-    for chunk in chunks(weight, job.pattern, job.dim, compiled=True):
-        tensors = (chunk.of(x.detach()) for x in (logits, weight, grad, out))
-        numbers, pattern = job.numbers(chunk, weight.device), job.pattern
+    def logits_gradient(self, weight: Tensor, logits: Tensor, grad: Tensor, out: Tensor) -> bool:
+        job, pattern = self.job, self.job.pattern
         fixed = pattern.m, pattern.n, job.sampler.hard_forward, job.kept_norm is not None
-        if not run_compiled(fused.logits_gradient, *tensors, *numbers, *fixed):
-            return False
-    return True
+        for chunk in chunks(weight, pattern, job.dim, compiled=True):
+            tensors = (chunk.of(x) for x in (logits, weight, grad, out))
+            if not run_compiled(fused.logits_gradient, *tensors, *job.numbers(chunk, weight.device), *fixed):
+                return False
+        return True
 
 
-def _eager_forward(out: Tensor, weight: Tensor, logits: Tensor, job: _Job) -> bool:
-    for chunk in chunks(weight, job.pattern, job.dim):
-        mask = job.mask(job.keys(logits, chunk))
-        # The product is taken in fp32 and rounded once to the weight's dtype.
-        chunk.members(out).copy_(mask * chunk.members(weight).float())
-    return True
+@dataclass(frozen=True)
+class _Eager:
+    """In plain tensor operations, chunk by chunk; see `drawn.Way`."""
 
+    job: _Job
 
-def _eager_backward(out: Tensor, weight: Tensor, logits: Tensor, grad: Tensor, job: _Job) -> bool:
-    for chunk in chunks(weight, job.pattern, job.dim):
-        members = chunk.members(weight).float()
-        of_mask = (chunk.members(grad).float() * members).contiguous()
-        keys = job.keys(logits, chunk)
-        if job.kept_norm is not None:
-            of_mask -= job.pull * job.mask(keys.clone()) * members.square()
-        of_keys = relaxed_mask_gradient(keys, of_mask, job.pattern.n, job.draw.tau, job.push)
-        chunk.members(out).copy_(of_keys.div_(job.draw.lam))
-    return True
+    def masked_weight(self, weight: Tensor, logits: Tensor, out: Tensor) -> bool:
+        job = self.job
+        for chunk in chunks(weight, job.pattern, job.dim):
+            mask = job.mask(job.keys(logits, chunk))
+            # The product is taken in fp32 and rounded once to the weight's dtype.
+            chunk.members(out).copy_(mask * chunk.members(weight).float())
+        return True
+
+    def logits_gradient(self, weight: Tensor, logits: Tensor, grad: Tensor, out: Tensor) -> bool:
+        job = self.job
+        for chunk in chunks(weight, job.pattern, job.dim):
+            members = chunk.members(weight).float()
+            of_mask = (chunk.members(grad).float() * members).contiguous()
+            keys = job.keys(logits, chunk)
+            if job.kept_norm is not None:
+                of_mask -= job.pull * job.mask(keys.clone()) * members.square()
+            of_keys = relaxed_mask_gradient(keys, of_mask, job.pattern.n, job.draw.tau, job.scales[2])
+            chunk.members(out).copy_(of_keys.div_(job.draw.lam))
+        return True

@@ -70,10 +70,9 @@ static inline void soft_mask(const vec e[C], vec share, vec mask[M])
     MEMBERS mask[m] *= share;
 }
 
-extern "C" void masked_weight(
+static inline void masked_weight_part(
     const float *logits, const weight_t *weight, weight_t *out, int64_t from, int64_t to, const Draw *d)
 {
-    FlushDenormals flush;
     for (int64_t g = from; g < to; g += LANES) {
         Block b = block_at(g, to, d->columns);
         vec e[C], mask[M], value[M];
@@ -85,10 +84,10 @@ extern "C" void masked_weight(
     }
 }
 
-extern "C" void logits_gradient(
-    const float *logits, const weight_t *weight, const weight_t *grad, float *out, int64_t from, int64_t to, const Draw *d)
+static inline void logits_gradient_part(
+    const float *logits, const weight_t *weight, const weight_t *grad, float *out, int64_t from, int64_t to,
+    const Draw *d)
 {
-    FlushDenormals flush;
     for (int64_t g = from; g < to; g += LANES) {
         Block b = block_at(g, to, d->columns);
         vec e[C], mask[M], value[M], of_mask[M], mean = {};
@@ -116,4 +115,22 @@ extern "C" void logits_gradient(
             else for (int w = 0; w < b.lanes; w++) at[w] = x[w];
         }
     }
+}
+
+extern "C" void masked_weight(
+    const float *logits, const weight_t *weight, weight_t *out, int64_t from, int64_t to, const Draw *d,
+    Parallel parallel, uint32_t threads)
+{
+    in_threads(from, to, parallel, threads, [=](int64_t from, int64_t to) {
+        masked_weight_part(logits, weight, out, from, to, d);
+    });
+}
+
+extern "C" void logits_gradient(
+    const float *logits, const weight_t *weight, const weight_t *grad, float *out, int64_t from, int64_t to,
+    const Draw *d, Parallel parallel, uint32_t threads)
+{
+    in_threads(from, to, parallel, threads, [=](int64_t from, int64_t to) {
+        logits_gradient_part(logits, weight, grad, out, from, to, d);
+    });
 }

@@ -81,9 +81,9 @@ static inline void hard_mask(const vec key[M], vec mask[M])
     }
 }
 
-extern "C" void masked_weight(const float *logits, const weight_t *weight, weight_t *out, int64_t from, int64_t to, const Draw *d)
+static inline void masked_weight_part(
+    const float *logits, const weight_t *weight, weight_t *out, int64_t from, int64_t to, const Draw *d)
 {
-    FlushDenormals flush;
     for (int64_t g = from; g < to; g += LANES) {
         Block b = block_at(g, to, d->columns);
         vec key[M], mask[M], value[M];
@@ -126,10 +126,10 @@ static inline void keys_gradient(const Pick picks[N], const vec of_mask[M], cons
     }
 }
 
-extern "C" void logits_gradient(
-    const float *logits, const weight_t *weight, const weight_t *grad, float *out, int64_t from, int64_t to, const Draw *d)
+static inline void logits_gradient_part(
+    const float *logits, const weight_t *weight, const weight_t *grad, float *out, int64_t from, int64_t to,
+    const Draw *d)
 {
-    FlushDenormals flush;
     for (int64_t g = from; g < to; g += LANES) {
         Block b = block_at(g, to, d->columns);
         vec key[M], mask[M] = {}, value[M], of_mask[M], total[M];
@@ -148,4 +148,22 @@ extern "C" void logits_gradient(
         MEMBERS total[m] *= d->over_lam;
         store<float, vec>(out, b, total);
     }
+}
+
+extern "C" void masked_weight(
+    const float *logits, const weight_t *weight, weight_t *out, int64_t from, int64_t to, const Draw *d,
+    Parallel parallel, uint32_t threads)
+{
+    in_threads(from, to, parallel, threads, [=](int64_t from, int64_t to) {
+        masked_weight_part(logits, weight, out, from, to, d);
+    });
+}
+
+extern "C" void logits_gradient(
+    const float *logits, const weight_t *weight, const weight_t *grad, float *out, int64_t from, int64_t to,
+    const Draw *d, Parallel parallel, uint32_t threads)
+{
+    in_threads(from, to, parallel, threads, [=](int64_t from, int64_t to) {
+        logits_gradient_part(logits, weight, grad, out, from, to, d);
+    });
 }

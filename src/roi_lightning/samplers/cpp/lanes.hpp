@@ -26,6 +26,34 @@ struct FlushDenormals {
 #endif
 };
 
+/* OpenMP's way of running something once in each of so many threads, as torch's own copy of it does; null for none. */
+typedef void (*Parallel)(void (*)(void *), void *, unsigned, unsigned);
+
+/* Groups that a thread takes at a time. */
+#define PART 2048
+
+template <class Loop> struct Parts {
+    const Loop &loop;
+    int64_t next, to;
+
+    static void work(void *parts)
+    {
+        FlushDenormals flush;
+        Parts *p = (Parts *)parts;
+        for (int64_t g; (g = __atomic_fetch_add(&p->next, PART, __ATOMIC_RELAXED)) < p->to;)
+            p->loop(g, p->to - g < PART ? p->to : g + PART);
+    }
+};
+
+/* Call `loop` on parts of the groups in [from, to), which start at multiples of LANES from the first. */
+template <class Loop>
+static void in_threads(int64_t from, int64_t to, Parallel parallel, uint32_t threads, const Loop &loop)
+{
+    Parts<Loop> parts{loop, from, to};
+    if (parallel) parallel(parts.work, &parts, threads, 0);
+    else parts.work(&parts);
+}
+
 static inline vec all(float x) { return vec{} + x; }
 static inline vec choose(ivec where, vec a, vec b) { return where ? a : b; }
 static inline vec larger(vec a, vec b) { return choose(a > b, a, b); }
