@@ -3,12 +3,33 @@
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 from torchmetrics.text import Perplexity
 from transformers import AutoModelForCausalLM
 
+from roi_lightning import loss
 from roi_lightning.evaluation import window_perplexity
-from roi_lightning.loss import _SLICE_TOKENS, next_token_nll
+from roi_lightning.loss import next_token_nll
 from tiny_models import VOCAB_SIZE, tiny_llama
+
+SLICE = 50
+
+
+@pytest.fixture(autouse=True)
+def _small_slices(monkeypatch):
+    monkeypatch.setattr(loss, "_SLICE_BYTES", 4 * VOCAB_SIZE * SLICE)
+
+
+class Widest(TorchDispatchMode):
+    """The most tokens that any fp32 tensor as wide as the vocabulary had."""
+
+    tokens = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor) and out.dtype == torch.float32 and out.shape[-1:] == (VOCAB_SIZE,):
+            self.tokens = max(self.tokens, out.numel() // VOCAB_SIZE)
+        return out
 
 
 @pytest.fixture
@@ -31,7 +52,6 @@ def test_the_sum_is_the_models_own_loss_times_the_count(lm, batch, length):
 
 def test_the_gradients_are_those_of_plain_cross_entropy(lm):
     ids = tokens(9, 64)
-    assert ids[:, 1:].numel() > _SLICE_TOKENS, "more than one slice"
     next_token_nll(lm, ids)[0].backward()
     ours = {name: p.grad.clone() for name, p in lm.named_parameters()}
     lm.zero_grad()
@@ -39,6 +59,13 @@ def test_the_gradients_are_those_of_plain_cross_entropy(lm):
     F.cross_entropy(logits.reshape(-1, VOCAB_SIZE), ids[:, 1:].reshape(-1), reduction="sum").backward()
     for name, parameter in lm.named_parameters():
         torch.testing.assert_close(ours[name], parameter.grad, rtol=1e-4, atol=1e-4, msg=name)
+
+
+def test_no_slice_of_fp32_is_larger_than_asked(lm):
+    lm.to(torch.bfloat16)
+    with Widest() as widest:
+        next_token_nll(lm, tokens(9, 64))[0].backward()
+    assert widest.tokens == SLICE
 
 
 def test_low_precision_logits_are_summed_in_fp32(lm):

@@ -5,17 +5,22 @@ The logits of a model come in its own dtype; turned to fp32 whole they would be 
 backward pass too.
 """
 
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Iterator
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 from transformers.modeling_utils import PreTrainedModel
 
-_SLICE_TOKENS: Final = 512
+# In fp32. A processor's allocator hands larger pieces back to the system, and waits for new ones the next time; a GPU
+# has more to do with them than launching takes.
+_SLICE_BYTES: Final = 24 << 20
+_GPU_SLICE_BYTES: Final = 96 << 20
 _NOTHING: Final = -100
+
+# The fp32 sum over some tokens, of their logits and what else there is to know of them.
+_Loss = Callable[..., Tensor]
 
 
 def next_token_nll(lm: PreTrainedModel, input_ids: Tensor) -> tuple[Tensor, int]:
@@ -74,16 +79,41 @@ def _targets(input_ids: Tensor) -> Tensor:
     return F.pad(input_ids[:, 1:], (0, 1), value=_NOTHING).flatten()
 
 
-def _sum_slices(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-    total = torch.zeros((), dtype=torch.float32, device=tensors[0].device)
-    for parts in zip(*(tensor.split(_SLICE_TOKENS) for tensor in tensors), strict=True):
-        if torch.is_grad_enabled():
-            part = checkpoint(function, *parts, use_reentrant=False, preserve_rng_state=False)
-            assert isinstance(part, Tensor)
-        else:
-            part = function(*parts)
-        total = total + part
+def _sum_slices(function: _Loss, logits: Tensor, *constants: Tensor) -> Tensor:
+    total = _SlicedSum.apply(function, logits, *constants)  # type: ignore[no-untyped-call]
+    assert isinstance(total, Tensor)
     return total
+
+
+class _SlicedSum(torch.autograd.Function):
+    """Autograd through slices would keep the gradients of all of them, then join them in a copy."""
+
+    @staticmethod
+    def forward(ctx: Any, function: _Loss, logits: Tensor, *constants: Tensor) -> Tensor:
+        ctx.function = function
+        ctx.save_for_backward(logits, *constants)
+        parts = (function(*slices) for slices in _slices(logits, *constants))
+        return sum(parts, start=torch.zeros((), device=logits.device))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        logits, *constants = ctx.saved_tensors
+        gradient = torch.empty_like(logits)
+        for out, part, *others in _slices(gradient, logits.detach(), *constants):
+            with torch.enable_grad():
+                loss = ctx.function(part.requires_grad_(), *others)
+            out.copy_(torch.autograd.grad(loss, part, grads[0])[0])
+        return None, gradient, *(None for _ in constants)
+
+
+def _slices(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    tokens = _slice_tokens(tensors[0])
+    return zip(*(tensor.split(tokens) for tensor in tensors), strict=True)
+
+
+def _slice_tokens(logits: Tensor) -> int:
+    size = _SLICE_BYTES if logits.device.type == "cpu" else _GPU_SLICE_BYTES
+    return max(1, size // (logits.shape[1] * torch.float32.itemsize))
 
 
 def _nll(logits: Tensor, targets: Tensor) -> Tensor:
