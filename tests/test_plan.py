@@ -1,17 +1,28 @@
 """`plan`: its numbers against a real model's tensors and a real optimizer's state."""
 
 import json
+import re
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Qwen2Config
+from torch.profiler import ProfilerActivity, profile
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2Config
 
 from cli_helpers import make_lab, plain_text, run
+from roi_lightning.commands.fit_in import parse_size
 from roi_lightning.commands.plan import make_plan
+from roi_lightning.errors import UserError
+from roi_lightning.footprint import objective, step_bytes
+from roi_lightning.module import RoILightningModule
+from roi_lightning.samplers import Categorical, Draw
+from roi_lightning.schedules import Exponential
+from roi_lightning.sparse_linear import in_mode
 from tiny_models import tiny_gpt2, tiny_qwen2
 
 lab = pytest.fixture(make_lab)
-PARTS = {"weights", "logits", "gradients", "optimizer", "masked_weights", "total"}
+PARTS = {"weights", "logits", "gradients", "optimizer", "masked_weights", "activations", "loss", "total"}
+# No gradient goes on from these, so that their weights are not kept for the backward pass.
+FIRST = re.compile(r".*\.0\.(self_attn\.[qkv]_proj|attn\.c_attn)")
 
 
 @pytest.fixture
@@ -46,9 +57,10 @@ def test_the_papers_run_on_qwen_half_b(lab, qwen_half_b, capsys):
     assert sizes.keys() >= PARTS
     assert sizes["logits"] == sizes["gradients"] == 4 * plan["logits"]
     assert sizes["optimizer"] == 8 * plan["logits"]
-    assert sizes["masked_weights"] == 2 * plan["prunable"]
+    assert sizes["masked_weights"] == 2 * (plan["prunable"] - 896 * 896 - 2 * 128 * 896)
+    assert sizes["loss"] >= 2 * 2 * 4 * 4096 * 151936, "the vocabulary's logits and their gradient"
     assert sizes["weights"] == 2 * 494_032_768, "the published parameter count"
-    assert sizes["total"] == sum(size for part, size in sizes.items() if part != "total")
+    assert sizes["total"] <= sum(size for part, size in sizes.items() if part != "total")
     printed = plain_text(capsys.readouterr().out)
     assert "357,826,560" in printed
     assert "2,097,152,000" in printed
@@ -69,7 +81,8 @@ def test_bytes_are_those_of_real_tensors(lab, builder, dtype):
     state = [x for per in trainer.optimizers[0].state.values() for x in per.values() if x.ndim]
     assert plan["bytes"]["optimizer"] == sum(x.numel() * x.element_size() for x in state)
     with learner.under_masks():
-        masked = [layer.effective_weight() for layer in learner.layers.values()]
+        kept = [layer for name, layer in learner.layers.items() if not FIRST.fullmatch(name)]
+        masked = [layer.effective_weight() for layer in kept]
         assert plan["bytes"]["masked_weights"] == sum(x.numel() * x.element_size() for x in masked)
     assert plan["tokens"] == 4 * 2 * 32
 
@@ -101,3 +114,117 @@ def test_plan_reads_no_weight(lab, monkeypatch):
     (lab.folder / "m" / "config.json").write_text((lab.model / "config.json").read_text())
     assert make_plan(["--config", "quickstart.yaml", *lab.options(model=lab.folder / "m")])["prunable"] > 0
     assert torch.get_default_dtype() == torch.float32
+
+
+# What a step holds, against what a real one allocates.
+
+
+@pytest.fixture
+def wide_llama(tmp_path):
+    """Large enough for its activations to outweigh what a sampler works with."""
+    config = LlamaConfig(
+        hidden_size=256,
+        intermediate_size=768,
+        num_hidden_layers=6,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=8192,
+        tie_word_embeddings=True,
+    )
+    torch.manual_seed(0)
+    LlamaForCausalLM(config).bfloat16().save_pretrained(tmp_path / "wide")
+    return str(tmp_path / "wide")
+
+
+def allocated(task):
+    """The most bytes of tensors that a task held at once, from the allocator's own log."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        task()
+    events = [event for event in recorded.profiler.kineto_results.events() if event.name() == "[memory]"]
+    now = most = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        now += event.nbytes()
+        most = max(most, now)
+    return most
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"activation_checkpointing": True}, {"distillation": 0.5}, {"sampler": Categorical()}],
+    ids=lambda settings: next(iter(settings), "plain"),
+)
+def test_a_step_holds_what_was_planned(wide_llama, settings, again):
+    learner = RoILightningModule(
+        wide_llama, lam=Exponential(0.01, 0.002), tau=Exponential(0.5, 0.05), **settings
+    )
+    planned = step_bytes(learner, torch.bfloat16, (8, 256), again, learner.activation_checkpointing)
+    lm, ids = learner.model, torch.randint(0, 8192, (8, 256))
+    learner.state.draw = Draw(0, 0, 0.01, 0.3)
+    learned = [p for p in learner.parameters() if p.requires_grad]
+
+    def step():
+        objective(lm, ids, learner.state, learner.distillation).backward()
+
+    with in_mode(learner.state, "sample"):
+        step()
+        there = sum(p.numel() * p.element_size() for p in learner.parameters())
+        if again:
+            there += sum(p.numel() * p.element_size() for p in learned)
+        else:
+            learner.zero_grad()
+        assert planned.most == pytest.approx(there + allocated(step), rel=0.06)
+
+
+def test_planning_leaves_the_learner_as_it_was(wide_llama):
+    learner = RoILightningModule(wide_llama)
+    step_bytes(learner, torch.bfloat16, (1, 16), False, True)
+    assert learner.lm is None
+    assert not learner.layers
+    assert not learner.activation_checkpointing
+
+
+# Making it fit.
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("80GB", 80e9),
+        ("22GiB", 22 * 2**30),
+        ("1.5 gb", 1.5e9),
+        ("512M", 512e6),
+        ("4096", 4096),
+        ("1TiB", 2**40),
+    ],
+)
+def test_sizes(text, size):
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GB", "0GB", "-1GB", "80XB", "80GB of it"])
+def test_no_sizes(text):
+    with pytest.raises(UserError, match="is no size"):
+        parse_size(text)
+
+
+def test_the_gentlest_way_that_fits_is_told(lab, wide_llama, capsys):
+    base = ["--config", "quickstart.yaml", *lab.options(model=wide_llama)]
+    base += ["--data.batch_size", "8", "--data.seq_len", "256"]
+    out, totals = lab.folder / "plan.json", []
+    for size in ("1GB", "260MB", "190MB", "120MB"):
+        assert run("plan", *base, "--fit_in", size, "--json", out) == 0
+        found = json.loads(out.read_text())["fit_in"]
+        last = found["tried"][-1]
+        totals.append(last["bytes"])
+        if not last["eight_bit"]:
+            assert make_plan([*base, *found["arguments"]])["bytes"]["total"] == last["bytes"]
+        assert last["bytes"] <= 0.95 * found["limit"]
+        assert all(way["bytes"] > 0.95 * found["limit"] for way in found["tried"][:-1])
+    assert totals == sorted(totals, reverse=True)
+    assert "add to the command line" in plain_text(capsys.readouterr().out)
+
+
+def test_what_fits_nowhere_is_said(lab, capsys):
+    assert run("plan", "--config", "quickstart.yaml", *lab.options(), "--fit_in", "1kB") == 1
+    assert "nothing tried fits in" in capsys.readouterr().err

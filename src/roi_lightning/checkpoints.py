@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from typing_extensions import override
 
 from roi_lightning.errors import UserError
 from roi_lightning.pattern import NMPattern
@@ -15,6 +17,16 @@ _KEY: Final = "roi_lightning"
 def mark_checkpoint(checkpoint: dict[str, Any], pattern: NMPattern, lm: str) -> None:
     """Note in a checkpoint which run it is of."""
     checkpoint[_KEY] = {"pattern": str(pattern), "lm": lm}
+
+
+class PlainCheckpointIO(TorchCheckpointIO):
+    """Reads checkpoints onto the CPU by that name: a function, as Lightning gives, is refused for 8-bit states."""
+
+    @override
+    def load_checkpoint(
+        self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        return super().load_checkpoint(path, "cpu", weights_only=True)  # type: ignore[arg-type]
 
 
 def check_checkpoint(path: str | None) -> None:

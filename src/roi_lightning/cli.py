@@ -28,6 +28,7 @@ from roi_lightning.trainer import RoITrainer
 _DEFAULT_LEARNER: Final = f"{RoILightningModule.__module__}.{RoILightningModule.__qualname__}"
 _ERROR_LINES: Final = 3
 _PROGRAM: Final = "python -m roi_lightning"
+_REMEDIES: Final = {"No module named 'torchao'": "pip install 'roi-lightning[8bit]'"}
 
 
 class Parser(LightningArgumentParser):
@@ -49,7 +50,9 @@ class Parser(LightningArgumentParser):
         told = "; ".join(lines[:_ERROR_LINES]).replace(":;", ":")
         where = f"{str(self.reading)!r}: " if self.reading else ""
         # Not self.prog: the parser of a class inside the configuration has another name.
-        sys.stderr.write(f"error: {where}{told}\ntry: {_PROGRAM} --help\n")
+        remedies = [remedy for sign, remedy in _REMEDIES.items() if sign in message]
+        remedy = remedies[0] if remedies else f"{_PROGRAM} --help"
+        sys.stderr.write(f"error: {where}{told}\ntry: {remedy}\n")
         self.exit(2)
         raise AssertionError("exit returned")
 

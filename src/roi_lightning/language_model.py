@@ -101,7 +101,7 @@ def load_language_model(
         )
     if is_gguf:
         _forget_gguf(lm)
-        _cast(lm, torch.bfloat16 if dtype == "auto" else getattr(torch, dtype))
+        cast_weights(lm, torch.bfloat16 if dtype == "auto" else getattr(torch, dtype))
     return freeze(lm)
 
 
@@ -122,6 +122,13 @@ def meta_language_model(config: PreTrainedConfig, trust_remote_code: bool = Fals
         return lm
 
 
+def random_language_model(source: ModelSource, device: torch.device) -> PreTrainedModel:
+    """A frozen bfloat16 model of the source's shape with random weights; no weight is read."""
+    with torch.device(device):
+        lm: PreTrainedModel = AutoModelForCausalLM.from_config(load_config(source), dtype=torch.bfloat16)
+    return freeze(lm)
+
+
 def freeze(lm: PreTrainedModel) -> PreTrainedModel:
     """Stop gradients to every weight, set train mode, and turn every dropout off, in place."""
     lm.requires_grad_(False)
@@ -133,6 +140,13 @@ def freeze(lm: PreTrainedModel) -> PreTrainedModel:
         _zero_dropouts(module)
     lm.train()
     return lm
+
+
+def enable_checkpointing(lm: PreTrainedModel) -> None:
+    """Have every decoder block compute its activations again in the backward pass instead of keeping them."""
+    # transformers 5.23 renamed it; the old name warns there and is all that earlier ones have.
+    enable = getattr(lm, "activation_checkpointing_enable", lm.gradient_checkpointing_enable)
+    enable({"use_reentrant": False})
 
 
 def _zero_dropouts(owner: object) -> None:
@@ -148,8 +162,8 @@ def _forget_gguf(lm: PreTrainedModel) -> None:
         del lm.config.quantization_config
 
 
-def _cast(lm: PreTrainedModel, dtype: torch.dtype) -> None:
-    # Parameters only: rotary frequencies are buffers that transformers keeps in fp32 whatever the dtype.
+def cast_weights(lm: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Cast the parameters in place, not the buffers: rotary frequencies stay in fp32 whatever the dtype."""
     for parameter in lm.parameters():
         parameter.data = parameter.data.to(dtype)
 

@@ -24,7 +24,7 @@ from typing_extensions import override
 from roi_lightning.checkpoints import check_belongs, mark_checkpoint
 from roi_lightning.errors import UserError
 from roi_lightning.export.fit import base_model
-from roi_lightning.language_model import DType, load_language_model
+from roi_lightning.language_model import DType, enable_checkpointing, load_language_model
 from roi_lightning.loss import kl_sum, next_token_logits, next_token_nll, nll_sum
 from roi_lightning.masks import BaseModel, LayerMask, MaskSet
 from roi_lightning.optimization import cosine_to, keep_configured
@@ -162,9 +162,7 @@ class MaskLearner(pl.LightningModule, ABC):
             self.source, self.dtype_name, self.trust_remote_code, self.attn_implementation
         )
         if self.activation_checkpointing:
-            # transformers 5.23 renamed it; the old name warns there and is all that earlier ones have.
-            enable = getattr(lm, "activation_checkpointing_enable", lm.gradient_checkpointing_enable)
-            enable({"use_reentrant": False})
+            enable_checkpointing(lm)
         layers = prunable_layers(lm, self.targets, self.ignore)
         check_pattern(layers, self.pattern)
         self.layers = self.attach(lm, layers)
@@ -236,6 +234,12 @@ class MaskLearner(pl.LightningModule, ABC):
                 "start cooler where the method anneals (model.lam, model.tau), or go on from an earlier "
                 "checkpoint with --ckpt_path"
             )
+
+    @override
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        super().optimizer_step(*args, **kwargs)
+        # The loop frees them after the next forward pass, which would have to find room beside them.
+        self.zero_grad()
 
     @override
     def on_validation_start(self) -> None:

@@ -4,11 +4,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from typing_extensions import override
 
-from roi_lightning.checkpoints import check_checkpoint
+from roi_lightning.checkpoints import PlainCheckpointIO, check_checkpoint
 from roi_lightning.errors import UserError
 from roi_lightning.export import check_destination, write_export
 from roi_lightning.learner import MaskLearner
@@ -41,6 +42,7 @@ class RoITrainer(Trainer):
             UserError: If the checkpoint is missing or unreadable.
         """
         check_checkpoint(ckpt_path)
+        self._read_plainly()
         super().fit(model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, weights_only)
 
     @override
@@ -70,7 +72,12 @@ class RoITrainer(Trainer):
             UserError: If the checkpoint is missing or unreadable.
         """
         check_checkpoint(ckpt_path)
+        self._read_plainly()
         return super().validate(model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
+
+    def _read_plainly(self) -> None:
+        if type(self.strategy.checkpoint_io) is TorchCheckpointIO:
+            self.strategy.checkpoint_io = PlainCheckpointIO()
 
     def export(
         self,

@@ -1,6 +1,8 @@
 """`plan`: what a run will learn, hold in memory and read, from the configuration alone."""
 
 import json
+import resource
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -16,8 +18,11 @@ _LABELS: Final = {
     "logits": "logits, fp32",
     "gradients": "gradients, fp32",
     "optimizer": "optimizer state",
-    "masked_weights": "masked weights kept for the backward pass",
-    "total": "sum (activations and loss come on top)",
+    "masked_weights": "masked weights, kept for the backward pass",
+    "activations": "activations, kept for the backward pass",
+    "loss": "loss: as wide as the vocabulary",
+    "total": "most of these at once",
+    "process": "on a processor, with Python and libraries",
 }
 
 
@@ -34,10 +39,20 @@ def main(argv: Sequence[str]) -> int:
         UserError: For a configuration that `fit` would refuse.
     """
     cli = _parse(argv)
-    plan = _count(cli.model, cli.config.data, cli.config.trainer)
+    limit = _limit(cli)
+    planner, step = _planned(cli)
+    plan = _count(planner, step, cli.config.trainer)
     show_plan(plan)
+    tried = []
+    if limit is not None:
+        from roi_lightning.commands import fit_in
+
+        tried = fit_in.ways(planner, step, limit)
+        plan["fit_in"] = fit_in.as_json(tried, step, limit)
     if cli.config.json:
         Path(cli.config.json).write_text(json.dumps(plan, indent=2) + "\n")
+    if limit is not None:
+        fit_in.show(tried, step, limit)
     return 0
 
 
@@ -54,7 +69,7 @@ def make_plan(args: Sequence[str]) -> dict[str, Any]:
         UserError: For a configuration that `fit` would refuse.
     """
     cli = _parse(args)
-    return _count(cli.model, cli.config.data, cli.config.trainer)
+    return _count(*_planned(cli), cli.config.trainer)
 
 
 def _parse(args: Sequence[str]) -> Any:
@@ -67,6 +82,12 @@ def _parse(args: Sequence[str]) -> Any:
         def init_parser(self, **kwargs: Any) -> Any:
             parser = super().init_parser(**kwargs, prog="python -m roi_lightning plan")
             parser.add_argument("--json", metavar="OUT", help="Also write the plan as JSON.")
+            parser.add_argument(
+                "--fit_in",
+                "--fit-in",
+                metavar="SIZE",
+                help="Say what makes it fit in a GPU's memory, like 80GB.",
+            )
             return parser
 
         @override
@@ -77,40 +98,35 @@ def _parse(args: Sequence[str]) -> Any:
     return build(list(args), run=False, cli=PlanCLI)
 
 
-def _count(learner: Any, data: Any, trainer: Any) -> dict[str, Any]:
-    import torch
+def _planned(cli: Any) -> tuple[Any, Any]:
+    from roi_lightning.planning import Planner, Step
 
-    from roi_lightning.language_model import load_config, meta_language_model
-    from roi_lightning.prunable import check_pattern, input_dim, prunable_layers
+    data, trainer = cli.config.data, cli.config.trainer
+    parts, checkpointing = trainer.accumulate_grad_batches, cli.model.activation_checkpointing
+    return Planner(cli.model), Step(data.batch_size, data.seq_len, parts, checkpointing)
 
-    config = load_config(learner.source, learner.trust_remote_code)
-    lm = meta_language_model(config, learner.trust_remote_code)
-    layers = prunable_layers(lm, learner.targets, learner.ignore)
-    check_pattern(layers, learner.pattern)
-    itemsize = _itemsize(learner, config)
-    prunable = sum(layer.weight.numel() for layer in layers.values())
-    logits = sum(
-        learner.learned_per_layer(tuple(layer.weight.shape), input_dim(layer)) for layer in layers.values()
-    )
-    blocks = config.get_text_config().num_hidden_layers if learner.activation_checkpointing else 1
-    sizes = {
-        "weights": sum(p.numel() for p in lm.parameters()) * itemsize,
-        "logits": logits * torch.float32.itemsize,
-        "gradients": logits * torch.float32.itemsize,
-        "optimizer": logits * _state_bytes(learner.optimizer),
-        "masked_weights": prunable * itemsize // blocks,
-    }
-    sizes["total"] = sum(sizes.values())
+
+def _limit(cli: Any) -> int | None:
+    from roi_lightning.commands.fit_in import parse_size
+
+    return parse_size(cli.config.fit_in) if cli.config.fit_in else None
+
+
+def _count(planner: Any, step: Any, trainer: Any) -> dict[str, Any]:
     ranks = _devices(trainer.devices) * int(trainer.num_nodes)
-    per_step = trainer.accumulate_grad_batches * data.batch_size * data.seq_len * ranks
+    per_step = step.accumulate * step.batch_size * step.seq_len * ranks
     if trainer.max_steps < 1:
         raise UserError(f"trainer.max_steps is {trainer.max_steps}; set it to the number of optimizer steps")
+    sizes = planner.sizes(step)
+    # A processor's allocator rarely gives back what one part had before another needs room. Besides, this process
+    # has loaded what a run loads, and nothing large.
+    sizes["process"] = sum(sizes.values()) - sizes["total"] + _most_resident()
     return {
-        "model": learner.source.spec,
-        "pattern": str(learner.pattern),
-        "layers": len(layers),
-        "prunable": prunable,
-        "logits": logits,
+        "model": planner.learner.source.spec,
+        "pattern": str(planner.learner.pattern),
+        "layers": planner.layers,
+        "prunable": planner.prunable,
+        "logits": planner.learned,
         "bytes": sizes,
         "steps": trainer.max_steps,
         "tokens_per_step": per_step,
@@ -119,27 +135,10 @@ def _count(learner: Any, data: Any, trainer: Any) -> dict[str, Any]:
     }
 
 
-def _itemsize(learner: Any, config: Any) -> int:
-    import torch
-
-    name = learner.dtype_name
-    if name == "auto":
-        stored = config.get_text_config().dtype or torch.float32
-        name = "bfloat16" if learner.source.kind == "gguf" else str(stored).removeprefix("torch.")
-    dtype: torch.dtype = getattr(torch, name)
-    return dtype.itemsize
-
-
-def _state_bytes(optimizer: Any) -> int:
-    """Bytes of optimizer state per learned parameter, seen by taking one step on a small tensor."""
-    import torch
-
-    probe = torch.nn.Parameter(torch.zeros(4096))
-    probe.grad = torch.zeros_like(probe)
-    made = optimizer([probe])
-    made.step()
-    held = (value for value in made.state[probe].values() if isinstance(value, torch.Tensor))
-    return round(sum(value.numel() * value.element_size() for value in held) / probe.numel())
+def _most_resident() -> int:
+    """The most memory this process has held so far."""
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most << 10
 
 
 def _devices(devices: Any) -> int:

@@ -1,0 +1,73 @@
+"""What `plan` says a run holds at once, against what the process of the run held.
+
+    python benchmarks/plan_memory.py --json F.json -- --config quickstart.yaml --data.batch_size 4
+
+What follows `--` goes to `plan` and, with few steps and no evaluation, to `fit` in a process of its own. On a
+processor the most resident memory counts, Python and libraries with it; on a GPU the most that was allocated there.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from roi_lightning.commands.plan import make_plan
+
+_STEPS: Final = 3
+_CHILD: Final = """
+import json, resource, sys
+from pathlib import Path
+
+import torch
+
+from roi_lightning.__main__ import main
+
+
+status = main(sys.argv[2:])
+most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+cuda = torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else None
+Path(sys.argv[1]).write_text(json.dumps({"processor": most, "gpu": cuda}))
+sys.exit(status)
+"""
+
+
+def measure(args: Sequence[str], folder: Path) -> dict[str, Any]:
+    """Run `fit` for a few steps and see what it held.
+
+    Args:
+        args: As given to `fit`.
+        folder: For what it writes.
+    """
+    out = folder / "memory.json"
+    words = [*args, "--trainer.max_steps", str(_STEPS), "--trainer.limit_val_batches", "0"]
+    words += ["--trainer.callbacks", "null", "--trainer.enable_checkpointing", "false"]
+    words += ["--trainer.default_root_dir", str(folder), "--trainer.logger.save_dir", str(folder)]
+    subprocess.run([sys.executable, "-c", _CHILD, str(out), "fit", *words], check=True)
+    held: dict[str, Any] = json.loads(out.read_text())
+    return held
+
+
+def main() -> None:
+    """Print the two side by side."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("args", nargs="+", help="for plan and fit, after --")
+    options = parser.parse_args()
+    planned = make_plan(options.args)["bytes"]
+    with tempfile.TemporaryDirectory() as folder:
+        held = measure(options.args, Path(folder))
+    part, place = ("process", "processor") if held["gpu"] is None else ("total", "gpu")
+    result = {"args": options.args, "planned": planned, "held": held, "ratio": planned[part] / held[place]}
+    print(json.dumps(result, indent=2))
+    if options.json:
+        options.json.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

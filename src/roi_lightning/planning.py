@@ -1,0 +1,132 @@
+"""What a run will learn and hold in memory, from settings alone: no weight is read."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from roi_lightning.footprint import LiveBytes, step_bytes
+from roi_lightning.language_model import load_config, meta_language_model
+from roi_lightning.learner import MaskLearner
+from roi_lightning.prunable import check_pattern, input_dim, prunable_layers
+
+# Large enough for tables that a tensor has once not to count.
+_PROBE: Final = 1 << 20
+_PARTS: Final = ("masked_weights", "activations", "loss")
+
+
+@dataclass(frozen=True)
+class Step:
+    """How an optimizer step is made of micro-batches.
+
+    Attributes:
+        batch_size: Windows of a micro-batch on one device.
+        seq_len: Tokens of a window.
+        accumulate: Micro-batches of a step.
+        checkpointing: Whether activations are computed again in the backward pass.
+    """
+
+    batch_size: int
+    seq_len: int
+    accumulate: int
+    checkpointing: bool
+
+    def smaller(self) -> "Step | None":
+        """As many windows in micro-batches of half the size, or less; None if they are of one window."""
+        for size in range(self.batch_size // 2, 0, -1):
+            if self.batch_size % size == 0:
+                return replace(self, batch_size=size, accumulate=self.accumulate * self.batch_size // size)
+        return None
+
+
+class Planner:
+    """Counts what a learner learns and what a step of it holds.
+
+    Args:
+        learner: Not yet built.
+
+    Raises:
+        UserError: For an unreadable model, patterns that match nothing, or a layer M does not divide.
+    """
+
+    def __init__(self, learner: MaskLearner) -> None:
+        self.learner = learner
+        self._lives: dict[tuple[tuple[int, int], bool, bool], LiveBytes] = {}
+        config = load_config(learner.source, learner.trust_remote_code)
+        lm = meta_language_model(config, learner.trust_remote_code)
+        layers = prunable_layers(lm, learner.targets, learner.ignore)
+        check_pattern(layers, learner.pattern)
+        self.layers = len(layers)
+        self.dtype = _dtype(learner, config)
+        self.weights = sum(p.numel() for p in lm.parameters()) * self.dtype.itemsize
+        self.prunable = sum(layer.weight.numel() for layer in layers.values())
+        self.learned = sum(
+            learner.learned_per_layer(tuple(layer.weight.shape), input_dim(layer))
+            for layer in layers.values()
+        )
+
+    @cached_property
+    def state_bytes(self) -> float:
+        """Bytes of optimizer state per learned parameter."""
+        return state_bytes(self.learner.optimizer)
+
+    def sizes(self, step: Step, per_parameter: float | None = None) -> dict[str, int]:
+        """Bytes on one device, by part; `total` is the most at once, less than the sum where parts take turns.
+
+        Args:
+            step: How a step is made up.
+            per_parameter: Bytes of optimizer state per learned parameter; those of the configured one if None.
+        """
+        live = self._played(step)
+        state = self.state_bytes if per_parameter is None else per_parameter
+        learned = self.learned * torch.float32.itemsize
+        sizes = {
+            "weights": self.weights,
+            "logits": learned,
+            "gradients": learned,
+            "optimizer": round(self.learned * state),
+            **{part: live.most_of[part] for part in _PARTS},
+        }
+        return sizes | {"total": sizes["optimizer"] + max(live.most, self.weights + 2 * learned)}
+
+    def _played(self, step: Step) -> LiveBytes:
+        windows, again = (step.batch_size, step.seq_len), step.accumulate > 1
+        key = (windows, again, step.checkpointing)
+        if key not in self._lives:
+            self._lives[key] = step_bytes(self.learner, self.dtype, *key)
+        return self._lives[key]
+
+
+def _dtype(learner: MaskLearner, config: Any) -> torch.dtype:
+    name: str = learner.dtype_name
+    if name == "auto":
+        stored = config.get_text_config().dtype or torch.float32
+        name = "bfloat16" if learner.source.kind == "gguf" else str(stored).removeprefix("torch.")
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def state_bytes(optimizer: Any) -> float:
+    """Bytes of state per parameter, seen by taking one step on a tensor of zeros.
+
+    Args:
+        optimizer: Makes an optimizer of a list of parameters.
+    """
+    probe = torch.nn.Parameter(torch.zeros(_PROBE))
+    probe.grad = torch.zeros_like(probe)
+    made = optimizer([probe])
+    with torch.compiler.set_stance("force_eager"):
+        made.step()
+    held = (value for value in made.state[probe].values() if isinstance(value, Tensor) and value.ndim)
+    return sum(map(_bytes, held)) / probe.numel()
+
+
+def _bytes(tensor: Any) -> int:
+    if is_traceable_wrapper_subclass(tensor):
+        names, _ = tensor.__tensor_flatten__()
+        return sum(_bytes(getattr(tensor, name)) for name in names)
+    size: int = tensor.untyped_storage().nbytes()
+    return size

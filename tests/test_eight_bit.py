@@ -1,0 +1,105 @@
+"""AdamW with its states in 8 bits: it learns alike, resumes exactly, and holds what the plan says."""
+
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+
+from cli_helpers import make_lab, run
+from roi_lightning.commands.plan import make_plan
+from roi_lightning.masks import MaskSet
+from tiny_models import tiny_qwen2
+
+lab = pytest.fixture(make_lab)
+OVERLAY = "overlays/adamw8bit.yaml"
+FAST = "--model.optimizer.init_args.lr", "2e-2", "--model.lr_end", "1e-2"
+# Lightning's remarks on going on in the folder of an interrupted run, and with other callbacks.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
+    pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`"),
+]
+
+
+@pytest.fixture
+def torchao():
+    with warnings.catch_warnings():
+        # The compiler that torchao's step goes through meets torch's own deprecated parts when it is first imported.
+        warnings.simplefilter("ignore")
+        import torch._inductor.compile_fx  # noqa: F401
+
+        pytest.importorskip("torchao", reason="torchao is not installed")
+
+
+@pytest.fixture(autouse=True)
+def _no_small_layers(lab):
+    """torchao leaves layers of fewer than 4,096 logits alone."""
+    lab.model = tiny_qwen2(lab.folder / "wider", num_key_value_heads=4)
+
+
+def fit(lab, name, *more):
+    folder = lab.folder / name
+    places = "--trainer.default_root_dir", str(folder), "--trainer.logger.save_dir", str(folder)
+    assert run("fit", *lab.quick(*places, *more, max_steps=8)) == 0
+    return folder
+
+
+def masks(folder):
+    return {name: mask.to_bool() for name, mask in MaskSet.load(folder / "mask.safetensors").layers.items()}
+
+
+def test_eight_bits_learn_much_as_32_do(lab, torchao):
+    narrow, wide = (
+        masks(fit(lab, name, *more, *FAST))
+        for name, more in (("narrow", ("--config", OVERLAY)), ("wide", ()))
+    )
+    start = masks(fit(lab, "start", "--model.optimizer.init_args.lr", "1e-9", "--model.lr_end", "1e-9"))
+    moved = sum(int((wide[name] != start[name]).sum()) for name in wide)
+    apart = sum(int((wide[name] != narrow[name]).sum()) for name in wide)
+    assert moved > 100
+    assert apart < 0.35 * moved
+
+
+def test_states_hold_what_was_planned(lab, torchao):
+    folder = fit(lab, "narrow", "--config", OVERLAY, "--trainer.callbacks.every_n_train_steps", "4")
+    plan = make_plan([*lab.quick(), "--config", OVERLAY])
+    checkpoint = torch.load(next(folder.rglob("*.ckpt")), weights_only=True)
+    held = 0
+    for state in checkpoint["optimizer_states"][0]["state"].values():
+        for value in state.values():
+            if hasattr(value, "codes"):
+                held += value.codes.nbytes + value.scale.nbytes
+    assert plan["bytes"]["optimizer"] == pytest.approx(held, rel=0.01)
+    assert plan["bytes"]["optimizer"] < 0.26 * make_plan(lab.quick())["bytes"]["optimizer"]
+
+
+def test_a_resumed_run_ends_with_the_same_bits(lab, torchao):
+    whole = masks(fit(lab, "whole", "--config", OVERLAY, *FAST))
+    cut = "--trainer.callbacks.every_n_train_steps", "4", "--trainer.callbacks.save_top_k", "-1"
+    half = fit(lab, "half", "--config", OVERLAY, *FAST, *cut)
+    checkpoint = next(half.rglob("*step=4*.ckpt"))
+    resumed = masks(fit(lab, "resumed", "--config", OVERLAY, *FAST, "--ckpt_path", str(checkpoint)))
+    assert all(torch.equal(mask, resumed[name]) for name, mask in whole.items())
+
+
+class Missing:
+    """Finds that torchao is not there."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "torchao":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+def test_without_torchao_the_remedy_is_told(lab, capsys, monkeypatch):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "torchao"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [Missing(), *sys.meta_path])
+    assert run("fit", *lab.quick("--config", OVERLAY)) == 2
+    assert "try: pip install 'roi-lightning[8bit]'" in capsys.readouterr().err
+
+
+def test_torchao_says_nothing_of_parts_that_are_not_needed(lab, torchao):
+    command = [sys.executable, "-m", "roi_lightning", "plan", "--config", "quickstart.yaml", *lab.options()]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stderr in ("", "Seed set to 0\n")
