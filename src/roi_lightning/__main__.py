@@ -1,5 +1,6 @@
 """`python -m roi_lightning`: one entry for all commands."""
 
+import logging
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -18,8 +19,11 @@ _PLAIN: Final = {
     "apply": "a base model and a mask file to the same directory",
     "compare": "how much of what one mask keeps the others keep too: tables and pictures",
     "verify": "check an exported directory: pattern, zeros, survivors, every byte",
+    "benchmark": "what masks cost: the sampler alone, or a training step",
     "evaluate": "perplexities and zero-shot accuracy of models and masks, side by side",
 }
+# transformers imports torchao wherever it is installed, and torchao tells of parts that other machines need.
+_TALKATIVE: Final = "torchao", "torch.utils._pytree"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -35,6 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not args or args[0] in ("-h", "--help"):
         sys.stdout.write(_overview())
         return 0 if args else 2
+    for name in _TALKATIVE:
+        logging.getLogger(name).setLevel(logging.ERROR)
     try:
         return _dispatch(args)
     except UserError as error:

@@ -1,0 +1,1 @@
+"""What the sampler and a training step cost, beside what they are to be held against."""

@@ -1,0 +1,96 @@
+"""A training step, forward and backward without the optimizer, against the same step with other things learned."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_utils import PreTrainedModel
+
+from roi_lightning.bench.rivals import PlainMaskLLM, PlainRoI
+from roi_lightning.bench.timing import Figure, Task, in_turns, most_allocated
+from roi_lightning.loss import next_token_nll
+from roi_lightning.pattern import NMPattern
+from roi_lightning.prunable import prunable_layers
+from roi_lightning.samplers import Categorical, Draw, GumbelTopK, Sampler
+from roi_lightning.sparse_linear import SharedState, SparseLinear
+
+_DRAW = Draw(seed=0, index=0, lam=0.004, tau=0.1)
+# The parameter, its gradient and AdamW's two moments, fp32.
+_HELD_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to measure.
+
+    Attributes:
+        make: Builds the language model, frozen, on the device.
+        pattern: N:M.
+        batch_size: Windows of a step.
+        seq_len: Tokens of each.
+        rounds: How often.
+        rivals: Also the rivals as one would first write them; they take much more memory.
+    """
+
+    make: Callable[[], PreTrainedModel]
+    pattern: NMPattern
+    batch_size: int
+    seq_len: int
+    rounds: int
+    rivals: bool
+
+
+def step_figures(job: Job, device: torch.device) -> Iterator[Figure]:
+    """Time and memory of a step of every kind, one after the other in every round."""
+    kinds: dict[str, Sampler | None] = {"dense": None, "roi": GumbelTopK(), "maskllm": Categorical()}
+    if job.rivals:
+        kinds |= {"maskllm_published": PlainMaskLLM(), "roi_autograd": PlainRoI()}
+    lm = job.make()
+    ids = torch.randint(
+        0, lm.config.get_text_config().vocab_size, (job.batch_size, job.seq_len), device=device
+    )
+    steps = {name: _step(lm, sampler, job.pattern, ids) for name, sampler in kinds.items()}
+    times = in_turns({name: step for name, (step, _) in steps.items()}, job.rounds, device)
+    most = {name: most_allocated(step, device) for name, (step, _) in steps.items()}
+    held = {name: learned * _HELD_BYTES for name, (_, learned) in steps.items()}
+    for other in [name for name in kinds if name != "roi"]:
+        more = {"tokens": ids.numel(), "bytes": most["roi"], "reference_bytes": most[other]}
+        more |= {"held_bytes": held["roi"], "reference_held_bytes": held[other]}
+        yield Figure(f"step.roi_over_{other}", str(job.pattern), times["roi"], other, times[other], more)
+
+
+def _step(lm: PreTrainedModel, sampler: Sampler | None, pattern: NMPattern, ids: Tensor) -> tuple[Task, int]:
+    """One forward and backward pass, and the number of logits it learns."""
+    layers = prunable_layers(lm)
+    if sampler is None:
+        weights = [layer.weight for layer in layers.values()]
+        return partial(_run, lm, {}, weights, ids), 0
+    state = SharedState(pattern, sampler=sampler)
+    state.draw, state.mode = _DRAW, "sample"
+    learning = {name: SparseLinear(layer, name, state) for name, layer in layers.items()}
+    logits = [torch.nn.init.normal_(layer.logits, std=0.01) for layer in learning.values()]
+    return partial(_run, lm, learning, logits, ids), sum(p.numel() for p in logits)
+
+
+def _run(
+    lm: PreTrainedModel, learning: Mapping[str, nn.Module], learned: Sequence[Tensor], ids: Tensor
+) -> None:
+    dense = {name: lm.get_submodule(name) for name in learning}
+    _put(lm, learning)
+    for parameter in learned:
+        parameter.requires_grad_()
+    try:
+        total, count = next_token_nll(lm, ids)
+        (total / count).backward()
+    finally:
+        _put(lm, dense)
+        for parameter in learned:
+            parameter.requires_grad_(False)
+            parameter.grad = None
+
+
+def _put(lm: PreTrainedModel, layers: Mapping[str, nn.Module]) -> None:
+    for name, layer in layers.items():
+        lm.set_submodule(name, layer)
