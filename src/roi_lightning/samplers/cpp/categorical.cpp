@@ -3,7 +3,10 @@
  * Compiled as gumbel_top_k.cpp is, and with -DC= candidates of a group, in lexicographic order. Weights lie as there;
  * the logit of candidate c of group g lies at c * groups + g, and its noise has the index g * C + c.
  */
-#include "lanes.hpp"
+#include "math.hpp"
+#include "memory.hpp"
+
+#define LEAST (-25.0f * LOG2_E) /* as in gumbel_top_k.cpp */
 
 struct Draw {
     int64_t columns, groups;
@@ -48,19 +51,20 @@ static inline vec logit_at(const float *logits, int64_t group, int lanes)
 static inline vec shares(const float *logits, int64_t group, int lanes, const Draw *d, vec e[C])
 {
     uvec index = (count_up() + (uint32_t)group) * C;
+    float scale = d->over_lam * LOG2_E;
     vec best = all(-3e38f), total = {};
-    vec flaw = {}; /* no number where a logit is none, which must not go unnoticed */
+    vec sum = {}; /* no number where a key is none, which must not go unnoticed */
     CANDIDATES {
-        vec noise = gumbel(index + (uint32_t)c, d->key0, d->key1);
-        e[c] = logit_at(logits + c * d->groups, group, lanes) * d->over_lam + noise;
+        vec noise = noise_log(index + (uint32_t)c, d->key0, d->key1);
+        e[c] = logit_at(logits + c * d->groups, group, lanes) * scale - noise;
         best = larger(best, e[c]);
-        flaw += e[c] - e[c];
+        sum += e[c];
     }
     CANDIDATES {
-        e[c] = exp_(larger((e[c] - best) * d->over_tau, all(LEAST)));
+        e[c] = exp2_(larger(all(LEAST / d->over_tau), e[c] - best), d->over_tau);
         total += e[c];
     }
-    return 1.0f / total + flaw;
+    return over(total + (sum - sum));
 }
 
 static inline void soft_mask(const vec e[C], vec share, vec mask[M])
@@ -71,8 +75,9 @@ static inline void soft_mask(const vec e[C], vec share, vec mask[M])
 }
 
 static inline void masked_weight_part(
-    const float *logits, const weight_t *weight, weight_t *out, int64_t from, int64_t to, const Draw *d)
+    const float *logits, const weight_t *weight, weight_t *out, int64_t from, int64_t to, Draw draw)
 {
+    const Draw *d = &draw; /* a copy, which no store can reach */
     for (int64_t g = from; g < to; g += LANES) {
         Block b = block_at(g, to, d->columns);
         vec e[C], mask[M], value[M];
@@ -86,8 +91,9 @@ static inline void masked_weight_part(
 
 static inline void logits_gradient_part(
     const float *logits, const weight_t *weight, const weight_t *grad, float *out, int64_t from, int64_t to,
-    const Draw *d)
+    Draw draw)
 {
+    const Draw *d = &draw;
     for (int64_t g = from; g < to; g += LANES) {
         Block b = block_at(g, to, d->columns);
         vec e[C], mask[M], value[M], of_mask[M], mean = {};
@@ -117,20 +123,4 @@ static inline void logits_gradient_part(
     }
 }
 
-extern "C" void masked_weight(
-    const float *logits, const weight_t *weight, weight_t *out, int64_t from, int64_t to, const Draw *d,
-    Parallel parallel, uint32_t threads)
-{
-    in_threads(from, to, parallel, threads, [=](int64_t from, int64_t to) {
-        masked_weight_part(logits, weight, out, from, to, d);
-    });
-}
-
-extern "C" void logits_gradient(
-    const float *logits, const weight_t *weight, const weight_t *grad, float *out, int64_t from, int64_t to,
-    const Draw *d, Parallel parallel, uint32_t threads)
-{
-    in_threads(from, to, parallel, threads, [=](int64_t from, int64_t to) {
-        logits_gradient_part(logits, weight, grad, out, from, to, d);
-    });
-}
+#include "entries.hpp"

@@ -1,0 +1,76 @@
+/* Noise, powers and logarithms of sixteen numbers, in powers of two: a shared factor of all keys costs nothing there. */
+#pragma once
+#include "vectors.hpp"
+
+#define LOG2_E 1.44269504f
+
+/* x = 2^exponent (1 + f), -1/4 <= f < 1/2, of positive, normal numbers. */
+struct Split {
+    vec exponent, f;
+};
+
+static inline Split split(vec x)
+{
+#ifdef __AVX512F__
+    /* The mantissa halves from 3/2 on; there, adding half a unit of it carries into the exponent. */
+    __m512 carried = (__m512)((ivec)x + 0x00400000);
+    return {(vec)_mm512_getexp_ps(carried),
+            (vec)_mm512_getmant_ps((__m512)x, _MM_MANT_NORM_p75_1p5, _MM_MANT_SIGN_src) - 1.0f};
+#else
+    ivec e = (ivec)x - 0x3F400000;
+    return {__builtin_convertvector(e >> 23, vec), (vec)((ivec)x - (e & (int32_t)0xFF800000)) - 1.0f};
+#endif
+}
+
+/* log2 x; error about 1e-7, the polynomial's own 5e-8. */
+static inline vec log2_(vec x)
+{
+    Split s = split(x);
+    vec p = 0.201280573f - 0.0908789889f * s.f;
+    p = p * s.f - 0.251942054f;
+    p = p * s.f + 0.290806224f;
+    p = p * s.f - 0.360261042f;
+    p = p * s.f + 0.480801934f;
+    p = p * s.f - 0.721352119f;
+    p = p * s.f + 1.4426959f;
+    return p * s.f + s.exponent;
+}
+
+/* log2 x with a relative error of about 1e-7 where x is close to 1, too. */
+static inline vec log2_close_to_one(vec x)
+{
+    Split s = split(x);
+    vec p = 0.0780667235f * s.f - 0.174230223f;
+    p = p * s.f + 0.21632487f;
+    p = p * s.f - 0.24272352f;
+    p = p * s.f + 0.288191504f;
+    p = p * s.f - 0.360575922f;
+    p = p * s.f + 0.480902081f;
+    p = p * s.f - 0.721348478f;
+    p = p * s.f + 1.44269503f;
+    return p * s.f + s.exponent;
+}
+
+/* 2 to the (x * factor) for results that are normal numbers; relative error about 1e-7, exactly 1 for x = 0. */
+static inline vec exp2_(vec x, float factor)
+{
+    const float to_whole = 12582912.0f; /* what is added to it is rounded to whole numbers */
+    vec whole = x * factor + to_whole, r = x * factor - (whole - to_whole);
+    vec p = 0.00132647271f * r + 0.00967151265f;
+    p = p * r + 0.0555073374f;
+    p = p * r + 0.240222421f;
+    p = p * r + 0.693146978f;
+    p = p * r + 1.0f;
+    return (vec)((ivec)p + ((ivec)whole << 23));
+}
+
+/* log2(-log2 u) of the uniform numbers u of the elements at `index`, the bits of which are those of `noise`. Standard
+ * Gumbel noise is minus this times log 2, but for a constant: softmaxes and orders do not see it. */
+static inline vec noise_log(uvec index, uint32_t key0, uint32_t key1)
+{
+    uvec x = index + key0;
+    x = (x ^ (x >> 16)) * 0x7FEB352Du;
+    x = ((x ^ (x >> 15)) + key1) * 0x846CA68Bu;
+    x = (x >> 8) ^ (x >> 24) | 1u; /* (2 k + 1) / 2^24 = (k + 1/2) / 2^23 */
+    return log2_(-log2_close_to_one(__builtin_convertvector((ivec)x, vec) * 5.96046448e-8f));
+}
