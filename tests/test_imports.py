@@ -24,6 +24,7 @@ ORDER = [
     "overlap",
     "schedules",
     "noise",
+    "products",
     "sources",
     "samplers",
     "masks",

@@ -13,6 +13,7 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from roi_lightning.errors import UserError
+from roi_lightning.products import widen_products
 from roi_lightning.sources import ModelSource, resolve_model
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
@@ -102,7 +103,7 @@ def load_language_model(
     if is_gguf:
         _forget_gguf(lm)
         cast_weights(lm, torch.bfloat16 if dtype == "auto" else getattr(torch, dtype))
-    return freeze(lm)
+    return freeze(widen_products(lm))
 
 
 @contextmanager
@@ -122,11 +123,14 @@ def meta_language_model(config: PreTrainedConfig, trust_remote_code: bool = Fals
         return lm
 
 
-def random_language_model(source: ModelSource, device: torch.device) -> PreTrainedModel:
-    """A frozen bfloat16 model of the source's shape with random weights; no weight is read."""
+def random_language_model(
+    source: ModelSource, device: torch.device, dtype: DType = "auto"
+) -> PreTrainedModel:
+    """A frozen model of the source's shape with random weights, bfloat16 for `auto`; no weight is read."""
+    kind = torch.bfloat16 if dtype == "auto" else getattr(torch, dtype)
     with torch.device(device):
-        lm: PreTrainedModel = AutoModelForCausalLM.from_config(load_config(source), dtype=torch.bfloat16)
-    return freeze(lm)
+        lm: PreTrainedModel = AutoModelForCausalLM.from_config(load_config(source), dtype=kind)
+    return freeze(widen_products(lm))
 
 
 def freeze(lm: PreTrainedModel) -> PreTrainedModel:

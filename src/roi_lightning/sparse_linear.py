@@ -12,11 +12,11 @@ from typing import ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers.pytorch_utils import Conv1D
 from typing_extensions import override
 
 from roi_lightning.pattern import NMPattern
+from roi_lightning.products import linear
 from roi_lightning.prunable import input_dim
 from roi_lightning.samplers.base import Draw, Sampler
 from roi_lightning.samplers.kept_norm import KeptNorm
@@ -86,7 +86,7 @@ class MaskedLinear(nn.Module, ABC):
     @override
     def forward(self, x: Tensor) -> Tensor:
         weight = self.effective_weight()
-        return F.linear(x, weight if self.dim == 1 else weight.t(), self.bias)
+        return linear(x, weight if self.dim == 1 else weight.t(), self.bias)
 
     def effective_weight(self) -> Tensor:
         """The weight that a forward pass uses now, of the shape and dtype of `weight`."""
