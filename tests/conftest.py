@@ -32,5 +32,8 @@ def _own_cache(tmp_path_factory):
     """Prepared data of tests stays out of the user's cache."""
     import datasets
 
-    os.environ["ROI_CACHE"] = str(tmp_path_factory.mktemp("libraries"))
-    datasets.config.HF_DATASETS_CACHE = tmp_path_factory.mktemp("datasets")
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:  # one for all workers: what one has compiled the others need not
+        folder = folder.parent
+    os.environ["ROI_CACHE"] = str(folder / "libraries")
+    datasets.config.HF_DATASETS_CACHE = folder / "datasets"
