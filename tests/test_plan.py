@@ -5,10 +5,10 @@ import re
 
 import pytest
 import torch
-from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2Config
 
 from cli_helpers import make_lab, plain_text, run
+from roi_lightning.bench.timing import most_allocated
 from roi_lightning.commands.fit_in import parse_size
 from roi_lightning.commands.plan import make_plan
 from roi_lightning.errors import UserError
@@ -136,18 +136,6 @@ def wide_llama(tmp_path):
     return str(tmp_path / "wide")
 
 
-def allocated(task):
-    """The most bytes of tensors that a task held at once, from the allocator's own log."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
-        task()
-    events = [event for event in recorded.profiler.kineto_results.events() if event.name() == "[memory]"]
-    now = most = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        now += event.nbytes()
-        most = max(most, now)
-    return most
-
-
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize(
     "settings",
@@ -173,7 +161,7 @@ def test_a_step_holds_what_was_planned(wide_llama, settings, again):
             there += sum(p.numel() * p.element_size() for p in learned)
         else:
             learner.zero_grad()
-        assert planned.most == pytest.approx(there + allocated(step), rel=0.06)
+        assert planned.most == pytest.approx(there + most_allocated(step, torch.device("cpu")), rel=0.06)
 
 
 def test_planning_leaves_the_learner_as_it_was(wide_llama):

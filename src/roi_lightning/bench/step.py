@@ -1,6 +1,6 @@
 """A training step, forward and backward without the optimizer, against the same step with other things learned."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -26,7 +26,7 @@ class Job:
     """What to measure.
 
     Attributes:
-        make: Builds the language model, frozen, on the device.
+        lm: The language model, frozen, on the device.
         pattern: N:M.
         batch_size: Windows of a step.
         seq_len: Tokens of each.
@@ -34,7 +34,7 @@ class Job:
         rivals: Also the rivals as one would first write them; they take much more memory.
     """
 
-    make: Callable[[], PreTrainedModel]
+    lm: PreTrainedModel
     pattern: NMPattern
     batch_size: int
     seq_len: int
@@ -47,11 +47,9 @@ def step_figures(job: Job, device: torch.device) -> Iterator[Figure]:
     kinds: dict[str, Sampler | None] = {"dense": None, "roi": GumbelTopK(), "maskllm": Categorical()}
     if job.rivals:
         kinds |= {"maskllm_published": PlainMaskLLM(), "roi_autograd": PlainRoI()}
-    lm = job.make()
-    ids = torch.randint(
-        0, lm.config.get_text_config().vocab_size, (job.batch_size, job.seq_len), device=device
-    )
-    steps = {name: _step(lm, sampler, job.pattern, ids) for name, sampler in kinds.items()}
+    vocabulary = job.lm.config.get_text_config().vocab_size
+    ids = torch.randint(0, vocabulary, (job.batch_size, job.seq_len), device=device)
+    steps = {name: _step(job.lm, sampler, job.pattern, ids) for name, sampler in kinds.items()}
     times = in_turns({name: step for name, (step, _) in steps.items()}, job.rounds, device)
     most = {name: most_allocated(step, device) for name, (step, _) in steps.items()}
     held = {name: learned * _HELD_BYTES for name, (_, learned) in steps.items()}

@@ -26,8 +26,11 @@ _NOTES: Final = {
     "sampler": "÷: times one torch.exp (on a GPU torch.add) over as many fp32 numbers; bytes: a weight, at once; "
     "saved: for the backward pass.",
     "step": "GiB: at once, beyond what is held; held: what is learned, its gradient and AdamW's states.",
-    "rivals": "eager: plain torch; autograd: RoI without a backward pass of its own; published: MaskLLM as its "
+}
+_RIVALS_NOTES: Final = {
+    "sampler": "eager: plain torch; autograd: RoI without a backward pass of its own; published: MaskLLM as its "
     "authors wrote it.",
+    "step": "roi autograd: without a backward pass of its own; maskllm published: as its authors wrote it.",
 }
 
 
@@ -50,6 +53,12 @@ def build_parser() -> argparse.ArgumentParser:
         "--lm", default="smollm2-135m", help="hub id, directory, or GGUF (default: %(default)s)"
     )
     step.add_argument("--random", action="store_true", help="random weights: only the configuration is read")
+    step.add_argument(
+        "--dtype",
+        choices=["auto", "float32", "bfloat16", "float16"],
+        default="auto",
+        help="of the frozen weights (default: as stored; bfloat16 for GGUF and random ones)",
+    )
     step.add_argument("--pattern", default="2:4", help="N:M (default: %(default)s)")
     step.add_argument("--batch_size", type=int, default=2, help="windows (default: %(default)s)")
     step.add_argument("--seq_len", type=int, default=1024, help="tokens of each (default: %(default)s)")
@@ -122,7 +131,7 @@ def _step(args: argparse.Namespace, device: "torch.device") -> Iterable["Figure"
     from roi_lightning.pattern import NMPattern
 
     job = Job(
-        lambda: _language_model(args, device),
+        _language_model(args, device),
         NMPattern(args.pattern),
         args.batch_size,
         args.seq_len,
@@ -137,8 +146,11 @@ def _language_model(args: argparse.Namespace, device: "torch.device") -> Any:
     from roi_lightning.sources import resolve_model
 
     source = resolve_model(args.lm)
-    lm = random_language_model(source, device) if args.random else load_language_model(source)
-    lm.to(device)  # type: ignore[arg-type]
+    if args.random:
+        lm = random_language_model(source, device, args.dtype)
+    else:
+        lm = load_language_model(source, args.dtype)
+        lm.to(device)  # type: ignore[arg-type]
     if args.checkpointing:
         enable_checkpointing(lm)
     return lm
@@ -166,7 +178,7 @@ def _show(figures: Sequence["Figure"], args: argparse.Namespace, device: "torch.
     console = Console()
     console.print(table)
     console.print(
-        " ".join([_NOTES[args.what], *([_NOTES["rivals"]] if args.rivals else [])]), highlight=False
+        " ".join([_NOTES[args.what], *([_RIVALS_NOTES[args.what]] if args.rivals else [])]), highlight=False
     )
 
 
