@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from roi_lightning import products
+from roi_lightning.bench.timing import most_allocated
 from roi_lightning.language_model import random_language_model
 from roi_lightning.module import RoILightningModule
 from roi_lightning.products import linear, widen_products
@@ -76,6 +77,16 @@ def test_only_what_was_there_is_kept_for_the_backward_pass(dtype, monkeypatch):
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.data_ptr()) or t, lambda t: t):
         linear(x, weight)
     assert sorted(kept) == sorted([x.data_ptr(), weight.data_ptr()])
+
+
+def test_no_wide_copy_is_ever_whole(monkeypatch):
+    monkeypatch.setattr(products, "is_slow", lambda dtype: True)
+    x, weight = numbers(torch.bfloat16, 8192, 16), numbers(torch.bfloat16, 8192, 16).detach()
+    whole = 8192 * 8192 * torch.float32.itemsize  # in bf16 the product and its gradient are half of it each
+    assert most_allocated(lambda: linear(x, weight).sum().backward(), torch.device("cpu")) < 1.25 * whole
+    torch.testing.assert_close(
+        x.grad[:1].double(), weight.double().sum(0, keepdim=True), rtol=0.004, atol=1e-4
+    )
 
 
 def test_only_what_is_asked_for_is_computed(monkeypatch):

@@ -2,9 +2,10 @@
 
 Where a processor can't multiply half-width numbers, PyTorch widens them within its products, at a third of the speed
 of products in fp32 and less. Weights and activations keep their type here, and so does what is kept for the
-backward pass; only the numbers of one product are widened at a time.
+backward pass; only the weights of one product and a slice of its rows are widened at a time.
 """
 
+from collections.abc import Iterator
 from functools import cache
 from typing import Any, Final, TypeVar
 
@@ -20,6 +21,8 @@ _INSTRUCTIONS: Final = {
 }
 
 
+# Numbers of a widened slice: 24 MiB, see `loss`.
+_SLICE: Final = 6 << 20
 _Model = TypeVar("_Model", bound=nn.Module)
 
 
@@ -70,15 +73,38 @@ class _WideProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return F.linear(x.float(), weight.float(), None if bias is None else bias.float()).to(x.dtype)
+        wide, wide_bias = weight.float(), None if bias is None else bias.float()
+        out = x.new_empty(*x.shape[:-1], len(weight))
+        for rows, to in _slices(x, out):
+            to.copy_(F.linear(rows.float(), wide, wide_bias))
+        return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        grad, (of_x, of_weight, of_bias) = grads[0].float(), ctx.needs_input_grad
-        rows = grad.reshape(-1, grad.shape[-1])
+        (grad,), (of_x, of_weight, of_bias) = grads, ctx.needs_input_grad
         return (
-            (grad @ weight.float()).to(x.dtype) if of_x else None,
-            (rows.t() @ x.float().reshape(-1, x.shape[-1])).to(weight.dtype) if of_weight else None,
-            rows.sum(0).to(weight.dtype) if of_bias else None,
+            _gradient_of_x(grad, x, weight) if of_x else None,
+            _gradient_of_weight(grad, x, weight) if of_weight else None,
+            grad.reshape(-1, grad.shape[-1]).sum(0, dtype=torch.float32).to(grad.dtype) if of_bias else None,
         )
+
+
+def _gradient_of_x(grad: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    out, wide = torch.empty_like(x, memory_format=torch.contiguous_format), weight.float()
+    for rows, to in _slices(grad, out):
+        to.copy_(rows.float() @ wide)
+    return out
+
+
+def _gradient_of_weight(grad: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    total = torch.zeros(weight.shape)
+    for rows, others in _slices(grad, x):
+        total.addmm_(rows.float().t(), others.float())
+    return total.to(weight.dtype)
+
+
+def _slices(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """The same few rows of all, so that no wide copy of a product with a vocabulary is ever whole."""
+    size = max(1, _SLICE // max(tensor.shape[-1] for tensor in tensors))
+    return zip(*(tensor.reshape(-1, tensor.shape[-1]).split(size) for tensor in tensors), strict=True)
