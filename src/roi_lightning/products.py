@@ -19,8 +19,6 @@ _INSTRUCTIONS: Final = {
     torch.bfloat16: ("amx_bf16", "avx512_bf16", "avx10_2", "bf16", "sve_bf16"),
     torch.float16: ("amx_fp16", "avx512_fp16", "avx10_2", "fp16_arith"),
 }
-
-
 # Numbers of a widened slice: 24 MiB, see `loss`.
 _SLICE: Final = 6 << 20
 _Model = TypeVar("_Model", bound=nn.Module)
@@ -63,9 +61,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 @cache
 def is_slow(dtype: torch.dtype) -> bool:
     """Whether this processor is known to have no instructions for products of a dtype."""
-    listed = [
-        has for name, has in torch.cpu.get_capabilities().items() if name in _INSTRUCTIONS.get(dtype, ())
-    ]
+    able = getattr(torch.cpu, "get_capabilities", dict[str, Any])()  # older releases can't tell
+    listed = [able[name] for name in _INSTRUCTIONS.get(dtype, ()) if name in able]
     return bool(listed) and not any(listed)
 
 
