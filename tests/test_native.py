@@ -71,11 +71,11 @@ def test_loops_are_as_exact_as_the_eager_form(sampler, dim, spec, monkeypatch):
         assert weight < 1e-6 + 2 * eager_weight
         assert gradient < 1e-6 + 2 * eager_gradient
     # Cold temperatures magnify the rounding of fp32, in a few groups that are nearly tied, others in every draw: on
-    # average it may cost what it costs the eager form, give or take what four draws leave to chance.
-    errors = [_errors(sampler, spec, dim, replace(COLD, index=i), True) for i in range(4)]
+    # average it may cost what it costs the eager form.
+    errors = [_errors(sampler, spec, dim, replace(COLD, index=i), True) for i in range(8)]
     weight, gradient, eager_weight, eager_gradient = (torch.tensor(errors) + 1e-7).log().mean(0).exp()
-    assert weight < 4 * eager_weight
-    assert gradient < 4 * eager_gradient
+    assert weight < 2 * eager_weight
+    assert gradient < 2 * eager_gradient
     assert not native.loops.broken
 
 
