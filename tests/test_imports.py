@@ -25,6 +25,7 @@ ORDER = [
     "schedules",
     "noise",
     "products",
+    "attention",
     "sources",
     "samplers",
     "masks",

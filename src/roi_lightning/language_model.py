@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
+from roi_lightning.attention import widen_attention
 from roi_lightning.errors import UserError
 from roi_lightning.products import widen_products
 from roi_lightning.sources import ModelSource, resolve_model
@@ -103,6 +104,7 @@ def load_language_model(
     if is_gguf:
         _forget_gguf(lm)
         cast_weights(lm, torch.bfloat16 if dtype == "auto" else getattr(torch, dtype))
+    widen_attention()
     return freeze(widen_products(lm))
 
 
@@ -130,6 +132,7 @@ def random_language_model(
     kind = torch.bfloat16 if dtype == "auto" else getattr(torch, dtype)
     with torch.device(device):
         lm: PreTrainedModel = AutoModelForCausalLM.from_config(load_config(source), dtype=kind)
+    widen_attention()
     return freeze(widen_products(lm))
 
 

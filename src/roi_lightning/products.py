@@ -51,11 +51,16 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     Returns:
         [..., out] of the same dtype.
     """
-    # Not while a step is played through without numbers, for whichever device.
-    if type(x) is Tensor and x.device.type == "cpu" and x.dtype == weight.dtype and is_slow(x.dtype):
+    if is_widened(x) and x.dtype == weight.dtype:
         wide: Tensor = _WideProduct.apply(x, weight, bias)  # type: ignore[no-untyped-call]
         return wide
     return F.linear(x, weight, bias)
+
+
+def is_widened(x: Tensor) -> bool:
+    """Whether products of a tensor are taken in fp32."""
+    # Not while a step is played through without numbers, for whichever device.
+    return type(x) is Tensor and x.device.type == "cpu" and is_slow(x.dtype)
 
 
 @cache

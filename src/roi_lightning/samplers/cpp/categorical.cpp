@@ -6,8 +6,6 @@
 #include "math.hpp"
 #include "memory.hpp"
 
-#define LEAST (-25.0f * LOG2_E) /* as in gumbel_top_k.cpp */
-
 struct Draw {
     int64_t columns, groups;
     uint32_t key0, key1;

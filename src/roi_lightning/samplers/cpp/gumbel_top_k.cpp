@@ -8,7 +8,6 @@
 #include "memory.hpp"
 
 /* Of a pick, after dividing by tau: see `unrolled`. */
-#define LEAST (-25.0f * LOG2_E)
 #define MAX_LEAD (40.0f * LOG2_E)
 
 /* What a draw needs: see `Draw` and `KeptNorm` for the numbers. */

@@ -3,6 +3,7 @@
 #include "vectors.hpp"
 
 #define LOG2_E 1.44269504f
+#define LEAST (-25.0f * LOG2_E) /* of a share's exponent, after dividing by tau */
 
 /* x = 2^exponent (1 + f), -1/4 <= f < 1/2, of positive, normal numbers. */
 struct Split {
@@ -22,46 +23,39 @@ static inline Split split(vec x)
 #endif
 }
 
+/* A polynomial, the coefficient of the highest power first. */
+template <int COUNT> static inline vec polynomial(const float (&coefficients)[COUNT], vec x)
+{
+    vec p = all(coefficients[0]);
+    for (int i = 1; i < COUNT; i++) p = p * x + coefficients[i];
+    return p;
+}
+
 /* log2 x; error about 1e-7, the polynomial's own 5e-8. */
 static inline vec log2_(vec x)
 {
+    const float of_f[] = {-0.0908789889f, 0.201280573f, -0.251942054f, 0.290806224f,
+                          -0.360261042f,  0.480801934f, -0.721352119f, 1.4426959f};
     Split s = split(x);
-    vec p = 0.201280573f - 0.0908789889f * s.f;
-    p = p * s.f - 0.251942054f;
-    p = p * s.f + 0.290806224f;
-    p = p * s.f - 0.360261042f;
-    p = p * s.f + 0.480801934f;
-    p = p * s.f - 0.721352119f;
-    p = p * s.f + 1.4426959f;
-    return p * s.f + s.exponent;
+    return polynomial(of_f, s.f) * s.f + s.exponent;
 }
 
 /* log2 x with a relative error of about 1e-7 where x is close to 1, too. */
 static inline vec log2_close_to_one(vec x)
 {
+    const float of_f[] = {0.0780667235f, -0.174230223f, 0.21632487f,   -0.24272352f, 0.288191504f,
+                          -0.360575922f, 0.480902081f,  -0.721348478f, 1.44269503f};
     Split s = split(x);
-    vec p = 0.0780667235f * s.f - 0.174230223f;
-    p = p * s.f + 0.21632487f;
-    p = p * s.f - 0.24272352f;
-    p = p * s.f + 0.288191504f;
-    p = p * s.f - 0.360575922f;
-    p = p * s.f + 0.480902081f;
-    p = p * s.f - 0.721348478f;
-    p = p * s.f + 1.44269503f;
-    return p * s.f + s.exponent;
+    return polynomial(of_f, s.f) * s.f + s.exponent;
 }
 
 /* 2 to the (x * factor) for results that are normal numbers; relative error about 1e-7, exactly 1 for x = 0. */
 static inline vec exp2_(vec x, float factor)
 {
     const float to_whole = 12582912.0f; /* what is added to it is rounded to whole numbers */
+    const float of_r[] = {0.00132647271f, 0.00967151265f, 0.0555073374f, 0.240222421f, 0.693146978f, 1.0f};
     vec whole = x * factor + to_whole, r = x * factor - (whole - to_whole);
-    vec p = 0.00132647271f * r + 0.00967151265f;
-    p = p * r + 0.0555073374f;
-    p = p * r + 0.240222421f;
-    p = p * r + 0.693146978f;
-    p = p * r + 1.0f;
-    return (vec)((ivec)p + ((ivec)whole << 23));
+    return (vec)((ivec)polynomial(of_r, r) + ((ivec)whole << 23));
 }
 
 /* log2(-log2 u) of the uniform numbers u of the elements at `index`, the bits of which are those of `noise`. Standard
