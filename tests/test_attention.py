@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from roi_lightning import products
 from roi_lightning.attention import widen_attention
@@ -129,10 +130,30 @@ def test_a_bias_by_position_is_left_to_transformers():
     torch.testing.assert_close(out.double(), exactly(*given, causal(), bias.double()), rtol=0.05, atol=0.05)
 
 
+@pytest.fixture
+def lm(tmp_path):
+    """A model in bfloat16, loaded where transformers' own function was in place before."""
+    AttentionInterface.register("sdpa", sdpa_attention_forward)
+    return random_language_model(resolve_model(str(tiny_qwen2(tmp_path))), CPU)
+
+
+@pytest.mark.parametrize("slow", [True, False])
+def test_loaded_models_attend_in_fp32_where_that_is_quicker(slow, lm, monkeypatch):
+    monkeypatch.setattr(products, "is_slow", lambda dtype: slow and dtype.itemsize == 2)
+    seen, attend = set(), torch.nn.functional.scaled_dot_product_attention
+
+    def watched(query, key, value, **options):
+        seen.update((query.dtype, key.dtype, value.dtype))
+        return attend(query, key, value, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watched)
+    assert lm(torch.arange(12).view(1, 12)).logits.dtype == torch.bfloat16
+    assert seen == {torch.float32 if slow else torch.bfloat16}
+
+
 @pytest.mark.parametrize("padded", [False, True])
-def test_models_attend_alike(padded, tmp_path, monkeypatch):
+def test_models_attend_alike(padded, lm, monkeypatch):
     found = []
-    lm = random_language_model(resolve_model(str(tiny_qwen2(tmp_path))), CPU)
     ids = torch.arange(24).view(2, 12)
     mask = torch.ones_like(ids)
     mask[0, :4] = 0 if padded else 1
