@@ -38,6 +38,7 @@ ORDER = [
     "export",
     "evaluation",
     "checkpoints",
+    "resuming",
     "optimization",
     "oneshot",
     "learner",

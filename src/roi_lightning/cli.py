@@ -63,6 +63,8 @@ class SaveFitConfig(SaveConfigCallback):
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":
+            # How a run began is no setting: other commands read this file too.
+            self.config.pop("resume", None)
             super().setup(trainer, pl_module, stage)
 
 

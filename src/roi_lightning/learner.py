@@ -30,6 +30,7 @@ from roi_lightning.masks import BaseModel, LayerMask, MaskSet
 from roi_lightning.optimization import cosine_to, keep_configured
 from roi_lightning.pattern import NMPattern
 from roi_lightning.prunable import check_model, check_pattern, prunable_layers, stored_weights
+from roi_lightning.resuming import align_loops
 from roi_lightning.sources import ModelSource, resolve_model
 from roi_lightning.sparse_linear import LayerState, MaskedLinear, fixed_masks, in_mode
 
@@ -295,6 +296,8 @@ class MaskLearner(pl.LightningModule, ABC):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.configure_model()
         check_belongs(checkpoint, self.pattern, self.state_dict())
+        if self._trainer is not None and self.trainer.training:
+            align_loops(checkpoint, self.trainer.accumulate_grad_batches)
 
     # The way out.
 
