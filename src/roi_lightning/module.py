@@ -23,6 +23,7 @@ from roi_lightning.priors import activation_masks, check_prior, file_masks, inpu
 from roi_lightning.samplers import Draw, GumbelTopK, Sampler
 from roi_lightning.samplers.kept_norm import KeptNorm
 from roi_lightning.schedules import Exponential, Schedule
+from roi_lightning.shards import spread_like
 from roi_lightning.sparse_linear import SharedState, SparseLinear, attach
 
 
@@ -124,7 +125,7 @@ class RoILightningModule(MaskLearner):
                 start, mask, self.prior_strength, self.pattern, layer.dim
             )
             with torch.no_grad():
-                layer.logits.copy_(logits)
+                layer.logits.copy_(spread_like(logits, layer.logits))
             if mask is not None:
                 self.prior_masks[name] = LayerMask.from_bool(mask.cpu(), transposed=layer.dim == 0)
 
@@ -190,7 +191,7 @@ class RoILightningModule(MaskLearner):
             # The samplers add the term's gradient; here it only has to be scaled as the loss will be.
             reward.follow(loss)
             assert reward.value is not None
-            self.log("train/kept_norm", reward.value)
+            self.log("train/kept_norm", reward.value, sync_dist=True)
         return loss
 
     def _draw_index(self, step: int, batch_idx: int) -> int:

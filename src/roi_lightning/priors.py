@@ -10,11 +10,13 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from transformers.modeling_utils import PreTrainedModel
 
 from roi_lightning.errors import UserError
 from roi_lightning.masks import MaskSet
 from roi_lightning.pattern import NMPattern
+from roi_lightning.shards import whole
 from roi_lightning.sparse_linear import MaskedLinear
 
 NAMED_PRIORS: Final = ("none", "magnitude", "activation", "wanda", "sparsegpt")
@@ -39,7 +41,7 @@ def magnitude_masks(layers: Mapping[str, MaskedLinear], pattern: NMPattern) -> I
         Layer name and boolean mask of the weight's shape.
     """
     for name, layer in layers.items():
-        yield name, pattern.top(layer.weight.detach().float().abs(), layer.dim)
+        yield name, pattern.top(whole(layer.weight.detach()).float().abs(), layer.dim)
 
 
 def activation_masks(
@@ -57,7 +59,7 @@ def activation_masks(
     """
     for name, layer in layers.items():
         norm = norms[name] if layer.dim == 1 else norms[name].unsqueeze(1)
-        yield name, pattern.top(layer.weight.detach().float().abs() * norm, layer.dim)
+        yield name, pattern.top(whole(layer.weight.detach()).float().abs() * norm, layer.dim)
 
 
 @torch.no_grad()
@@ -90,8 +92,10 @@ def input_norms(
             handle = layer.register_forward_pre_hook(add(name))
             hooks.callback(handle.remove)
         device = next(lm.parameters()).device
+        # A spread model gathers its embeddings only where it is called as a whole.
+        run = lm if isinstance(lm, FSDPModule) else lm.base_model
         for window in windows:
-            lm.base_model(input_ids=window.unsqueeze(0).to(device), use_cache=False)
+            run(input_ids=window.unsqueeze(0).to(device), use_cache=False)
     return {name: total.sqrt() for name, total in sums.items()}
 
 

@@ -3,14 +3,14 @@
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from typing_extensions import override
 
 from roi_lightning.callbacks.preemption import Preemption
-from roi_lightning.checkpoints import PlainCheckpointIO, check_checkpoint
+from roi_lightning.checkpoint_files import PlainCheckpointIO, read_checkpoint
+from roi_lightning.checkpoints import check_checkpoint
 from roi_lightning.errors import UserError
 from roi_lightning.export import check_destination, write_export
 from roi_lightning.learner import MaskLearner
@@ -119,7 +119,7 @@ class RoITrainer(Trainer):
             raise UserError("export needs --ckpt_path, a file from the run's checkpoints/ folder")
         check_checkpoint(ckpt_path)
         check_destination(Path(out), None)
-        checkpoint = torch.load(ckpt_path, map_location="cpu", weights_only=True, mmap=True)
+        checkpoint = read_checkpoint(Path(ckpt_path))
         model.on_load_checkpoint(checkpoint)
         model.load_state_dict(checkpoint["state_dict"], strict=False)
         training = {"step": checkpoint["global_step"], **model.training_facts()}
