@@ -1,6 +1,7 @@
 """How checkpoints lie on disk: one file, or a folder with a file of every rank; whole or not at all."""
 
 import shutil
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -121,7 +122,10 @@ def read_checkpoint(path: Path, learned: Mapping[str, Tensor] | None = None) -> 
         for key, entry in reader.read_metadata().state_dict_metadata.items()
         if isinstance(entry, TensorStorageMetadata)
     }
-    load(tensors, storage_reader=reader, no_dist=learned is None)
+    with warnings.catch_warnings():
+        # Said whenever one process reads alone, which is what is asked for.
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        load(tensors, storage_reader=reader, no_dist=learned is None)
     return _put_together(checkpoint, tensors)
 
 
