@@ -5,7 +5,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+import lightning.pytorch as pl
 import torch
+from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from transformers.modeling_utils import PreTrainedModel
@@ -101,6 +103,16 @@ class RoILightningModule(MaskLearner):
         return {"anneal/tau": self.tau.at(step, total), "anneal/lambda": self.lam.at(step, total)}
 
     # Starting.
+
+    @override
+    def preflight(self, trainer: pl.Trainer) -> None:
+        if self.prior in METHODS and isinstance(trainer.strategy, ModelParallelStrategy):
+            raise UserError(
+                f"model.prior {self.prior!r} goes through the layers one by one, which a model spread over ranks "
+                f"does not allow; make the mask first (python -m roi_lightning prune {self.source.spec} "
+                f"--method {self.prior} --pattern {self.pattern} --data FILES --out DIR) and set model.prior to DIR"
+            )
+        super().preflight(trainer)
 
     @override
     def on_fit_start(self) -> None:
