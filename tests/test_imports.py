@@ -47,6 +47,7 @@ ORDER = [
     "learner",
     "footprint",
     "planning",
+    "room",
     "summary",
     "module",
     "prox",

@@ -23,6 +23,7 @@ from roi_lightning.data import CalibrationDataModule
 from roi_lightning.errors import UserError
 from roi_lightning.learner import MaskLearner
 from roi_lightning.module import RoILightningModule
+from roi_lightning.room import require_memory
 from roi_lightning.trainer import RoITrainer
 
 _DEFAULT_LEARNER: Final = f"{RoILightningModule.__module__}.{RoILightningModule.__qualname__}"
@@ -136,6 +137,7 @@ class RoICLI(LightningCLI):
     def before_fit(self) -> None:
         """Find every mistake that can be found before text is tokenised and weights are read."""
         self.model.preflight(self.trainer)
+        require_memory(self.model, self.trainer)
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, SparseExport):
                 callback.preflight(self.trainer)
