@@ -1,4 +1,4 @@
-"""What every rank of tests/test_distributed.py runs: python -m torch.distributed.run tests/distributed_worker.py SPEC."""
+"""What every rank of tests/test_distributed.py runs: torchrun tests/distributed_worker.py SPEC."""
 
 import json
 import sys

@@ -19,7 +19,7 @@ def enormous(tmp_path):
     folder = tiny_qwen2(tmp_path / "enormous")
     (folder / "model.safetensors").unlink()
     config = json.loads((folder / "config.json").read_text())
-    wide = {"hidden_size": 65536, "intermediate_size": 262144, "num_hidden_layers": 16}
+    wide = {"hidden_size": 65536, "intermediate_size": 1 << 20}
     (folder / "config.json").write_text(json.dumps(config | wide))
     return folder
 
