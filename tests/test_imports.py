@@ -27,6 +27,8 @@ ORDER = [
     "products",
     "attention",
     "sources",
+    "experts",
+    "stored_names",
     "samplers",
     "masks",
     "language_model",

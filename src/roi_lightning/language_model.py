@@ -14,6 +14,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from roi_lightning.attention import widen_attention
 from roi_lightning.errors import UserError
+from roi_lightning.experts import split_experts
 from roi_lightning.products import widen_products
 from roi_lightning.sources import ModelSource, resolve_model
 
@@ -64,7 +65,7 @@ def load_language_model(
     trust_remote_code: bool = False,
     attn_implementation: str | None = None,
 ) -> PreTrainedModel:
-    """Load a model onto the CPU, frozen, in train mode, every dropout at zero.
+    """Load a model onto the CPU, frozen, in train mode, every dropout at zero, experts split (see `experts`).
 
     Train mode matters: transformers skips activation checkpointing in eval mode, and Lightning leaves the
     mode as it finds it. With dropout at zero the two modes compute the same.
@@ -101,6 +102,7 @@ def load_language_model(
         raise UserError(
             f"model {source.spec!r} lacks {len(names)} tensors, {names[0]!r} first; fetch it again"
         )
+    split_experts(lm)
     if is_gguf:
         _forget_gguf(lm)
         cast_weights(lm, torch.bfloat16 if dtype == "auto" else getattr(torch, dtype))
@@ -122,7 +124,8 @@ def meta_language_model(config: PreTrainedConfig, trust_remote_code: bool = Fals
     """The model's structure on the meta device: shapes without memory."""
     with torch.device("meta"):
         lm: PreTrainedModel = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
-        return lm
+    split_experts(lm)
+    return lm
 
 
 def random_language_model(
@@ -132,6 +135,7 @@ def random_language_model(
     kind = torch.bfloat16 if dtype == "auto" else getattr(torch, dtype)
     with torch.device(device):
         lm: PreTrainedModel = AutoModelForCausalLM.from_config(load_config(source), dtype=kind)
+    split_experts(lm)
     widen_attention()
     return freeze(widen_products(lm))
 
