@@ -6,13 +6,14 @@ from transformers import AutoModelForCausalLM
 
 from cli_helpers import brute_top
 from roi_lightning.errors import UserError
-from roi_lightning.language_model import freeze
+from roi_lightning.language_model import freeze, load_language_model
 from roi_lightning.oneshot import Calibration, Magnitude, SparseGPT, Wanda, prune_layers
 from roi_lightning.oneshot.layerwise import prune_layer
 from roi_lightning.pattern import NMPattern
 from roi_lightning.prunable import input_dim, prunable_layers
+from roi_lightning.sources import resolve_model
 from test_sparsegpt import errors, slow_sparsegpt
-from tiny_models import tiny_gemma2, tiny_gpt2, tiny_llama, tiny_qwen2
+from tiny_models import tiny_gemma2, tiny_gpt2, tiny_llama, tiny_mixtral, tiny_qwen2, tiny_qwen3_moe
 
 PATTERN = NMPattern("2:4")
 
@@ -22,13 +23,14 @@ BUILDERS = {
     "qwen2": lambda path: tiny_qwen2(path, dtype=torch.float32),
     "gpt2": tiny_gpt2,
     "gemma2": tiny_gemma2,
+    "mixtral": tiny_mixtral,
+    "qwen3_moe": tiny_qwen3_moe,
 }
 
 
 @pytest.fixture(params=BUILDERS)
 def lm(request, tmp_path):
-    model = AutoModelForCausalLM.from_pretrained(BUILDERS[request.param](tmp_path / "m"))
-    return freeze(model)
+    return load_language_model(resolve_model(str(BUILDERS[request.param](tmp_path / "m"))))
 
 
 @pytest.fixture

@@ -11,14 +11,32 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 from roi_lightning.export import base_model, open_base
@@ -71,6 +89,68 @@ def tiny_gemma2(directory: Path, seed: int = 0, **overrides: Any) -> Path:
     sizes = _SIZES | {"num_hidden_layers": 4, "head_dim": 16, "sliding_window": 4}
     config = Gemma2Config(**(sizes | {"attn_implementation": "eager"} | _config(overrides)))
     return _save(Gemma2ForCausalLM, config, directory, seed, overrides)
+
+
+def tiny_gemma3(directory: Path, seed: int = 0, **overrides: Any) -> Path:
+    """Norms on queries and keys; one block that sees the whole window, one that does not; head tied; float32."""
+    sizes = _SIZES | {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 4}
+    sizes |= {"layer_types": ["sliding_attention", "full_attention"]}
+    return _save(
+        Gemma3ForCausalLM, Gemma3TextConfig(**(sizes | _config(overrides))), directory, seed, overrides
+    )
+
+
+def tiny_qwen3(directory: Path, seed: int = 0, **overrides: Any) -> Path:
+    """Norms on queries and keys, no biases; a head of its own; float32."""
+    config = Qwen3Config(**(_SIZES | {"head_dim": 16} | _config(overrides)))
+    return _save(Qwen3ForCausalLM, config, directory, seed, overrides)
+
+
+def tiny_mistral(directory: Path, seed: int = 0, **overrides: Any) -> Path:
+    """A sliding window in every block; float32."""
+    config = MistralConfig(**(_SIZES | {"sliding_window": 8} | _config(overrides)))
+    return _save(MistralForCausalLM, config, directory, seed, overrides)
+
+
+def tiny_phi3(directory: Path, seed: int = 0, **overrides: Any) -> Path:
+    """One linear layer for queries, keys and values, one for gate and up; float32."""
+    config = Phi3Config(**(_SIZES | {"pad_token_id": 256} | _config(overrides)))
+    return _save(Phi3ForCausalLM, config, directory, seed, overrides)
+
+
+def tiny_opt(directory: Path, seed: int = 0, **overrides: Any) -> Path:
+    """Biases everywhere, learned positions, head tied; float32."""
+    sizes = _SIZES | {"ffn_dim": 128, "word_embed_proj_dim": 64, "pad_token_id": 1}
+    return _save(OPTForCausalLM, OPTConfig(**(sizes | _config(overrides))), directory, seed, overrides)
+
+
+def tiny_mixtral(directory: Path, seed: int = 0, **overrides: Any) -> Path:
+    """Four experts, two for each token; other names on disk than in memory; float32."""
+    config = MixtralConfig(**(_SIZES | {"num_local_experts": 4} | _config(overrides)))
+    return _save(MixtralForCausalLM, config, directory, seed, overrides)
+
+
+def tiny_qwen3_moe(directory: Path, seed: int = 0, **overrides: Any) -> Path:
+    """Four experts, two for each token; float32."""
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 16}
+    config = Qwen3MoeConfig(**(_SIZES | experts | _config(overrides)))
+    return _save(Qwen3MoeForCausalLM, config, directory, seed, overrides)
+
+
+def tiny_qwen2_moe(directory: Path, seed: int = 0, **overrides: Any) -> Path:
+    """Four experts, and one for all tokens behind a gate that is a linear layer; float32."""
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    sizes = _SIZES | experts | {"shared_expert_intermediate_size": 64}
+    return _save(
+        Qwen2MoeForCausalLM, Qwen2MoeConfig(**(sizes | _config(overrides))), directory, seed, overrides
+    )
+
+
+def tiny_gpt_oss(directory: Path, seed: int = 0, **overrides: Any) -> Path:
+    """Experts that are stacked on disk too, transposed, with biases and a gate of their own; float32."""
+    sizes = _SIZES | {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16}
+    config = GptOssConfig(**(sizes | {"pad_token_id": 256} | _config(overrides)))
+    return _save(GptOssForCausalLM, config, directory, seed, overrides)
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:

@@ -40,8 +40,9 @@ class ExpertNames(NamedTuple):
 class SplitExperts(nn.Module):
     """The experts of one block, children `0`, `1` and so on with three linear layers each.
 
-    A stand-in for the experts modules of transformers, to the bit for its `grouped_mm` implementation, which its
-    models use unless told otherwise. An expert that no token is sent to is not called.
+    A stand-in for the experts modules of transformers that does what their `grouped_mm` implementation does, the one
+    that models use unless told otherwise, in the same order; only the product with gate and up is taken in two,
+    which some matrix kernels round otherwise. An expert that no token is sent to is not called.
 
     Args:
         stacked: The module replaced; its weights are shared, not copied.

@@ -61,7 +61,7 @@ def _among(known: Collection[str], name: str, lm: PreTrainedModel, what: str) ->
     for option in (name, name.removeprefix(prefix), prefix + name):
         if option in known:
             return option
-    raise UserError(f"{name!r} is not among the model's {len(known)} {what}")
+    raise UserError(f"{name!r} is not among the model's {len(known)} {what}; leave its layer out (ignore)")
 
 
 def stored_weights(source: ModelSource, lm: PreTrainedModel, layers: Iterable[str]) -> dict[str, str]:
