@@ -15,6 +15,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     DeepseekV3Config,
+    MixtralConfig,
     OlmoeConfig,
     PhimoeConfig,
 )
@@ -40,6 +41,7 @@ from roi_lightning.stored_names import stored_names
 from tiny_models import (
     tiny_gemma2,
     tiny_gemma3,
+    tiny_gguf_moe,
     tiny_gpt2,
     tiny_gpt_oss,
     tiny_llama,
@@ -260,6 +262,28 @@ def test_mixtures_that_nothing_here_names_are_split_by_transformers_own_rules(ki
     assert not any(re.search(r"\.(gate|router)\.", name) for name in names.values())
 
 
+NOISY = {
+    "mixtral": MixtralConfig(**SMALL, num_local_experts=4, router_jitter_noise=0.5),
+    "phimoe": PhimoeConfig(**SMALL, num_local_experts=4, router_jitter_noise=0.5, input_jitter_noise=0.5),
+}
+
+
+@pytest.mark.parametrize("kind", NOISY)
+def test_routes_are_those_of_evaluation(kind):
+    """PhiMoE draws its experts in train mode, both stir what they route; trained weights are to meet neither."""
+    torch.manual_seed(0)
+    lm = AutoModelForCausalLM.from_config(NOISY[kind])
+    split_experts(lm)
+    ids = torch.randint(0, 64, (2, 20))
+    wanted = lm.eval()(ids).logits
+    lm.train()
+    assert not torch.equal(lm(ids).logits, lm(ids).logits), "there was no noise to turn off"
+    freeze(lm)
+    assert all(module.training for module in lm.modules())
+    assert all(torch.equal(lm(ids).logits, wanted) for _ in range(3))
+    assert all(module.training for module in lm.modules())
+
+
 def test_masks_by_names_on_disk_reach_the_weights(lab):
     model = tiny_mixtral(lab.folder / "m")
     assert run("prune", model, "--method", "magnitude", "--out", lab.folder / "out") == 0
@@ -267,6 +291,19 @@ def test_masks_by_names_on_disk_reach_the_weights(lab):
     apply_masks(lm, MaskSet.load(lab.folder / "out"))
     for (name, one), other in zip(lm.named_parameters(), pruned.parameters(), strict=True):
         assert torch.equal(one, other), name
+
+
+def test_experts_of_a_gguf_file(lab, reloaded):
+    model, out = tiny_gguf_moe(lab.folder / "m.gguf"), lab.folder / "out"
+    text = ["--data", lab.corpus, "--windows", 3, "--seq_len", 32, "--dtype", "float32"]
+    assert run("prune", model, "--method", "sparsegpt", "--mask_only", *text, "--out", out) == 0
+    assert run("verify", out, "--base", model) == 0
+    masks, ids = MaskSet.load(out), torch.arange(30)
+    assert len([name for name in masks.layers if ".experts." in name]) == 2 * 4 * 3
+    lm = load_language_model(resolve_model(str(model)), "float32")
+    apply_masks(lm, masks)
+    with torch.no_grad():
+        assert_same(reloaded(out, ids), lm(ids[None]).logits, rounding=1e-6)
 
 
 # Experts that no token is sent to.

@@ -163,26 +163,43 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
 
 def tiny_gguf(path: Path, seed: int = 0) -> Path:
     """A Llama in a GGUF file, float32, head tied."""
+    shapes = {"ffn_up": (128, 64), "ffn_gate": (128, 64), "ffn_down": (64, 128)}
+    return _gguf(path, "llama", shapes, {"add_feed_forward_length": 128}, seed)
+
+
+def tiny_gguf_moe(path: Path, seed: int = 0) -> Path:
+    """A Qwen3-MoE in a GGUF file, four experts as wide as transformers takes them to be; float32, head tied."""
+    shapes = {"ffn_gate_inp": (4, 64), "attn_q_norm": (16,), "attn_k_norm": (16,)}
+    shapes |= {"ffn_gate_exps": (4, 768, 64), "ffn_up_exps": (4, 768, 64), "ffn_down_exps": (4, 64, 768)}
+    facts = {"add_expert_count": 4, "add_expert_used_count": 2, "add_expert_feed_forward_length": 768}
+    facts |= {"add_feed_forward_length": 128, "add_key_length": 16, "add_value_length": 16}
+    return _gguf(path, "qwen3moe", shapes, facts, seed)
+
+
+def _gguf(
+    path: Path, kind: str, shapes: Mapping[str, tuple[int, ...]], facts: Mapping[str, int], seed: int
+) -> Path:
     import gguf
 
     generator = torch.Generator().manual_seed(seed)
-    writer = gguf.GGUFWriter(str(path), "llama")
+    writer = gguf.GGUFWriter(str(path), kind)
     writer.add_context_length(128)
     writer.add_embedding_length(64)
     writer.add_block_count(2)
-    writer.add_feed_forward_length(128)
     writer.add_head_count(4)
     writer.add_head_count_kv(2)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(10000.0)
     writer.add_vocab_size(len(VOCABULARY))
+    for name, value in facts.items():
+        getattr(writer, name)(value)
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list(VOCABULARY)
     writer.add_token_types([1] * 256 + [3, 1])
     writer.add_token_merges(["a b"])
     writer.add_bos_token_id(256)
     writer.add_eos_token_id(256)
-    for name, shape in _gguf_shapes().items():
+    for name, shape in _gguf_shapes(shapes).items():
         values = torch.ones(shape) if len(shape) == 1 else torch.randn(shape, generator=generator) * 0.05
         writer.add_tensor(name, values.numpy())
     writer.write_header_to_file()
@@ -192,14 +209,13 @@ def tiny_gguf(path: Path, seed: int = 0) -> Path:
     return path
 
 
-def _gguf_shapes() -> dict[str, tuple[int, ...]]:
+def _gguf_shapes(of_kind: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {
         "token_embd.weight": (len(VOCABULARY), 64),
         "output_norm.weight": (64,),
     }
     block = {"attn_norm": (64,), "ffn_norm": (64,), "attn_q": (64, 64), "attn_k": (32, 64)}
-    block |= {"attn_v": (32, 64), "attn_output": (64, 64), "ffn_up": (128, 64)}
-    block |= {"ffn_gate": (128, 64), "ffn_down": (64, 128)}
+    block |= {"attn_v": (32, 64), "attn_output": (64, 64), **of_kind}
     for i in range(2):
         shapes |= {f"blk.{i}.{name}.weight": shape for name, shape in block.items()}
     return shapes

@@ -27,6 +27,8 @@ _NORM: Final = "has_post_expert_norm"
 # How transformers makes the stacks of what lies on disk, for an expert's names to be read off.
 _STACKED: Final = ((MergeModulelist, 0),)
 _STACKED_PAIRS: Final = (*_STACKED, (Concatenate, 1))
+# Modules that choose among experts: Mixtral's `gate`, DBRX's `router.layer`, Qwen2-MoE's `shared_expert_gate`.
+_ROUTER: Final = re.compile(r"gate|.*router.*|.*experts?_gate")
 
 
 class ExpertNames(NamedTuple):
@@ -128,6 +130,11 @@ def _sources(
             found = [re.fullmatch(rf"{stem}\.\*\.(\w+)\.weight", source) for source in plain]
             return [match[1] for match in found if match]
     return []
+
+
+def is_router(name: str) -> bool:
+    """Whether a module chooses among experts, or belongs to one that does, by any part of its dotted name."""
+    return any(_ROUTER.fullmatch(part) for part in name.split("."))
 
 
 def expert_layers(lm: nn.Module) -> set[str]:

@@ -14,12 +14,13 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from roi_lightning.attention import widen_attention
 from roi_lightning.errors import UserError
-from roi_lightning.experts import split_experts
+from roi_lightning.experts import is_router, split_experts
 from roi_lightning.products import widen_products
 from roi_lightning.sources import ModelSource, resolve_model
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 _DROPOUTS: Final = ("dropout", "pdrop", "layerdrop")
+_JITTERS: Final = ("jitter_noise", "input_jitter_noise")
 
 
 def load_config(source: ModelSource, trust_remote_code: bool = False) -> PreTrainedConfig:
@@ -141,14 +142,18 @@ def random_language_model(
 
 
 def freeze(lm: PreTrainedModel) -> PreTrainedModel:
-    """Stop gradients to every weight, set train mode, and turn every dropout off, in place."""
+    """Stop gradients to every weight, set train mode, turn off every dropout and all noise on routes, in place."""
     lm.requires_grad_(False)
     lm.config.use_cache = False
-    _zero_dropouts(lm.config)
-    for module in lm.modules():
+    _zero_noise(lm.config)
+    for name, module in lm.named_modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-        _zero_dropouts(module)
+        _zero_noise(module)
+        if is_router(name.rpartition(".")[2]):
+            # Some draw experts in train mode; left in eval mode, Lightning would warn of it.
+            module.register_forward_pre_hook(_to_eval)
+            module.register_forward_hook(_to_train)
     lm.train()
     return lm
 
@@ -160,10 +165,19 @@ def enable_checkpointing(lm: PreTrainedModel) -> None:
     enable({"use_reentrant": False})
 
 
-def _zero_dropouts(owner: object) -> None:
+def _zero_noise(owner: object) -> None:
     for name, value in list(vars(owner).items()):
-        if isinstance(value, float) and any(part in name for part in _DROPOUTS):
+        known = name in _JITTERS or any(part in name for part in _DROPOUTS)
+        if isinstance(value, float) and known:
             setattr(owner, name, 0.0)
+
+
+def _to_eval(router: nn.Module, *_: object) -> None:
+    router.eval()
+
+
+def _to_train(router: nn.Module, *_: object) -> None:
+    router.train()
 
 
 def _forget_gguf(lm: PreTrainedModel) -> None:

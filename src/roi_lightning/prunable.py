@@ -5,20 +5,16 @@ import warnings
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from functools import cache
-from typing import Final
 
 from torch import nn
 from transformers.modeling_utils import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from roi_lightning.errors import UserError
+from roi_lightning.experts import is_router
 from roi_lightning.language_model import load_config, meta_language_model
 from roi_lightning.pattern import NMPattern
 from roi_lightning.sources import ModelSource
-
-# Layers that choose among experts, by any part of their names: Mixtral's `gate`, DBRX's `router.layer`,
-# Qwen2-MoE's `shared_expert_gate`.
-_ROUTER: Final = re.compile(r"gate|.*router.*|.*experts?_gate")
 
 
 def prunable_layers(
@@ -75,7 +71,7 @@ def _block_linears(lm: PreTrainedModel) -> dict[str, nn.Linear | Conv1D]:
     found = {
         name: module
         for name, module in lm.named_modules()
-        if isinstance(module, (nn.Linear, Conv1D)) and name.startswith(f"{blocks}.") and not _is_router(name)
+        if isinstance(module, (nn.Linear, Conv1D)) and name.startswith(f"{blocks}.") and not is_router(name)
     }
     if not found:
         raise UserError(f"{type(lm).__name__} has no linear layers inside {blocks!r}; it can't be pruned")
@@ -86,14 +82,10 @@ def _unknown(lm: PreTrainedModel) -> list[str]:
     """Parameters in the blocks with rows and columns that no layer known here holds."""
     blocks, found = decoder_blocks(lm), []
     for name, module in lm.get_submodule(blocks).named_modules(prefix=blocks):
-        if not isinstance(module, (nn.Linear, Conv1D, nn.Embedding)) and not _is_router(name):
+        if not isinstance(module, (nn.Linear, Conv1D, nn.Embedding)) and not is_router(name):
             parameters = module.named_parameters(prefix=name, recurse=False)
             found += [own for own, parameter in parameters if parameter.ndim > 1]
     return found
-
-
-def _is_router(name: str) -> bool:
-    return any(_ROUTER.fullmatch(part) for part in name.split("."))
 
 
 def decoder_blocks(lm: PreTrainedModel) -> str:
