@@ -28,6 +28,8 @@ ORDER = [
     "products",
     "attention",
     "sources",
+    "experts",
+    "stored_names",
     "samplers",
     "masks",
     "language_model",

@@ -29,11 +29,12 @@ from roi_lightning.loss import kl_sum, next_token_logits, next_token_nll, nll_su
 from roi_lightning.masks import BaseModel, LayerMask, MaskSet
 from roi_lightning.optimization import cosine_to, keep_configured
 from roi_lightning.pattern import NMPattern
-from roi_lightning.prunable import check_model, check_pattern, prunable_layers, stored_weights
+from roi_lightning.prunable import check_model, check_pattern, prunable_layers
 from roi_lightning.resuming import align_loops
 from roi_lightning.sharding import shard
 from roi_lightning.sources import ModelSource, resolve_model
 from roi_lightning.sparse_linear import LayerState, MaskedLinear, fixed_masks, in_mode
+from roi_lightning.stored_names import stored_weights
 
 _LOW_PRECISIONS: Final = ("bf16-true", "16-true", "transformer-engine", "transformer-engine-float16")
 
