@@ -15,9 +15,10 @@ from distributed_worker import SAVED, STEPS, learn
 from roi_lightning.checkpoint_files import read_checkpoint
 from roi_lightning.export import verify_export
 from roi_lightning.masks import MaskSet
-from tiny_models import tiny_gpt2, tiny_llama
+from tiny_models import tiny_gpt2, tiny_llama, tiny_mixtral
 
 TESTS = Path(__file__).parent
+WHOLE = ["ddp-llama", "sharded-llama", "gathered-llama", "sharded-gpt2", "ddp-mixtral", "sharded-mixtral"]
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
     pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`"),
@@ -33,7 +34,8 @@ def runs(tmp_path_factory):
     root = tmp_path_factory.mktemp("distributed")
     shared = root / "shared"
     Lab(root, shared)
-    models = {"llama": tiny_llama(root / "llama"), "gpt2": tiny_gpt2(root / "gpt2")}
+    makers = {"llama": tiny_llama, "gpt2": tiny_gpt2, "mixtral": tiny_mixtral}
+    models = {name: maker(root / name) for name, maker in makers.items()}
     for name, model in models.items():
         learner, recorder, _ = learn(model, root / f"one-{name}", shared, accumulate=2)
         torch.save(
@@ -46,7 +48,12 @@ def runs(tmp_path_factory):
         ("sharded-llama", "sharded", None),
         ("gathered-llama", "gathered", None),
     ]
-    asked += [("sharded-gpt2", "sharded", None), ("ddp-on", "ddp", ended), ("sharded-on", "sharded", ended)]
+    asked += [
+        ("sharded-gpt2", "sharded", None),
+        ("ddp-mixtral", "ddp", None),
+        ("sharded-mixtral", "sharded", None),
+    ]
+    asked += [("ddp-on", "ddp", ended), ("sharded-on", "sharded", ended)]
     specs = [
         {
             "folder": str(root / name),
@@ -84,7 +91,7 @@ def losses_of(folder):
     }
 
 
-@pytest.mark.parametrize("name", ["ddp-llama", "sharded-llama", "gathered-llama", "sharded-gpt2"])
+@pytest.mark.parametrize("name", WHOLE)
 def test_the_loss_curve_is_that_of_one_process(runs, name):
     one, two = losses_of(runs / f"one-{name.partition('-')[2]}"), losses_of(runs / name)
     assert sorted(one) == list(range(2 * STEPS))
@@ -92,11 +99,9 @@ def test_the_loss_curve_is_that_of_one_process(runs, name):
     assert len(set(two.values())) == 2 * STEPS, "ranks see other text and draw other masks"
 
 
-@pytest.mark.parametrize(
-    "name", ["ddp-llama", "sharded-llama", "gathered-llama", "sharded-gpt2", "ddp-on", "sharded-on"]
-)
+@pytest.mark.parametrize("name", [*WHOLE, "ddp-on", "sharded-on"])
 def test_the_mask_is_that_of_one_process_but_for_ties(runs, name):
-    one = runs / f"one-{'gpt2' if 'gpt2' in name else 'llama'}"
+    one = runs / f"one-{name.partition('-')[2].replace('on', 'llama')}"
     before, after = (MaskSet.load(folder / "mask.safetensors") for folder in (one, runs / name))
     logits, moved = logits_of(one), logits_of(runs / name)
     for layer, value in logits.items():
