@@ -89,13 +89,13 @@ class Recorder(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-def fit(module, folder, steps, total_steps, resume=None, accumulate=1, **options):
-    model = Recorder()
+def fit(module, folder, steps, total_steps, resume=None, accumulate=1, model=None, callbacks=(), **options):
+    model = model or Recorder()
     saver = ModelCheckpoint(folder, every_n_train_steps=steps, save_top_k=-1, filename="{step}")
     trainer = Trainer(
         max_steps=total_steps,
         accumulate_grad_batches=accumulate,
-        callbacks=[saver],
+        callbacks=[saver, *callbacks],
         **{"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_model_summary": False}
         | {"use_distributed_sampler": False, "num_sanity_val_steps": 0}
         | options,
