@@ -1,7 +1,7 @@
 """The LightningDataModule that feeds calibration windows, in an order that survives interruption."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -195,6 +195,10 @@ class CalibrationDataModule(LightningDataModule):
         assert trainer is not None
         return trainer.global_step * trainer.accumulate_grad_batches
 
+    @cached_property
+    def _loaded_tokenizer(self) -> PreTrainedTokenizerBase:
+        return self._tokenizer()
+
     def _tokenizer(self) -> PreTrainedTokenizerBase:
         from roi_lightning.language_model import load_tokenizer
 
@@ -239,7 +243,7 @@ class CalibrationDataModule(LightningDataModule):
 
     def _pack(self, corpus: Corpus, side: Side) -> "Dataset":
         documents = packing.select_side(load_documents(corpus, self.cache_dir), side, self.held_out_fraction)
-        packed = packing.pack_side(documents, side, self._tokenizer(), self.seq_len, corpus.source)
+        packed = packing.pack_side(documents, side, self._loaded_tokenizer, self.seq_len, corpus.source)
         return packed.with_format("torch")
 
     def stream(self, corpus: Corpus) -> "IterableDataset":
@@ -252,7 +256,7 @@ class CalibrationDataModule(LightningDataModule):
 
     def _reader(self, side: Side) -> "Callable[[IterableDataset, range], WindowReader]":
         keeps = partial(packing.belongs, side=side, held_out_fraction=self.held_out_fraction)
-        return partial(WindowReader, keeps=keeps, tokenizer=self._tokenizer(), seq_len=self.seq_len)
+        return partial(WindowReader, keeps=keeps, tokenizer=self._loaded_tokenizer, seq_len=self.seq_len)
 
     def _first_windows(self, corpus: Corpus, side: Side) -> list[Tensor]:
         documents = self.stream(corpus)
@@ -266,7 +270,7 @@ class CalibrationDataModule(LightningDataModule):
                 describe(corpus) | {"shards": reader.documents.num_shards}
                 for corpus, reader in zip(self.corpora, self._lanes[0].readers, strict=True)
             ],
-            "data.tokenizer": packing.identity(self._tokenizer()),
+            "data.tokenizer": packing.identity(self._loaded_tokenizer),
             "data.seq_len": self.seq_len,
             "data.seed": self.seed,
             "data.held_out_fraction": self.held_out_fraction if self.val_corpora is None else None,
