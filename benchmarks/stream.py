@@ -3,7 +3,7 @@
     python benchmarks/stream.py
     python benchmarks/stream.py --workers 2 --ranks 8 --json F.json
 
-Documents are runs of words from Python's own language reference, in shards of a thousand. A first data module is set
+Documents are runs of words from Python's own language reference, in shards of ten thousand. A first data module is set
 up, held-out text included, and reads `--read` documents' worth of batches. Its place is moved to the middle of the
 text, which is nothing but numbers, stored and loaded as a checkpoint is, and a second data module goes on there.
 With `--ranks`, what the first of so many ranks does: its share of the batches, and of the reading.
@@ -27,7 +27,7 @@ from rich.table import Table
 
 from roi_lightning.data import CalibrationDataModule, Corpus
 
-_SHARD: Final = 1_000  # documents
+_SHARD: Final = 10_000  # documents
 _WORDS: Final = 300  # a document
 
 

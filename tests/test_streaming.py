@@ -1,6 +1,5 @@
 """Streamed corpora: any order of interruptions, workers and ranks gives the windows of one uninterrupted run."""
 
-import gzip
 import json
 import pickle
 from itertools import chain, cycle, islice
@@ -165,7 +164,9 @@ def test_a_file_that_ends_begins_again_after_an_interruption_too(tmp_path):
     windows = reference_windows([text for text in texts if belongs(text, "train", 0.2)], 16)
 
     def module():
-        return TinyData(corpora=[Corpus(path, streaming=True)], seq_len=16, held_out_fraction=0.2, val_windows=2)
+        return TinyData(
+            corpora=[Corpus(path, streaming=True)], seq_len=16, held_out_fraction=0.2, val_windows=2
+        )
 
     ends = len(windows)
     whole, _ = fit(module(), tmp_path / "whole", 1, ends + 5)
@@ -277,9 +278,9 @@ def test_lines_are_read_once_wherever_files_are_cut(tmp_path, monkeypatch, size)
     paths = [tmp_path / f"{i}.jsonl" for i in range(2)]
     for path, part in zip(paths, texts, strict=True):
         write_jsonl(path, part)
-    zipped = tmp_path / "2.jsonl.gz"
-    zipped.write_bytes(gzip.compress(b'\xef\xbb\xbf{"text": "last"}\n\n{"other": 1}'))
-    pieces = local_files.cut_lines([*paths, zipped])
+    rest = tmp_path / "2.jsonl"
+    rest.write_bytes(b'\xef\xbb\xbf{"text": "last"}\n\n{"other": 1}')
+    pieces = local_files.cut_lines([*paths, rest])
     assert len(pieces) == 3 if size == 10**6 else len(pieces) > 20
     read = [row["text"] for piece in pieces for row in local_files.json_documents([piece], "text")]
     assert read == [*texts[0], *texts[1], "last", None]

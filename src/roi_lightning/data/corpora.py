@@ -4,14 +4,11 @@ Every source ends as a `datasets` object with the single column `text`, so that 
 tokenising, packing) never needs to know where a document was read.
 """
 
-import ast
 import glob
 import hashlib
-import importlib
 import json
 import sys
 import sysconfig
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
@@ -22,6 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 import yaml
 
 from roi_lightning.data.local_files import OPENERS, cut_lines, json_documents, json_rows, text_passages
+from roi_lightning.data.python_docs import python_documents
 from roi_lightning.errors import UserError
 
 if TYPE_CHECKING:
@@ -30,9 +28,6 @@ if TYPE_CHECKING:
 Generate = Callable[..., Iterator[Mapping[str, str | None]]]
 PYTHON_DOCS = "python-docs"
 FORMATS = {".txt": "text", ".jsonl": "json", ".json": "json", ".parquet": "parquet"}
-_SMALLEST_DOCUMENT = 200  # characters; shorter docstring collections are stubs
-_NOT_LIBRARY = {"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "pydoc_data"}
-_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 @dataclass(frozen=True)
@@ -112,37 +107,10 @@ def load_documents(corpus: Corpus, cache_dir: str | None = None) -> "Dataset | I
         stamps = tuple((path.stat().st_mtime_ns, path.stat().st_size) for path in paths)
         arguments = {"files": [str(path.resolve()) for path in paths], "stamps": stamps}
         return _from_generator(text_passages, arguments, corpus, cache_dir)
-    if corpus.streaming and all(_suffix(path) == ".jsonl" for path in paths):
+    if corpus.streaming and all(path.suffix == ".jsonl" for path in paths):
         return _stream_lines(paths, corpus, cache_dir)
     options = {"data_files": [str(path) for path in paths], "split": "train"}
     return _load(corpus, cache_dir, "check the file", kind, **options)
-
-
-def python_documents(library: str, version: str) -> Iterator[dict[str, str]]:
-    """Yield the language reference topic by topic, then the docstrings of each module under `library`.
-
-    Modules are parsed and never imported. `version` only tells caches of different Pythons apart.
-    """
-    try:
-        topics: dict[str, str] = importlib.import_module("pydoc_data.topics").topics
-    except ImportError:  # some distributions leave it out
-        topics = {}
-    files = sorted(Path(library).rglob("*.py"))
-    modules = (file for file in files if not _NOT_LIBRARY.intersection(file.relative_to(library).parts))
-    for text in chain((topics[name] for name in sorted(topics)), map(_docstrings, modules)):
-        if len(text) >= _SMALLEST_DOCUMENT:
-            yield {"text": text}
-
-
-def _docstrings(file: Path) -> str:
-    try:
-        with warnings.catch_warnings(action="ignore"):  # invalid escapes in other people's modules
-            tree = ast.parse(file.read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return ""
-    nodes = [node for node in ast.walk(tree) if isinstance(node, _DOCUMENTED)]
-    nodes.sort(key=lambda node: getattr(node, "lineno", 0))
-    return "\n\n".join(filter(None, map(ast.get_docstring, nodes)))
 
 
 def describe(corpus: Corpus) -> dict[str, Any]:
@@ -168,18 +136,15 @@ def _local_files(source: str) -> list[Path]:
 def _format(paths: Sequence[Path]) -> str:
     formats = set()
     for path in paths:
-        suffix = _suffix(path)
-        if suffix not in FORMATS or (suffix == ".parquet" != path.suffix):
+        compressed = path.suffix in OPENERS
+        suffix = path.with_suffix("").suffix if compressed else path.suffix
+        if suffix not in FORMATS or (compressed and suffix == ".parquet"):
             known = f"{', '.join(FORMATS)} (all but .parquet also with {', '.join(OPENERS)})"
             raise UserError(f"cannot read {str(path)!r} as a corpus; use one of {known}")
         formats.add(FORMATS[suffix])
     if len(formats) > 1:
         raise UserError(f"corpus {str(paths[0])!r} and others mix formats; name one corpus per format")
     return formats.pop()
-
-
-def _suffix(path: Path) -> str:
-    return path.with_suffix("").suffix if path.suffix in OPENERS else path.suffix
 
 
 def _stream_lines(paths: Sequence[Path], corpus: Corpus, cache_dir: str | None) -> "IterableDataset":

@@ -172,6 +172,14 @@ class CalibrationDataModule(LightningDataModule):
         order = ResumableOrder(len(self._mixed), count, seed=self.seed)
         return cast(Tensor, self._mixed[list(order)]["input_ids"])
 
+    def stream(self, corpus: Corpus) -> "IterableDataset":
+        """Open the documents of a streamed corpus, one column `text`; override it to stream text of your own.
+
+        The finer the shards, the less is read again by a run that goes on; every call must give the same.
+        """
+        documents = load_documents(corpus, self.cache_dir)
+        return documents if corpus.streaming else cast("Dataset", documents).to_iterable_dataset()
+
     @override
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         if self._progress is not None and PLACE in batch:
@@ -214,10 +222,8 @@ class CalibrationDataModule(LightningDataModule):
             self._lanes = make_lanes(
                 [self.stream(corpus) for corpus in self.corpora], weights, self.seed, self._reader(side)
             )
-            for reader in self._lanes[0].readers:
-                next(
-                    reader.windows()
-                )  # text that fills no window is noticed before training, in this process
+            for reader in self._lanes[0].readers:  # text that fills no window is noticed here and now
+                next(reader.windows())
         else:
             self._packed = [self._pack(corpus, side) for corpus in self.corpora]
             self._mixed = mix(self._packed, weights, self.seed)
@@ -245,14 +251,6 @@ class CalibrationDataModule(LightningDataModule):
         documents = packing.select_side(load_documents(corpus, self.cache_dir), side, self.held_out_fraction)
         packed = packing.pack_side(documents, side, self._loaded_tokenizer, self.seq_len, corpus.source)
         return packed.with_format("torch")
-
-    def stream(self, corpus: Corpus) -> "IterableDataset":
-        """Open the documents of a streamed corpus, one column `text`; override it to stream text of your own.
-
-        The finer the shards, the less is read again by a run that goes on; every call must give the same.
-        """
-        documents = load_documents(corpus, self.cache_dir)
-        return documents if corpus.streaming else cast("Dataset", documents).to_iterable_dataset()
 
     def _reader(self, side: Side) -> "Callable[[IterableDataset, range], WindowReader]":
         keeps = partial(packing.belongs, side=side, held_out_fraction=self.held_out_fraction)

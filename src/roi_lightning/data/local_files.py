@@ -1,15 +1,13 @@
-"""Documents from text and JSON-lines files, compressed or not, cut so that a reader can begin in the middle."""
+"""Documents from text files, and from JSON lines that a reader can enter in the middle."""
 
 import bz2
 import gzip
-import io
 import json
 import lzma
-import zlib
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO, Final, cast
+from typing import Any, Final
 
 import zstandard
 
@@ -25,7 +23,6 @@ OPENERS: Final[dict[str, Any]] = {
 }
 _PIECE: Final = 8 << 20  # bytes
 _NO_END: Final = 1 << 62
-_DAMAGE: Final = (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
 
 
 def text_passages(files: Sequence[str], stamps: Sequence[object]) -> Iterator[dict[str, str]]:
@@ -38,14 +35,14 @@ def text_passages(files: Sequence[str], stamps: Sequence[object]) -> Iterator[di
 
 
 def cut_lines(files: Sequence[Path]) -> list[Piece]:
-    """Cut files of lines into pieces of about 8 MiB: file, first byte, end; compressed ones stay whole.
+    """Cut files of lines into pieces of about 8 MiB: file, first byte, end.
 
     A line belongs to the piece in which it starts.
     """
     pieces = []
     for file in files:
         size = file.stat().st_size
-        count = 1 if file.suffix in OPENERS else max(1, round(size / _PIECE))
+        count = max(1, round(size / _PIECE))
         edges = [*(size * i // count for i in range(count)), _NO_END]
         pieces += [(str(file.resolve()), *edge) for edge in pairwise(edges)]
     return pieces
@@ -55,7 +52,7 @@ def json_documents(pieces: Sequence[Piece], field: str) -> Iterator[dict[str, st
     """Yield the text of every JSON object that starts in one of the pieces, None where it has no `field`.
 
     Raises:
-        UserError: If a line is no JSON object, its field no text, or the file damaged.
+        UserError: If a line is no JSON object, its field no text, or the file can't be read.
     """
     for piece in pieces:
         for row in json_rows(piece):
@@ -69,7 +66,7 @@ def json_rows(piece: Piece) -> Iterator[dict[str, Any]]:
     """Yield the JSON objects, one a line, that start in a piece.
 
     Raises:
-        UserError: If a line is no JSON object, or the file is damaged.
+        UserError: If a line is no JSON object, or the file can't be read.
     """
     name = piece[0]
     try:
@@ -78,21 +75,16 @@ def json_rows(piece: Piece) -> Iterator[dict[str, Any]]:
             if not isinstance(row, dict):
                 raise ValueError(f"a line holds {type(row).__name__} where an object should be")
             yield row
-    except _DAMAGE as error:
+    except (OSError, ValueError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(f"cannot read corpus file {name!r} ({reason}); check the file") from error
 
 
 def _lines(name: str, start: int, end: int) -> Iterator[bytes]:
-    with _open(name) as stream:
+    with Path(name).open("rb") as stream:
         if start:
             stream.seek(start - 1)
             stream.readline()  # of the piece before, unless it ends right here
         while stream.tell() < end and (line := stream.readline()):
             if line.strip():
                 yield line
-
-
-def _open(name: str) -> BinaryIO:
-    opener = OPENERS.get(Path(name).suffix)
-    return Path(name).open("rb") if opener is None else cast(BinaryIO, io.BufferedReader(opener(name, "rb")))
