@@ -3,10 +3,11 @@
     python benchmarks/stream.py
     python benchmarks/stream.py --workers 2 --ranks 8 --json F.json
 
-Documents are runs of words from Python's own language reference, in shards of ten thousand. A first data module is set
-up, held-out text included, and reads `--read` documents' worth of batches. Its place is moved to the middle of the
-text, which is nothing but numbers, stored and loaded as a checkpoint is, and a second data module goes on there.
-With `--ranks`, what the first of so many ranks does: its share of the batches, and of the reading.
+Documents are runs of words from Python's own language reference, in shards of ten thousand. A first data module is
+set up, held-out text included, and reads `--read` documents' worth of batches. Its place, little but numbers, is
+moved to the middle of the text, stored and loaded as checkpoints are, and a second data module goes on there. The
+tokenizer is loaded before the clock starts. With `--ranks` (1, 2, 4 or 8), what the first of so many ranks does: its
+share of the batches, and of the reading.
 """
 
 import argparse
@@ -82,10 +83,11 @@ class Progress:
 
 
 def batches(data: GeneratedText, trainer: Progress) -> Iterator[dict[str, Any]]:
-    """Training batches, each used in a step before the next is asked for."""
+    """Training batches, each a step of its own."""
     for batch in data.train_dataloader():
-        yield data.on_before_batch_transfer(batch, 0)
+        used = data.on_before_batch_transfer(batch, 0)
         trainer.global_step += 1
+        yield used
 
 
 def resident() -> int:
@@ -139,13 +141,14 @@ def tokens_per_document(data: GeneratedText) -> float:
 
 
 def in_the_middle(state: dict[str, Any], lanes: int, documents: int) -> Any:
-    """A data module's place, moved to the middle of every lane, and through a file as checkpoints are."""
-    for position in state["positions"].values():
-        position["corpora"][0]["shard"] = documents // _SHARD // lanes // 2
+    """A data module's place, through a file as checkpoints are, and moved to the middle of every lane."""
     file = io.BytesIO()
     torch.save(state, file)
     file.seek(0)
-    return torch.load(file, weights_only=True)
+    moved = torch.load(file, weights_only=True)
+    for position in moved["positions"].values():
+        position["corpora"][0]["shard"] = documents // _SHARD // lanes // 2
+    return moved
 
 
 def main() -> None:
@@ -161,7 +164,7 @@ def main() -> None:
     parser.add_argument("--held_out_fraction", type=float, default=0.005)
     parser.add_argument("--val_windows", type=int, default=32)
     parser.add_argument("--workers", type=int, default=0)
-    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--ranks", type=int, default=1, choices=[1, 2, 4, 8])
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     names = ("tokenizer", "seq_len", "batch_size", "held_out_fraction", "val_windows")

@@ -299,3 +299,16 @@ def test_damaged_lines_are_named(tmp_path, content, message):
     path.write_bytes(content)
     with pytest.raises(local_files.UserError, match=message):
         list(local_files.json_documents(local_files.cut_lines([path]), "text"))
+
+
+def test_a_checkpoint_without_a_place_is_said_to_have_none(tmp_path, caplog):
+    path = write_jsonl(tmp_path / "a.jsonl", documents(60))
+
+    def module(streaming):
+        return TinyData(corpora=[Corpus(path, streaming=streaming)], seq_len=16, held_out_fraction=0.2)
+
+    fit(module(False), tmp_path / "a", 2, 2)
+    with caplog.at_level("INFO", "lightning.pytorch"):
+        model, _ = fit(module(True), tmp_path / "b", 2, 4, tmp_path / "a" / "step=2.ckpt")
+    assert "read from its beginning: the checkpoint holds no place in it" in caplog.text
+    assert model.seen == batches(module(True), 2)

@@ -71,7 +71,7 @@ class StreamProgress:
 def _furthest(positions: dict[int, Position]) -> dict[int, Position]:
     """For every lane the position of the rank that has come furthest."""
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():
-        return positions
+        return dict(positions)
     parts: list[Any] = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(parts, positions)
     furthest: dict[int, Position] = {}
