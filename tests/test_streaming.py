@@ -1,8 +1,10 @@
 """Streamed corpora: any order of interruptions, workers and ranks gives the windows of one uninterrupted run."""
 
+import gzip
 import json
 import pickle
 from itertools import chain, cycle, islice
+from pathlib import Path
 
 import datasets
 import pytest
@@ -97,6 +99,37 @@ def test_every_position_can_be_entered(tmp_path, seq_len):
     for index in range(0, len(items) - 5, 7):
         entered = lane.windows(restored(items[index][1], tmp_path))
         assert [window.tolist() for window, _ in islice(entered, 5)] == windows[index + 1 : index + 6]
+
+
+def write_source(folder, kind):
+    """Two files of a kind, of a hundred and more documents each; what names them."""
+    for number in range(2):
+        texts = documents(150, f"{number}.", seed=number)
+        path = folder / f"part{number}"
+        if kind == "parquet":
+            rows = datasets.Dataset.from_dict({"body": texts, "n": list(range(150))})
+            rows.to_parquet(f"{path}.parquet", batch_size=40)
+        elif kind == "txt":
+            path.with_suffix(".txt").write_text("\n\n".join(texts * 5))
+        else:
+            write_jsonl(path.with_suffix(".jsonl"), texts, "body")
+            if kind == "jsonl.gz":
+                content = path.with_suffix(".jsonl").read_bytes()
+                Path(f"{path}.jsonl.gz").write_bytes(gzip.compress(content))
+    return Corpus(str(folder / f"part*.{kind}"), text_field="body", streaming=True)
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "parquet", "txt"])
+def test_every_kind_of_file_can_be_entered(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(local_files, "_PIECE", 1000)
+    module = TinyData(corpora=[write_source(tmp_path, kind)], seq_len=64, held_out_fraction=0.1)
+    module.setup("fit")
+    lane = module._lanes[-1]
+    assert (len(module._lanes) > 1) == (kind == "jsonl")
+    items = list(islice(lane.windows(), 1 + len(list(lane.readers[0].once())) * 3 // 2))
+    for index in range(0, len(items) - 3, max(1, len(items) // 20)):
+        entered = [window.tolist() for window, _ in islice(lane.windows(items[index][1]), 3)]
+        assert entered == [window.tolist() for window, _ in items[index + 1 : index + 4]]
 
 
 def test_a_position_holds_less_than_a_window_and_little_else(tmp_path):
