@@ -122,6 +122,13 @@ def build_parser() -> argparse.ArgumentParser:
     add("--work", type=Path, default=Path("runs/survive"), help="folder of the runs")
     add("--steps", type=int, default=160, help="optimizer steps of the run")
     add("--seed", type=int, default=0, help="of the moments")
+    add(
+        "--pause",
+        type=float,
+        default=1.0,
+        help="longest time into a phase, in seconds; thrice that for an export",
+    )
+    add("arguments", nargs="*", help="after --: more arguments of fit, for another model, say")
     add("--json", type=Path, help="where to write the figures")
     return parser
 
@@ -132,7 +139,7 @@ def start(args: argparse.Namespace, folder: Path) -> "subprocess.Popen[bytes]":
     config = folder / "survive.yaml"
     config.write_text(yaml.safe_dump(settings(args.steps, str(folder))))
     command = [sys.executable, "-m", "roi_lightning", "fit", "--config", "quickstart.yaml"]
-    command += ["--config", str(config), "--resume", "auto"]
+    command += ["--config", str(config), "--resume", "auto", *args.arguments]
     environment = os.environ | {_PHASE_FILE: str(folder.absolute() / "phase")}
     environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     with (folder / "log").open("ab") as log:
@@ -173,7 +180,7 @@ def interrupt(args: argparse.Namespace, folder: Path, phase: str, draws: random.
             visits -= now.startswith(phase)
             last = now
         time.sleep(0.005)
-    time.sleep(draws.uniform(0, {"step": 0.5, "checkpoint": 2.0, "validation": 1.0, "export": 8.0}[phase]))
+    time.sleep(draws.uniform(0, args.pause * (3 if phase == "export" else 1)))
     if process.poll() is not None:
         raise SystemExit(f"the run ended before its interruption ({phase}); give more --steps")
     doing, step = seen.read_text().split()
@@ -184,7 +191,7 @@ def interrupt(args: argparse.Namespace, folder: Path, phase: str, draws: random.
 
 def newest_step(folder: Path) -> int:
     """The step of the newest checkpoint, by its name."""
-    steps = [int(path.stem.rpartition("=")[2]) for path in folder.glob("checkpoints/[!.]*step=*.ckpt")]
+    steps = [int(path.stem.rpartition("=")[2]) for path in folder.glob("checkpoints/step=*.ckpt")]
     return max(steps, default=0)
 
 
