@@ -60,7 +60,16 @@ class Lab:
         )
 
     def learn(
-        self, max_steps, model=None, lr=1e-2, callbacks=(), trainer=None, data=None, ckpt_path=None, **options
+        self,
+        max_steps,
+        model=None,
+        lr=1e-2,
+        callbacks=(),
+        trainer=None,
+        data=None,
+        ckpt_path=None,
+        resume=None,
+        **options,
     ):
         """Fit without the command line; the learner and its trainer."""
         optimizer = partial(torch.optim.AdamW, lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
@@ -70,7 +79,7 @@ class Lab:
             | {"max_steps": max_steps, "callbacks": list(callbacks), "default_root_dir": str(self.folder)}
             | (trainer or {})
         )
-        fit(fitter, learner, data or self.data(), ckpt_path)
+        fit(fitter, learner, data or self.data(), ckpt_path=ckpt_path, resume=resume)
         return learner, fitter
 
 
@@ -81,10 +90,10 @@ def make_lab(tmp_path, tmp_path_factory, monkeypatch):
     return Lab(tmp_path, tmp_path_factory.getbasetemp() / "lab")
 
 
-def fit(trainer, learner, data, ckpt_path=None):
+def fit(trainer, learner, data, **options):
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*does not have many workers")
-        trainer.fit(learner, datamodule=data, ckpt_path=ckpt_path)
+        trainer.fit(learner, datamodule=data, **options)
 
 
 def run(*args):

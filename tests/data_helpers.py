@@ -1,8 +1,12 @@
-"""What the data tests share: a tiny tokenizer and plain-Python references."""
+"""What the data tests share: a tiny tokenizer, plain-Python references, and a model that writes down what it sees."""
 
 import json
+import random
 from pathlib import Path
 
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -51,3 +55,50 @@ def reference_windows(texts, seq_len):
         for character in text:
             stream += tokenizer.encode(character, add_special_tokens=False)
     return [stream[i : i + seq_len] for i in range(0, len(stream) - seq_len + 1, seq_len)]
+
+
+def documents(count, mark="", seed=0):
+    draw = random.Random(seed)
+    return [f"{mark}{i}:" + "".join(draw.choices("abc é", k=draw.randint(5, 90))) for i in range(count)]
+
+
+def data(tmp_path, corpora=None, **options):
+    if corpora is None:
+        corpora = write_jsonl(tmp_path / "a.jsonl", documents(300))
+    options = {"seq_len": 16, "cache_dir": str(tmp_path / "cache"), "held_out_fraction": 0.2} | options
+    return TinyData(corpora=corpora, **options)
+
+
+class Recorder(LightningModule):
+    """A one-layer model that writes down every batch it is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(END + 1, 2)
+        self.seen = []
+        self.validated = 0
+
+    def training_step(self, batch, batch_idx):
+        self.seen.append(batch["input_ids"].tolist())
+        return self.embedding(batch["input_ids"]).square().mean()
+
+    def validation_step(self, batch, batch_idx):
+        self.validated += len(batch["input_ids"])
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def fit(module, folder, steps, total_steps, resume=None, accumulate=1, model=None, callbacks=(), **options):
+    model = model or Recorder()
+    saver = ModelCheckpoint(folder, every_n_train_steps=steps, save_top_k=-1, filename="{step}")
+    trainer = Trainer(
+        max_steps=total_steps,
+        accumulate_grad_batches=accumulate,
+        callbacks=[saver, *callbacks],
+        **{"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+        | {"use_distributed_sampler": False, "num_sanity_val_steps": 0}
+        | options,
+    )
+    trainer.fit(model, datamodule=module, ckpt_path=resume, weights_only=True)
+    return model, trainer

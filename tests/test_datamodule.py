@@ -6,13 +6,21 @@ from types import SimpleNamespace
 import jsonargparse
 import pytest
 import torch
-from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningCLI
 
-from data_helpers import END, TinyData, byte_tokenizer, decode, reference_windows, write_jsonl
+from data_helpers import (
+    Recorder,
+    TinyData,
+    byte_tokenizer,
+    data,
+    decode,
+    documents,
+    fit,
+    reference_windows,
+    write_jsonl,
+)
 from roi_lightning.data import CalibrationDataModule, Corpus
-from roi_lightning.data.order import ResumableOrder, StreamedBatches, spread
+from roi_lightning.data.order import ResumableOrder, spread
 from roi_lightning.data.packing import belongs
 from roi_lightning.errors import UserError
 
@@ -23,18 +31,6 @@ pytestmark = [
     # Lightning 2.6 calls instantiate_classes, add_instantiator and skip_none, deprecated in jsonargparse 4.49
     pytest.mark.filterwarnings("ignore:(?s).*(jsonargparse|deprecated in v4):DeprecationWarning"),
 ]
-
-
-def documents(count, mark="", seed=0):
-    draw = random.Random(seed)
-    return [f"{mark}{i}:" + "".join(draw.choices("abc é", k=draw.randint(5, 90))) for i in range(count)]
-
-
-def data(tmp_path, corpora=None, **options):
-    if corpora is None:
-        corpora = write_jsonl(tmp_path / "a.jsonl", documents(300))
-    options = {"seq_len": 16, "cache_dir": str(tmp_path / "cache"), "held_out_fraction": 0.2} | options
-    return TinyData(corpora=corpora, **options)
 
 
 def all_training_windows(module):
@@ -173,60 +169,6 @@ def test_order_is_shuffled_complete_and_resumable(world, batch):
         assert len(ResumableOrder(items, micro_batches, batch, start=4)) == micro_batches * batch
 
 
-def test_streamed_batches_over_two_ranks_equal_one():
-    def streams():
-        return [lambda: iter(torch.arange(7)[:, None]), lambda: iter(torch.arange(100, 111)[:, None])]
-
-    def take(count, batch, **place):
-        reader = iter(StreamedBatches(streams(), [1, 2], batch, seed=3, **place))
-        return [next(reader)["input_ids"].flatten().tolist() for _ in range(count)]
-
-    whole = take(20, 2)
-    assert take(15, 2, start=5) == whole[5:]
-    ranks = [take(10, 2, rank=rank, world_size=2) for rank in (0, 1)]
-    assert [ranks[k % 2][k // 2] for k in range(20)] == whole
-    assert take(7, 2, rank=1, world_size=2, start=3) == ranks[1][3:]
-
-
-class Recorder(LightningModule):
-    """A one-layer model that writes down every batch it is given."""
-
-    def __init__(self):
-        super().__init__()
-        self.embedding = torch.nn.Embedding(END + 1, 2)
-        self.seen = []
-        self.validated = 0
-
-    def training_step(self, batch, batch_idx):
-        self.seen.append(batch["input_ids"].tolist())
-        return self.embedding(batch["input_ids"]).square().mean()
-
-    def validation_step(self, batch, batch_idx):
-        self.validated += len(batch["input_ids"])
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
-def fit(module, folder, steps, total_steps, resume=None, accumulate=1, **options):
-    model = Recorder()
-    saver = ModelCheckpoint(folder, every_n_train_steps=steps, save_top_k=-1, filename="{step}")
-    trainer = Trainer(
-        max_steps=total_steps,
-        accumulate_grad_batches=accumulate,
-        callbacks=[saver],
-        accelerator="cpu",
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
-        num_sanity_val_steps=0,
-        **options,
-    )
-    trainer.fit(model, datamodule=module, ckpt_path=resume, weights_only=True)
-    return model, trainer
-
-
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("accumulate", [1, 3])
 @pytest.mark.parametrize("max_epochs", [1, None])
@@ -309,7 +251,7 @@ def first_window(module):
 @pytest.mark.parametrize(
     ("texts", "options", "message"),
     [
-        (["", " "], {}, "no documents with text|no text|held-out text"),
+        (["", " "], {}, "no documents with text|less text than one window"),
         (
             ["short"],
             {"val_corpora": "long"},

@@ -19,8 +19,9 @@ from transformers import (
 from roi_lightning.errors import UserError
 from roi_lightning.language_model import freeze, meta_language_model
 from roi_lightning.pattern import NMPattern
-from roi_lightning.prunable import check_pattern, decoder_blocks, input_dim, prunable_layers, stored_names
+from roi_lightning.prunable import check_pattern, decoder_blocks, input_dim, prunable_layers
 from roi_lightning.samplers import GumbelTopK
+from roi_lightning.stored_names import stored_names
 
 SIZES = {"vocab_size": 96, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 CONFIGS = {

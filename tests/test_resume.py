@@ -10,6 +10,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 import roi_lightning.module
 from cli_helpers import make_lab, run
 from roi_lightning.callbacks import HardenMasks, StraightThroughToggle
+from roi_lightning.data import Corpus
 from roi_lightning.errors import UserError
 from roi_lightning.samplers import GumbelTopK, StraightThrough
 from tiny_models import tiny_llama
@@ -49,7 +50,7 @@ def measured(monkeypatch):
     return calls
 
 
-def learn(lab, name, *more, ckpt_path=None):
+def learn(lab, name, *more, ckpt_path=None, streaming=False):
     """Six steps with everything that has state: accumulation, prior, a switch of estimator at step 4."""
     callbacks = [HardenMasks(), StraightThroughToggle(4), checkpoints(lab.folder / name), *more]
     trainer = {
@@ -58,25 +59,27 @@ def learn(lab, name, *more, ckpt_path=None):
         "enable_checkpointing": True,
     }
     options = {"prior": "activation", "prior_windows": 2, "ckpt_path": ckpt_path}
-    return lab.learn(STEPS, callbacks=callbacks, trainer=trainer, **options)[0]
+    data = lab.data(corpora=[Corpus(str(lab.corpus), streaming=streaming)])
+    return lab.learn(STEPS, callbacks=callbacks, trainer=trainer, data=data, **options)[0]
 
 
 def checkpoints(folder):
     return ModelCheckpoint(folder / "checkpoints", "{step}", every_n_train_steps=3, save_top_k=-1)
 
 
-def interrupted(lab):
+def interrupted(lab, **options):
     with pytest.raises(PowerCutError):
-        learn(lab, "cut", CutAt(4))
+        learn(lab, "cut", CutAt(4), **options)
     return lab.folder / "cut" / "checkpoints" / "step=3.ckpt"
 
 
-def test_a_resumed_run_ends_with_the_same_bits(lab, measured):
-    whole = learn(lab, "whole")
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_resumed_run_ends_with_the_same_bits(lab, measured, streaming):
+    whole = learn(lab, "whole", streaming=streaming)
     assert len(measured) == 1
-    checkpoint = interrupted(lab)
+    checkpoint = interrupted(lab, streaming=streaming)
     assert len(measured) == 2
-    resumed = learn(lab, "cut", ckpt_path=str(checkpoint))
+    resumed = learn(lab, "cut", ckpt_path=str(checkpoint), streaming=streaming)
     assert len(measured) == 2, "the prior belongs to the start of a run"
     for name, layer in whole.layers.items():
         assert torch.equal(layer.logits, resumed.layers[name].logits), name

@@ -11,14 +11,32 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 from roi_lightning.export import base_model, open_base
@@ -73,6 +91,68 @@ def tiny_gemma2(directory: Path, seed: int = 0, **overrides: Any) -> Path:
     return _save(Gemma2ForCausalLM, config, directory, seed, overrides)
 
 
+def tiny_gemma3(directory: Path, seed: int = 0, **overrides: Any) -> Path:
+    """Norms on queries and keys; one block that sees the whole window, one that does not; head tied; float32."""
+    sizes = _SIZES | {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 4}
+    sizes |= {"layer_types": ["sliding_attention", "full_attention"]}
+    return _save(
+        Gemma3ForCausalLM, Gemma3TextConfig(**(sizes | _config(overrides))), directory, seed, overrides
+    )
+
+
+def tiny_qwen3(directory: Path, seed: int = 0, **overrides: Any) -> Path:
+    """Norms on queries and keys, no biases; a head of its own; float32."""
+    config = Qwen3Config(**(_SIZES | {"head_dim": 16} | _config(overrides)))
+    return _save(Qwen3ForCausalLM, config, directory, seed, overrides)
+
+
+def tiny_mistral(directory: Path, seed: int = 0, **overrides: Any) -> Path:
+    """A sliding window in every block; float32."""
+    config = MistralConfig(**(_SIZES | {"sliding_window": 8} | _config(overrides)))
+    return _save(MistralForCausalLM, config, directory, seed, overrides)
+
+
+def tiny_phi3(directory: Path, seed: int = 0, **overrides: Any) -> Path:
+    """One linear layer for queries, keys and values, one for gate and up; float32."""
+    config = Phi3Config(**(_SIZES | {"pad_token_id": 256} | _config(overrides)))
+    return _save(Phi3ForCausalLM, config, directory, seed, overrides)
+
+
+def tiny_opt(directory: Path, seed: int = 0, **overrides: Any) -> Path:
+    """Biases everywhere, learned positions, head tied; float32."""
+    sizes = _SIZES | {"ffn_dim": 128, "word_embed_proj_dim": 64, "pad_token_id": 1}
+    return _save(OPTForCausalLM, OPTConfig(**(sizes | _config(overrides))), directory, seed, overrides)
+
+
+def tiny_mixtral(directory: Path, seed: int = 0, **overrides: Any) -> Path:
+    """Four experts, two for each token; other names on disk than in memory; float32."""
+    config = MixtralConfig(**(_SIZES | {"num_local_experts": 4} | _config(overrides)))
+    return _save(MixtralForCausalLM, config, directory, seed, overrides)
+
+
+def tiny_qwen3_moe(directory: Path, seed: int = 0, **overrides: Any) -> Path:
+    """Four experts, two for each token; float32."""
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 16}
+    config = Qwen3MoeConfig(**(_SIZES | experts | _config(overrides)))
+    return _save(Qwen3MoeForCausalLM, config, directory, seed, overrides)
+
+
+def tiny_qwen2_moe(directory: Path, seed: int = 0, **overrides: Any) -> Path:
+    """Four experts, and one for all tokens behind a gate that is a linear layer; float32."""
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    sizes = _SIZES | experts | {"shared_expert_intermediate_size": 64}
+    return _save(
+        Qwen2MoeForCausalLM, Qwen2MoeConfig(**(sizes | _config(overrides))), directory, seed, overrides
+    )
+
+
+def tiny_gpt_oss(directory: Path, seed: int = 0, **overrides: Any) -> Path:
+    """Experts that are stacked on disk too, transposed, with biases and a gate of their own; float32."""
+    sizes = _SIZES | {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16}
+    config = GptOssConfig(**(sizes | {"pad_token_id": 256} | _config(overrides)))
+    return _save(GptOssForCausalLM, config, directory, seed, overrides)
+
+
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
     """One token per byte, and an end token."""
     core = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(VOCABULARY)}, merges=[("a", "b")]))
@@ -83,26 +163,43 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
 
 def tiny_gguf(path: Path, seed: int = 0) -> Path:
     """A Llama in a GGUF file, float32, head tied."""
+    shapes = {"ffn_up": (128, 64), "ffn_gate": (128, 64), "ffn_down": (64, 128)}
+    return _gguf(path, "llama", shapes, {"add_feed_forward_length": 128}, seed)
+
+
+def tiny_gguf_moe(path: Path, seed: int = 0) -> Path:
+    """A Qwen3-MoE in a GGUF file, four experts as wide as transformers takes them to be; float32, head tied."""
+    shapes = {"ffn_gate_inp": (4, 64), "attn_q_norm": (16,), "attn_k_norm": (16,)}
+    shapes |= {"ffn_gate_exps": (4, 768, 64), "ffn_up_exps": (4, 768, 64), "ffn_down_exps": (4, 64, 768)}
+    facts = {"add_expert_count": 4, "add_expert_used_count": 2, "add_expert_feed_forward_length": 768}
+    facts |= {"add_feed_forward_length": 128, "add_key_length": 16, "add_value_length": 16}
+    return _gguf(path, "qwen3moe", shapes, facts, seed)
+
+
+def _gguf(
+    path: Path, kind: str, shapes: Mapping[str, tuple[int, ...]], facts: Mapping[str, int], seed: int
+) -> Path:
     import gguf
 
     generator = torch.Generator().manual_seed(seed)
-    writer = gguf.GGUFWriter(str(path), "llama")
+    writer = gguf.GGUFWriter(str(path), kind)
     writer.add_context_length(128)
     writer.add_embedding_length(64)
     writer.add_block_count(2)
-    writer.add_feed_forward_length(128)
     writer.add_head_count(4)
     writer.add_head_count_kv(2)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(10000.0)
     writer.add_vocab_size(len(VOCABULARY))
+    for name, value in facts.items():
+        getattr(writer, name)(value)
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list(VOCABULARY)
     writer.add_token_types([1] * 256 + [3, 1])
     writer.add_token_merges(["a b"])
     writer.add_bos_token_id(256)
     writer.add_eos_token_id(256)
-    for name, shape in _gguf_shapes().items():
+    for name, shape in _gguf_shapes(shapes).items():
         values = torch.ones(shape) if len(shape) == 1 else torch.randn(shape, generator=generator) * 0.05
         writer.add_tensor(name, values.numpy())
     writer.write_header_to_file()
@@ -112,14 +209,13 @@ def tiny_gguf(path: Path, seed: int = 0) -> Path:
     return path
 
 
-def _gguf_shapes() -> dict[str, tuple[int, ...]]:
+def _gguf_shapes(of_kind: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {
         "token_embd.weight": (len(VOCABULARY), 64),
         "output_norm.weight": (64,),
     }
     block = {"attn_norm": (64,), "ffn_norm": (64,), "attn_q": (64, 64), "attn_k": (32, 64)}
-    block |= {"attn_v": (32, 64), "attn_output": (64, 64), "ffn_up": (128, 64)}
-    block |= {"ffn_gate": (128, 64), "ffn_down": (64, 128)}
+    block |= {"attn_v": (32, 64), "attn_output": (64, 64), **of_kind}
     for i in range(2):
         shapes |= {f"blk.{i}.{name}.weight": shape for name, shape in block.items()}
     return shapes

@@ -4,10 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import torch
-from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
-from typing_extensions import override
-
+from roi_lightning.checkpoint_files import read_rest
 from roi_lightning.errors import UserError
 from roi_lightning.pattern import NMPattern
 
@@ -17,16 +14,6 @@ _KEY: Final = "roi_lightning"
 def mark_checkpoint(checkpoint: dict[str, Any], pattern: NMPattern, lm: str) -> None:
     """Note in a checkpoint which run it is of."""
     checkpoint[_KEY] = {"pattern": str(pattern), "lm": lm}
-
-
-class PlainCheckpointIO(TorchCheckpointIO):
-    """Reads checkpoints onto the CPU by that name: a function, as Lightning gives, is refused for 8-bit states."""
-
-    @override
-    def load_checkpoint(
-        self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
-    ) -> dict[str, Any]:
-        return super().load_checkpoint(path, "cpu", weights_only=True)  # type: ignore[arg-type]
 
 
 def check_checkpoint(path: str | None) -> None:
@@ -40,10 +27,10 @@ def check_checkpoint(path: str | None) -> None:
     """
     if path is None:
         return
-    if not Path(path).is_file():
-        raise UserError(f"no checkpoint at {path!r}; give a file from <run folder>/checkpoints/")
+    if not Path(path).exists():
+        raise UserError(f"no checkpoint at {path!r}; give one from <run folder>/checkpoints/")
     try:
-        loaded = torch.load(path, map_location="meta", weights_only=True, mmap=True)
+        loaded = read_rest(Path(path))
     except Exception as error:
         raise UserError(f"checkpoint {path!r} can't be read: it is damaged or not one of ours") from error
     if not isinstance(loaded, dict) or _KEY not in loaded:

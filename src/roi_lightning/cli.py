@@ -23,6 +23,7 @@ from roi_lightning.data import CalibrationDataModule
 from roi_lightning.errors import UserError
 from roi_lightning.learner import MaskLearner
 from roi_lightning.module import RoILightningModule
+from roi_lightning.room import require_memory
 from roi_lightning.trainer import RoITrainer
 
 _DEFAULT_LEARNER: Final = f"{RoILightningModule.__module__}.{RoILightningModule.__qualname__}"
@@ -63,6 +64,8 @@ class SaveFitConfig(SaveConfigCallback):
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":
+            # How a run began is no setting: other commands read this file too.
+            self.config.pop("resume", None)
             super().setup(trainer, pl_module, stage)
 
 
@@ -134,6 +137,7 @@ class RoICLI(LightningCLI):
     def before_fit(self) -> None:
         """Find every mistake that can be found before text is tokenised and weights are read."""
         self.model.preflight(self.trainer)
+        require_memory(self.model, self.trainer)
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, SparseExport):
                 callback.preflight(self.trainer)

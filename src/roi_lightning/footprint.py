@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM
 from transformers.modeling_utils import PreTrainedModel
 from typing_extensions import override
 
+from roi_lightning.experts import SplitExperts, split_experts
 from roi_lightning.language_model import cast_weights, enable_checkpointing, freeze, load_config
 from roi_lightning.learner import MaskLearner
 from roi_lightning.loss import kl_sum, next_token_logits, nll_sum
@@ -139,9 +140,19 @@ def _language_model(learner: MaskLearner, dtype: torch.dtype) -> PreTrainedModel
     wanted = learner.attn_implementation
     options = {"attn_implementation": "eager" if wanted == "eager" else _PLANNED_ATTENTION}
     lm = AutoModelForCausalLM.from_config(config, trust_remote_code=learner.trust_remote_code, **options)
+    split_experts(lm)
+    for module in lm.modules():
+        if isinstance(module, SplitExperts):
+            module.shares = partial(_equal_shares, module.count)  # type: ignore[method-assign]
     freeze(lm)
     cast_weights(lm, dtype)
     return cast(PreTrainedModel, lm)
+
+
+def _equal_shares(count: int, top_k_index: Tensor) -> list[int]:
+    """Stands for the choices of a router: every expert is sent as many tokens as the next."""
+    least, more = divmod(top_k_index.numel(), count)
+    return [least + (i < more) for i in range(count)]
 
 
 def objective(lm: PreTrainedModel, input_ids: Tensor, state: LayerState, distillation: float) -> Tensor:

@@ -14,11 +14,13 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from roi_lightning.attention import widen_attention
 from roi_lightning.errors import UserError
+from roi_lightning.experts import is_router, split_experts
 from roi_lightning.products import widen_products
 from roi_lightning.sources import ModelSource, resolve_model
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 _DROPOUTS: Final = ("dropout", "pdrop", "layerdrop")
+_JITTERS: Final = ("jitter_noise", "input_jitter_noise")
 
 
 def load_config(source: ModelSource, trust_remote_code: bool = False) -> PreTrainedConfig:
@@ -64,7 +66,7 @@ def load_language_model(
     trust_remote_code: bool = False,
     attn_implementation: str | None = None,
 ) -> PreTrainedModel:
-    """Load a model onto the CPU, frozen, in train mode, every dropout at zero.
+    """Load a model onto the CPU, frozen, in train mode, every dropout at zero, experts split (see `experts`).
 
     Train mode matters: transformers skips activation checkpointing in eval mode, and Lightning leaves the
     mode as it finds it. With dropout at zero the two modes compute the same.
@@ -101,6 +103,7 @@ def load_language_model(
         raise UserError(
             f"model {source.spec!r} lacks {len(names)} tensors, {names[0]!r} first; fetch it again"
         )
+    split_experts(lm)
     if is_gguf:
         _forget_gguf(lm)
         cast_weights(lm, torch.bfloat16 if dtype == "auto" else getattr(torch, dtype))
@@ -122,7 +125,8 @@ def meta_language_model(config: PreTrainedConfig, trust_remote_code: bool = Fals
     """The model's structure on the meta device: shapes without memory."""
     with torch.device("meta"):
         lm: PreTrainedModel = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
-        return lm
+    split_experts(lm)
+    return lm
 
 
 def random_language_model(
@@ -132,19 +136,24 @@ def random_language_model(
     kind = torch.bfloat16 if dtype == "auto" else getattr(torch, dtype)
     with torch.device(device):
         lm: PreTrainedModel = AutoModelForCausalLM.from_config(load_config(source), dtype=kind)
+    split_experts(lm)
     widen_attention()
     return freeze(widen_products(lm))
 
 
 def freeze(lm: PreTrainedModel) -> PreTrainedModel:
-    """Stop gradients to every weight, set train mode, and turn every dropout off, in place."""
+    """Stop gradients to every weight, set train mode, turn off every dropout and all noise on routes, in place."""
     lm.requires_grad_(False)
     lm.config.use_cache = False
-    _zero_dropouts(lm.config)
-    for module in lm.modules():
+    _zero_noise(lm.config)
+    for name, module in lm.named_modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-        _zero_dropouts(module)
+        _zero_noise(module)
+        if is_router(name.rpartition(".")[2]):
+            # Some draw experts in train mode; left in eval mode, Lightning would warn of it.
+            module.register_forward_pre_hook(_to_eval)
+            module.register_forward_hook(_to_train)
     lm.train()
     return lm
 
@@ -156,10 +165,19 @@ def enable_checkpointing(lm: PreTrainedModel) -> None:
     enable({"use_reentrant": False})
 
 
-def _zero_dropouts(owner: object) -> None:
+def _zero_noise(owner: object) -> None:
     for name, value in list(vars(owner).items()):
-        if isinstance(value, float) and any(part in name for part in _DROPOUTS):
+        known = name in _JITTERS or any(part in name for part in _DROPOUTS)
+        if isinstance(value, float) and known:
             setattr(owner, name, 0.0)
+
+
+def _to_eval(router: nn.Module, *_: object) -> None:
+    router.eval()
+
+
+def _to_train(router: nn.Module, *_: object) -> None:
+    router.train()
 
 
 def _forget_gguf(lm: PreTrainedModel) -> None:

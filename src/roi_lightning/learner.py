@@ -29,9 +29,12 @@ from roi_lightning.loss import kl_sum, next_token_logits, next_token_nll, nll_su
 from roi_lightning.masks import BaseModel, LayerMask, MaskSet
 from roi_lightning.optimization import cosine_to, keep_configured
 from roi_lightning.pattern import NMPattern
-from roi_lightning.prunable import check_model, check_pattern, prunable_layers, stored_weights
+from roi_lightning.prunable import check_model, check_pattern, prunable_layers
+from roi_lightning.resuming import align_loops
+from roi_lightning.sharding import shard
 from roi_lightning.sources import ModelSource, resolve_model
 from roi_lightning.sparse_linear import LayerState, MaskedLinear, fixed_masks, in_mode
+from roi_lightning.stored_names import stored_weights
 
 _LOW_PRECISIONS: Final = ("bf16-true", "16-true", "transformer-engine", "transformer-engine-float16")
 
@@ -167,6 +170,8 @@ class MaskLearner(pl.LightningModule, ABC):
         check_pattern(layers, self.pattern)
         self.layers = self.attach(lm, layers)
         self.lm = lm
+        if self.device_mesh is not None:
+            shard(lm, self.device_mesh["data_parallel"])
         learned = sum(p.numel() for p in lm.parameters() if p.requires_grad)
         rank_zero_info(
             f"{self.source.spec}: {learned:,} parameters to learn on {len(layers)} layers, {self.pattern}"
@@ -205,7 +210,7 @@ class MaskLearner(pl.LightningModule, ABC):
         loss = self._objective(batch["input_ids"], batch_idx)
         # Looked at once per optimizer step: asking here would make the host wait for every micro-batch.
         self._losses_finite = self._losses_finite & loss.detach().isfinite()
-        self.log("train/loss", loss.detach(), prog_bar=True)
+        self.log("train/loss", loss.detach(), prog_bar=True, sync_dist=True)
         return loss
 
     def _objective(self, input_ids: Tensor, batch_idx: int) -> Tensor:
@@ -216,7 +221,7 @@ class MaskLearner(pl.LightningModule, ABC):
         if dense is None:
             return nll_sum(logits, input_ids) / count
         kl = kl_sum(logits, dense, input_ids) / count
-        self.log("train/divergence", kl.detach())
+        self.log("train/divergence", kl.detach(), sync_dist=True)
         if self.distillation == 1:
             return kl
         nll = nll_sum(logits, input_ids) / count
@@ -255,8 +260,8 @@ class MaskLearner(pl.LightningModule, ABC):
     def on_validation_epoch_end(self) -> None:
         nll = self._val_nll.compute()
         self._val_nll.reset()
-        self.log("val/nll", nll)
-        self.log("val/perplexity", nll.exp(), prog_bar=True)
+        self.log("val/nll", nll, sync_dist=True)
+        self.log("val/perplexity", nll.exp(), prog_bar=True, sync_dist=True)
 
     @override
     def on_validation_end(self) -> None:
@@ -295,6 +300,8 @@ class MaskLearner(pl.LightningModule, ABC):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.configure_model()
         check_belongs(checkpoint, self.pattern, self.state_dict())
+        if self._trainer is not None and self.trainer.training:
+            align_loops(checkpoint, self.trainer.accumulate_grad_batches)
 
     # The way out.
 
@@ -302,16 +309,29 @@ class MaskLearner(pl.LightningModule, ABC):
         """Layer name → the name of its weight as stored on disk."""
         return stored_weights(self.source, self.model, self.layers)
 
-    def mask_set(self) -> MaskSet:
-        """The hard masks of all layers, with the base model they belong to."""
+    def packed_masks(self) -> dict[str, LayerMask]:
+        """The hard masks by the names of their weights on disk; every rank has to ask, and gets all."""
         stored = self.stored_weights()
-        packed = {
+        return {
             stored[name]: LayerMask.from_bool(mask.cpu(), transposed=self.layers[name].dim == 0)
             for name, mask in self.hard_masks()
         }
+
+    def mask_set(self, packed: Mapping[str, LayerMask] | None = None) -> MaskSet:
+        """The hard masks of all layers, with the base model they belong to.
+
+        Args:
+            packed: From `packed_masks`, on a rank that alone goes on with them.
+        """
+        packed = self.packed_masks() if packed is None else packed
         if self._base is None:
-            self._base = base_model(self.source, packed, self.stored_dtype, self.lm)
-        return MaskSet(pattern=self.pattern, layers=packed, base=self._base)
+            self._base = base_model(self.source, packed, self.stored_dtype, self.whole_lm)
+        return MaskSet(pattern=self.pattern, layers=dict(packed), base=self._base)
+
+    @property
+    def whole_lm(self) -> PreTrainedModel | None:
+        """The language model, if it is loaded and not spread over ranks."""
+        return self.lm if self.device_mesh is None else None
 
     @property
     def stored_dtype(self) -> str:

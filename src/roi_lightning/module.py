@@ -5,7 +5,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+import lightning.pytorch as pl
 import torch
+from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from transformers.modeling_utils import PreTrainedModel
@@ -23,6 +25,7 @@ from roi_lightning.priors import activation_masks, check_prior, file_masks, inpu
 from roi_lightning.samplers import Draw, GumbelTopK, Sampler
 from roi_lightning.samplers.kept_norm import KeptNorm
 from roi_lightning.schedules import Exponential, Schedule
+from roi_lightning.shards import spread_like
 from roi_lightning.sparse_linear import SharedState, SparseLinear, attach
 
 
@@ -102,6 +105,16 @@ class RoILightningModule(MaskLearner):
     # Starting.
 
     @override
+    def preflight(self, trainer: pl.Trainer) -> None:
+        if self.prior in METHODS and isinstance(trainer.strategy, ModelParallelStrategy):
+            raise UserError(
+                f"model.prior {self.prior!r} goes through the layers one by one, which a model spread over ranks "
+                f"does not allow; make the mask first (python -m roi_lightning prune {self.source.spec} "
+                f"--method {self.prior} --pattern {self.pattern} --data FILES --out DIR) and set model.prior to DIR"
+            )
+        super().preflight(trainer)
+
+    @override
     def on_fit_start(self) -> None:
         super().on_fit_start()
         if remark := self.state.sampler.remark(self.pattern):
@@ -124,7 +137,7 @@ class RoILightningModule(MaskLearner):
                 start, mask, self.prior_strength, self.pattern, layer.dim
             )
             with torch.no_grad():
-                layer.logits.copy_(logits)
+                layer.logits.copy_(spread_like(logits, layer.logits))
             if mask is not None:
                 self.prior_masks[name] = LayerMask.from_bool(mask.cpu(), transposed=layer.dim == 0)
 
@@ -190,7 +203,7 @@ class RoILightningModule(MaskLearner):
             # The samplers add the term's gradient; here it only has to be scaled as the loss will be.
             reward.follow(loss)
             assert reward.value is not None
-            self.log("train/kept_norm", reward.value)
+            self.log("train/kept_norm", reward.value, sync_dist=True)
         return loss
 
     def _draw_index(self, step: int, batch_idx: int) -> int:

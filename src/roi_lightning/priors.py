@@ -10,11 +10,14 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from transformers.modeling_utils import PreTrainedModel
 
 from roi_lightning.errors import UserError
+from roi_lightning.experts import tell_of_idle
 from roi_lightning.masks import MaskSet
 from roi_lightning.pattern import NMPattern
+from roi_lightning.shards import whole
 from roi_lightning.sparse_linear import MaskedLinear
 
 NAMED_PRIORS: Final = ("none", "magnitude", "activation", "wanda", "sparsegpt")
@@ -39,7 +42,7 @@ def magnitude_masks(layers: Mapping[str, MaskedLinear], pattern: NMPattern) -> I
         Layer name and boolean mask of the weight's shape.
     """
     for name, layer in layers.items():
-        yield name, pattern.top(layer.weight.detach().float().abs(), layer.dim)
+        yield name, pattern.top(whole(layer.weight.detach()).float().abs(), layer.dim)
 
 
 def activation_masks(
@@ -49,15 +52,17 @@ def activation_masks(
 
     Args:
         layers: The layers.
-        norms: From `input_norms`.
+        norms: From `input_norms`; a layer without one is pruned by magnitude.
         pattern: The pattern.
 
     Yields:
         Layer name and boolean mask of the weight's shape.
     """
     for name, layer in layers.items():
-        norm = norms[name] if layer.dim == 1 else norms[name].unsqueeze(1)
-        yield name, pattern.top(layer.weight.detach().float().abs() * norm, layer.dim)
+        scores = whole(layer.weight.detach()).float().abs()
+        if name in norms:
+            scores = scores * (norms[name] if layer.dim == 1 else norms[name].unsqueeze(1))
+        yield name, pattern.top(scores, layer.dim)
 
 
 @torch.no_grad()
@@ -74,7 +79,10 @@ def input_norms(
         windows: [count, seq_len] token ids.
 
     Returns:
-        Layer name → fp32 [in].
+        Layer name → fp32 [in]; without the layers of experts that no token was sent to, of which a warning tells.
+
+    Raises:
+        UserError: If another layer met no token.
     """
     sums: dict[str, Tensor] = {}
 
@@ -90,8 +98,11 @@ def input_norms(
             handle = layer.register_forward_pre_hook(add(name))
             hooks.callback(handle.remove)
         device = next(lm.parameters()).device
+        # A spread model gathers its embeddings only where it is called as a whole.
+        run = lm if isinstance(lm, FSDPModule) else lm.base_model
         for window in windows:
-            lm.base_model(input_ids=window.unsqueeze(0).to(device), use_cache=False)
+            run(input_ids=window.unsqueeze(0).to(device), use_cache=False)
+    tell_of_idle(lm, [name for name in layers if name not in sums])
     return {name: total.sqrt() for name, total in sums.items()}
 
 

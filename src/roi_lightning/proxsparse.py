@@ -14,6 +14,7 @@ from roi_lightning.errors import UserError
 from roi_lightning.learner import MaskLearner
 from roi_lightning.pattern import NMPattern
 from roi_lightning.prox import apply_prox_
+from roi_lightning.shards import part, spread_like, whole
 from roi_lightning.sparse_linear import LayerState, MaskedLinear, attach
 
 _SAMPLED_GROUPS: Final = 4096
@@ -35,7 +36,19 @@ class TrainedLinear(MaskedLinear):
 
     @override
     def hard_mask(self) -> Tensor:
-        return self.state.pattern.top(self.master.detach().abs(), self.dim)
+        return self.state.pattern.top(whole(self.master.detach()).abs(), self.dim)
+
+    def draw_towards(self, strength: float) -> None:
+        """Replace every group of the copy by its proximal point; see `prox`."""
+        if self.dim == 1:
+            apply_prox_(
+                part(self.master.detach()), strength, self.dim
+            )  # groups lie within rows, which ranks share out
+            return
+        moved = whole(self.master.detach())
+        apply_prox_(moved, strength, self.dim)
+        with torch.no_grad():
+            self.master.copy_(spread_like(moved, self.master))
 
     def zero_counts(self, groups: int) -> Tensor:
         """How many groups of the copy have no zero, one, and two or more.
@@ -46,7 +59,7 @@ class TrainedLinear(MaskedLinear):
         Returns:
             [3], int64.
         """
-        grouped = self.state.pattern.group(self.master.detach(), self.dim)
+        grouped = self.state.pattern.group(whole(self.master.detach()), self.dim)
         step = max(1, grouped.shape[0] * grouped.shape[1] // groups)
         zeros = (grouped[::step] == 0).sum(-1).clamp_(max=2)
         return torch.bincount(zeros.flatten(), minlength=3)
@@ -107,7 +120,7 @@ class ProxSparseModule(MaskLearner):
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         super().optimizer_step(*args, **kwargs)
         for layer in self.layers.values():
-            apply_prox_(layer.master, self.strength, layer.dim)
+            layer.draw_towards(self.strength)
         # Lightning counts the step only after this.
         every: int = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
         if every and (self.trainer.global_step + 1) % every == 0:

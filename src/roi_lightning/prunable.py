@@ -1,16 +1,20 @@
 """Name the linear layers of a language model that a mask may prune."""
 
+import re
+import warnings
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
+from functools import cache
 
 from torch import nn
 from transformers.modeling_utils import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from roi_lightning.errors import UserError
+from roi_lightning.experts import is_router
 from roi_lightning.language_model import load_config, meta_language_model
 from roi_lightning.pattern import NMPattern
-from roi_lightning.sources import ModelSource, StoredTensors
+from roi_lightning.sources import ModelSource
 
 
 def prunable_layers(
@@ -20,7 +24,8 @@ def prunable_layers(
 ) -> dict[str, nn.Linear | Conv1D]:
     """Every linear layer inside the decoder blocks, by name, in the model's order.
 
-    Embeddings and `lm_head` lie outside the blocks and are never among them.
+    Embeddings and `lm_head` lie outside the blocks and are never among them; routers of experts are left out.
+    Matrices in the blocks that are no linear layer stay dense: a warning lists them, once a process.
 
     Args:
         lm: Any causal language model whose blocks are a `ModuleList` of the configured length.
@@ -46,7 +51,19 @@ def prunable_layers(
     }
     if not chosen:
         raise UserError(f"ignore: {list(ignore)} leaves no layer to prune; remove a pattern")
+    unknown = [x for x in _unknown(lm) if _any_match(x, targets) and not _any_match(x, ignore)]
+    if unknown:
+        _warn(
+            f"{type(lm).__name__} has {len(unknown)} matrices of a layout that is not known, which stay dense: "
+            + ", ".join(dict.fromkeys(re.sub(r"\b\d+\b", "*", name) for name in unknown))
+        )
     return chosen
+
+
+@cache
+def _warn(text: str) -> None:
+    # A run looks at the layers more than once, and Python's own rule for repeated warnings is easily upset.
+    warnings.warn(text, stacklevel=3)
 
 
 def _block_linears(lm: PreTrainedModel) -> dict[str, nn.Linear | Conv1D]:
@@ -54,10 +71,20 @@ def _block_linears(lm: PreTrainedModel) -> dict[str, nn.Linear | Conv1D]:
     found = {
         name: module
         for name, module in lm.named_modules()
-        if isinstance(module, (nn.Linear, Conv1D)) and name.startswith(f"{blocks}.")
+        if isinstance(module, (nn.Linear, Conv1D)) and name.startswith(f"{blocks}.") and not is_router(name)
     }
     if not found:
         raise UserError(f"{type(lm).__name__} has no linear layers inside {blocks!r}; it can't be pruned")
+    return found
+
+
+def _unknown(lm: PreTrainedModel) -> list[str]:
+    """Parameters in the blocks with rows and columns that no layer known here holds."""
+    blocks, found = decoder_blocks(lm), []
+    for name, module in lm.get_submodule(blocks).named_modules(prefix=blocks):
+        if not isinstance(module, (nn.Linear, Conv1D, nn.Embedding)) and not is_router(name):
+            parameters = module.named_parameters(prefix=name, recurse=False)
+            found += [own for own, parameter in parameters if parameter.ndim > 1]
     return found
 
 
@@ -100,38 +127,6 @@ def input_dim(layer: nn.Module) -> int:
     A layer that stands in for one of these says it by its own attribute `dim`.
     """
     return 0 if isinstance(layer, Conv1D) or getattr(layer, "dim", 1) == 0 else 1
-
-
-def stored_names(lm: PreTrainedModel, names: Iterable[str], stored: Iterable[str]) -> dict[str, str]:
-    """Map parameter names of the loaded model to the names of the same tensors on disk.
-
-    Some checkpoints (GPT-2's) leave out the prefix of the inner model, others keep it.
-
-    Raises:
-        UserError: If a parameter is on disk under no known name.
-    """
-    known, prefix = set(stored), f"{lm.base_model_prefix}."
-    mapping = {}
-    for name in names:
-        options = (name, name.removeprefix(prefix), prefix + name)
-        match = next((option for option in options if option in known), None)
-        if match is None:
-            raise UserError(f"parameter {name!r} is not among the model's {len(known)} stored tensors")
-        mapping[name] = match
-    return mapping
-
-
-def stored_weights(source: ModelSource, lm: PreTrainedModel, layers: Iterable[str]) -> dict[str, str]:
-    """Layer name → the name of its weight as stored on disk.
-
-    Raises:
-        UserError: If a weight is on disk under no known name.
-    """
-    names = {layer: f"{layer}.weight" for layer in layers}
-    if source.kind == "gguf":
-        return names
-    stored = stored_names(lm, names.values(), StoredTensors(source.directory))
-    return {layer: stored[name] for layer, name in names.items()}
 
 
 def check_model(

@@ -20,6 +20,7 @@ from roi_lightning.products import linear
 from roi_lightning.prunable import input_dim
 from roi_lightning.samplers.base import Draw, Sampler
 from roi_lightning.samplers.kept_norm import KeptNorm
+from roi_lightning.shards import spread_like, whole
 
 Mode = Literal["dense", "sample", "fixed"]
 
@@ -81,7 +82,7 @@ class MaskedLinear(nn.Module, ABC):
 
     @abstractmethod
     def hard_mask(self) -> Tensor:
-        """The mask learned so far, boolean, of the weight's shape."""
+        """The mask learned so far, boolean, of the weight's shape; gathered where the layer is spread over ranks."""
 
     @override
     def forward(self, x: Tensor) -> Tensor:
@@ -94,12 +95,13 @@ class MaskedLinear(nn.Module, ABC):
             return self.weight
         if self.state.mode == "fixed":
             assert self._fixed is not None, f"{self.name} has no fixed mask"
-            return self._fixed
+            return whole(self._fixed)
         return self.drawn_weight()
 
     def fix(self, mask: Tensor | None) -> None:
         """Set the weight of `fixed` mode: masked by `mask`, or free its memory with None."""
-        self._fixed = None if mask is None else self.weight.detach().masked_fill(~mask, 0)
+        weight = self.weight.detach()
+        self._fixed = None if mask is None else weight.masked_fill(~spread_like(mask, weight), 0)
 
 
 class SparseLinear(MaskedLinear):
@@ -124,7 +126,7 @@ class SparseLinear(MaskedLinear):
 
     @override
     def hard_mask(self) -> Tensor:
-        return self.state.sampler.hard_mask(self.logits, self.state.pattern, self.dim)
+        return self.state.sampler.hard_mask(whole(self.logits), self.state.pattern, self.dim)
 
 
 _Layer = TypeVar("_Layer", bound=MaskedLinear)
@@ -179,7 +181,7 @@ def fixed_masks(
         return
     try:
         for name, layer in layers.items():
-            layer.fix(layer.hard_mask() if masks is None else masks[name].to(layer.weight.device))
+            layer.fix(layer.hard_mask() if masks is None else masks[name])
         with in_mode(next(iter(layers.values())).state, "fixed"):
             yield
     finally:

@@ -3,16 +3,18 @@
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
-from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from typing_extensions import override
 
-from roi_lightning.checkpoints import PlainCheckpointIO, check_checkpoint
+from roi_lightning.callbacks.preemption import Preemption
+from roi_lightning.checkpoint_files import PlainCheckpointIO, read_checkpoint
+from roi_lightning.checkpoints import check_checkpoint
 from roi_lightning.errors import UserError
 from roi_lightning.export import check_destination, write_export
 from roi_lightning.learner import MaskLearner
+from roi_lightning.resuming import checkpoint_folders, newest_checkpoint
 
 
 class RoITrainer(Trainer):
@@ -27,6 +29,7 @@ class RoITrainer(Trainer):
         datamodule: LightningDataModule | None = None,
         ckpt_path: str | None = None,
         weights_only: Literal[True] = True,
+        resume: Literal["auto"] | None = None,
     ) -> None:
         """Learn a mask.
 
@@ -37,12 +40,19 @@ class RoITrainer(Trainer):
             datamodule: Where the windows come from.
             ckpt_path: Checkpoint to go on from; its hyperparameters are ignored, the configuration counts.
             weights_only: Checkpoints that hold anything but tensors and plain values are refused.
+            resume: `auto` goes on from the newest whole checkpoint of this configuration's runs, which is removed
+                once a newer one is written; without any, the run starts as it would have.
 
         Raises:
             UserError: If the checkpoint is missing or unreadable.
         """
+        preemption = self._preemption()
+        if resume == "auto" and (newest := newest_checkpoint(checkpoint_folders(self))):
+            ckpt_path = preemption.resumed_from = str(newest)
+        if resume is not None:
+            rank_zero_info(f"going on from {ckpt_path}" if ckpt_path else "no checkpoint yet: starting")
         check_checkpoint(ckpt_path)
-        self._read_plainly()
+        self._keep_plain()
         super().fit(model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, weights_only)
 
     @override
@@ -72,10 +82,16 @@ class RoITrainer(Trainer):
             UserError: If the checkpoint is missing or unreadable.
         """
         check_checkpoint(ckpt_path)
-        self._read_plainly()
+        self._keep_plain()
         return super().validate(model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
 
-    def _read_plainly(self) -> None:
+    def _preemption(self) -> Preemption:
+        callbacks: list[Callback] = self.callbacks  # type: ignore[attr-defined]
+        if not any(isinstance(callback, Preemption) for callback in callbacks):
+            callbacks.insert(0, Preemption())
+        return next(callback for callback in callbacks if isinstance(callback, Preemption))
+
+    def _keep_plain(self) -> None:
         if type(self.strategy.checkpoint_io) is TorchCheckpointIO:
             self.strategy.checkpoint_io = PlainCheckpointIO()
 
@@ -103,7 +119,7 @@ class RoITrainer(Trainer):
             raise UserError("export needs --ckpt_path, a file from the run's checkpoints/ folder")
         check_checkpoint(ckpt_path)
         check_destination(Path(out), None)
-        checkpoint = torch.load(ckpt_path, map_location="cpu", weights_only=True, mmap=True)
+        checkpoint = read_checkpoint(Path(ckpt_path))
         model.on_load_checkpoint(checkpoint)
         model.load_state_dict(checkpoint["state_dict"], strict=False)
         training = {"step": checkpoint["global_step"], **model.training_facts()}

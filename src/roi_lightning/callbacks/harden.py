@@ -43,8 +43,8 @@ class HardenMasks(FinishCallback):
 
     def _write(self, trainer: Trainer, learner: LightningModule, name: str) -> None:
         assert isinstance(learner, MaskLearner)
+        masks, path = learner.packed_masks(), run_folder(trainer) / name
         if trainer.is_global_zero:
-            path = run_folder(trainer) / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            learner.mask_set().save(path)
+            learner.mask_set(masks).save(path)
             rank_zero_info(f"hardened {learner.pattern} mask: {path}")

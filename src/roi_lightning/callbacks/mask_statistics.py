@@ -8,6 +8,7 @@ from torch import Tensor
 
 from roi_lightning.masks import LayerMask
 from roi_lightning.overlap import kind_of
+from roi_lightning.shards import whole
 from roi_lightning.sparse_linear import SparseLinear
 
 # The difference of two Gumbel variables is logistic: beyond this lead, a redraw swaps two with under 1 %.
@@ -19,7 +20,7 @@ _PIXELS: Final = 24
 def logit_sample(layer: SparseLinear, count: int) -> Tensor:
     """The logits of evenly spread groups of a layer, [groups, choices], about `count` numbers."""
     state = layer.state
-    groups = state.sampler.choices(layer.logits.detach(), state.pattern, layer.dim)
+    groups = state.sampler.choices(whole(layer.logits.detach()), state.pattern, layer.dim)
     rows = groups.shape[0]
     stride = max(1, groups.numel() // count)
     return groups[:: min(stride, rows)].flatten(0, -2)[: max(1, count // groups.shape[-1])]

@@ -6,5 +6,8 @@ from lightning.pytorch import Trainer
 
 
 def run_folder(trainer: Trainer) -> Path:
-    """The logger's folder of this run, or `default_root_dir` without a logger."""
+    """The logger's folder of this run, or `default_root_dir` without a logger.
+
+    The first rank decides: every rank has to ask.
+    """
     return Path(trainer.log_dir or trainer.default_root_dir)

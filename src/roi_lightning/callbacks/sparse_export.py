@@ -39,23 +39,24 @@ class SparseExport(FinishCallback):
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, MaskLearner)
-        base = open_base(pl_module.source, pl_module.stored_dtype, pl_module.lm)
+        base = open_base(pl_module.source, pl_module.stored_dtype, pl_module.whole_lm)
         check_destination(self.destination(trainer), needed_bytes(base))
 
     @override
     def finish(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, MaskLearner)
+        masks, out = pl_module.packed_masks(), self.destination(trainer)
         if not trainer.is_global_zero:
             return
         perplexity = trainer.callback_metrics.get("val/perplexity")
         training = {"steps": trainer.global_step, **pl_module.training_facts()}
         self.path = write_export(
             pl_module.source,
-            pl_module.mask_set(),
-            self.destination(trainer),
+            pl_module.mask_set(masks),
+            out,
             dtype=pl_module.stored_dtype,
             training=training,
-            lm=pl_module.lm,
+            lm=pl_module.whole_lm,
             perplexity=None if perplexity is None else {"held-out": float(perplexity)},
         )
         rank_zero_info(f"exported and verified: {self.path}")

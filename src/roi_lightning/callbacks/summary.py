@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_only
 from typing_extensions import override
 
 from roi_lightning.atomic import written_aside
@@ -38,7 +37,6 @@ class BaselineSummary(FinishCallback):
         self._started = time.monotonic()
 
     @override
-    @rank_zero_only
     def finish(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, MaskLearner)
         data = trainer.datamodule  # type: ignore[attr-defined]
@@ -48,6 +46,10 @@ class BaselineSummary(FinishCallback):
         for name, context in _candidates(pl_module):
             with context:
                 perplexity[name] = window_perplexity(pl_module.model, windows)
+        folder = run_folder(trainer)
+        # Every rank has taken part so far: the model may be spread over them.
+        if not trainer.is_global_zero:
+            return
         export = next((c.path for c in trainer.callbacks if isinstance(c, SparseExport)), None)  # type: ignore[attr-defined]
         summary = {
             "perplexity": perplexity,
@@ -58,7 +60,7 @@ class BaselineSummary(FinishCallback):
             "seconds": round(time.monotonic() - self._started, 1),
             "export": None if export is None else str(export),
         }
-        path = run_folder(trainer) / "summary.json"
+        path = folder / "summary.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         with written_aside(path) as partial:
             partial.write_text(json.dumps(summary, indent=2) + "\n")

@@ -4,38 +4,30 @@ Every source ends as a `datasets` object with the single column `text`, so that 
 tokenising, packing) never needs to know where a document was read.
 """
 
-import ast
-import bz2
 import glob
-import gzip
-import importlib
-import lzma
+import hashlib
+import json
 import sys
 import sysconfig
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import yaml
-import zstandard
 
-from roi_lightning.data.packing import cut_passages
+from roi_lightning.data.local_files import OPENERS, cut_lines, json_documents, json_rows, text_passages
+from roi_lightning.data.python_docs import python_documents
 from roi_lightning.errors import UserError
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
 
-Generate = Callable[..., Iterator[dict[str, str]]]
+Generate = Callable[..., Iterator[Mapping[str, str | None]]]
 PYTHON_DOCS = "python-docs"
 FORMATS = {".txt": "text", ".jsonl": "json", ".json": "json", ".parquet": "parquet"}
-_SMALLEST_DOCUMENT = 200  # characters; shorter docstring collections are stubs
-_OPENERS: dict[str, Any] = {".gz": gzip.open, ".zst": zstandard.open, ".xz": lzma.open, ".bz2": bz2.open}
-_NOT_LIBRARY = {"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "pydoc_data"}
-_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 @dataclass(frozen=True)
@@ -113,46 +105,19 @@ def load_documents(corpus: Corpus, cache_dir: str | None = None) -> "Dataset | I
     kind = _format(paths)
     if kind == "text":
         stamps = tuple((path.stat().st_mtime_ns, path.stat().st_size) for path in paths)
-        arguments = {"files": tuple(str(path.resolve()) for path in paths), "stamps": stamps}
+        arguments = {"files": [str(path.resolve()) for path in paths], "stamps": stamps}
         return _from_generator(text_passages, arguments, corpus, cache_dir)
+    if corpus.streaming and all(path.suffix == ".jsonl" for path in paths):
+        return _stream_lines(paths, corpus, cache_dir)
     options = {"data_files": [str(path) for path in paths], "split": "train"}
     return _load(corpus, cache_dir, "check the file", kind, **options)
 
 
-def python_documents(library: str, version: str) -> Iterator[dict[str, str]]:
-    """Yield the language reference topic by topic, then the docstrings of each module under `library`.
-
-    Modules are parsed and never imported. `version` only tells caches of different Pythons apart.
-    """
-    try:
-        topics: dict[str, str] = importlib.import_module("pydoc_data.topics").topics
-    except ImportError:  # some distributions leave it out
-        topics = {}
-    files = sorted(Path(library).rglob("*.py"))
-    modules = (file for file in files if not _NOT_LIBRARY.intersection(file.relative_to(library).parts))
-    for text in chain((topics[name] for name in sorted(topics)), map(_docstrings, modules)):
-        if len(text) >= _SMALLEST_DOCUMENT:
-            yield {"text": text}
-
-
-def _docstrings(file: Path) -> str:
-    try:
-        with warnings.catch_warnings(action="ignore"):  # invalid escapes in other people's modules
-            tree = ast.parse(file.read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return ""
-    nodes = [node for node in ast.walk(tree) if isinstance(node, _DOCUMENTED)]
-    nodes.sort(key=lambda node: getattr(node, "lineno", 0))
-    return "\n\n".join(filter(None, map(ast.get_docstring, nodes)))
-
-
-def text_passages(files: Sequence[str], stamps: Sequence[object]) -> Iterator[dict[str, str]]:
-    """Yield every file's passages; `stamps` (modification times, sizes) only tells caches apart."""
-    for name in files:
-        opener = _OPENERS.get(Path(name).suffix, open)
-        with opener(name, "rt", encoding="utf-8", newline="") as stream:
-            for passage in cut_passages(stream):
-                yield {"text": passage}
+def describe(corpus: Corpus) -> dict[str, Any]:
+    """What tells a corpus from others, as plain values; of local files their names and sizes count."""
+    paths = [] if corpus.source == PYTHON_DOCS else _local_files(corpus.source)
+    sizes = json.dumps([[path.name, path.stat().st_size] for path in paths])
+    return asdict(corpus) | {"files": hashlib.sha256(sizes.encode()).hexdigest()}
 
 
 def _local_files(source: str) -> list[Path]:
@@ -163,7 +128,7 @@ def _local_files(source: str) -> list[Path]:
         raise UserError(f"corpus {source!r} is a folder; name its files, for example {source}/*.jsonl")
     files = [Path(match) for match in matches if Path(match).is_file()]
     looks_local = source.startswith((".", "/", "~")) or glob.has_magic(source)
-    if not files and (looks_local or Path(source).suffix in {*FORMATS, *_OPENERS}):
+    if not files and (looks_local or Path(source).suffix in {*FORMATS, *OPENERS}):
         raise UserError(f"corpus {source!r}: no file matches; check the path")
     return files
 
@@ -171,15 +136,34 @@ def _local_files(source: str) -> list[Path]:
 def _format(paths: Sequence[Path]) -> str:
     formats = set()
     for path in paths:
-        compressed = path.suffix in _OPENERS
+        compressed = path.suffix in OPENERS
         suffix = path.with_suffix("").suffix if compressed else path.suffix
         if suffix not in FORMATS or (compressed and suffix == ".parquet"):
-            known = f"{', '.join(FORMATS)} (all but .parquet also with {', '.join(_OPENERS)})"
+            known = f"{', '.join(FORMATS)} (all but .parquet also with {', '.join(OPENERS)})"
             raise UserError(f"cannot read {str(path)!r} as a corpus; use one of {known}")
         formats.add(FORMATS[suffix])
     if len(formats) > 1:
         raise UserError(f"corpus {str(paths[0])!r} and others mix formats; name one corpus per format")
     return formats.pop()
+
+
+def _stream_lines(paths: Sequence[Path], corpus: Corpus, cache_dir: str | None) -> "IterableDataset":
+    """JSON lines in pieces, so that a stream goes on in the middle of a file without reading what is before."""
+    pieces = cut_lines(paths)
+    first = next(chain.from_iterable(map(json_rows, pieces)), None)
+    if first is None:
+        raise UserError(f"corpus {corpus.source!r} holds no text; check the file")
+    if corpus.text_field not in first:
+        raise _no_column(corpus, first)
+    arguments = {"pieces": pieces, "field": corpus.text_field}
+    next(json_documents(pieces, corpus.text_field))
+    return cast("IterableDataset", _from_generator(json_documents, arguments, corpus, cache_dir))
+
+
+def _no_column(corpus: Corpus, columns: Iterable[str]) -> UserError:
+    return UserError(
+        f"{corpus.source!r} has no column {corpus.text_field!r}; set text_field to one of: {', '.join(columns)}"
+    )
 
 
 def _load_hub(corpus: Corpus, cache_dir: str | None) -> "Dataset | IterableDataset":
@@ -222,8 +206,7 @@ def uncounted() -> Iterator[None]:
 def _only_text(loaded: Any, corpus: Corpus) -> "Dataset | IterableDataset":
     field = corpus.text_field
     if field not in loaded.features:
-        columns = ", ".join(loaded.features)
-        raise UserError(f"{corpus.source!r} has no column {field!r}; set text_field to one of: {columns}")
+        raise _no_column(corpus, loaded.features)
     if "string" not in str(getattr(loaded.features[field], "dtype", "")):
         raise UserError(f"column {field!r} of {corpus.source!r} is not text; choose another text_field")
     chosen = loaded.select_columns([field])

@@ -1,8 +1,8 @@
 """The LightningDataModule that feeds calibration windows, in an order that survives interruption."""
 
-from collections.abc import Iterator, Sequence
-from functools import partial
-from itertools import islice
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
@@ -12,15 +12,18 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 from transformers import PreTrainedTokenizerBase
+from typing_extensions import override
 
 from roi_lightning.data import packing
-from roi_lightning.data.corpora import Corpus, as_corpora, load_documents
-from roi_lightning.data.order import ResumableLoader, ResumableOrder, StreamedBatches, mix, spread
+from roi_lightning.data.corpora import Corpus, as_corpora, describe, load_documents
+from roi_lightning.data.order import ResumableLoader, ResumableOrder, mix, spread
 from roi_lightning.data.packing import Side
+from roi_lightning.data.progress import StreamProgress
+from roi_lightning.data.streaming import PLACE, Lane, StreamedBatches, StreamLoader, WindowReader, make_lanes
 from roi_lightning.errors import UserError
 
 if TYPE_CHECKING:
-    from datasets import Dataset
+    from datasets import Dataset, IterableDataset
 
 
 class CalibrationDataModule(LightningDataModule):
@@ -40,7 +43,7 @@ class CalibrationDataModule(LightningDataModule):
         val_batch_size: Windows per batch in validation; None is `batch_size`.
         held_out_fraction: Share of the documents held out when `val_corpora` is None, between 0 and 1.
         val_windows: Use at most this many held-out windows, evenly spaced over the held-out text.
-        num_workers: Loader processes for training; streamed corpora are read in the main process.
+        num_workers: Loader processes for training; those of streamed corpora tokenise, too.
         seed: Seed of the training order.
         cache_dir: Folder for prepared data; None is the `datasets` library's own.
 
@@ -81,6 +84,8 @@ class CalibrationDataModule(LightningDataModule):
         self.num_workers, self.cache_dir = num_workers, cache_dir
         self._packed: list[Dataset] | None = None
         self._mixed: Dataset | None = None
+        self._lanes: list[Lane] = []
+        self._progress: StreamProgress | None = None
         self._held_out: Tensor | None = None
 
     @property
@@ -101,8 +106,10 @@ class CalibrationDataModule(LightningDataModule):
 
     def setup(self, stage: str) -> None:
         """Read, tokenise and pack: training and held-out windows for `fit`, else held-out ones alone."""
+        self._progress = None
         if stage == "fit":
             self._build_training()
+            self._progress = StreamProgress(self._described(), self._micro_batch) if self._lanes else None
         self._build_held_out()
         parts = [f"{self.val_tokens // self.seq_len:,} held-out windows"]
         if stage == "fit":
@@ -112,7 +119,7 @@ class CalibrationDataModule(LightningDataModule):
         rank_zero_info(f"calibration: {'; '.join(parts)}")
 
     def train_dataloader(self) -> ResumableLoader:
-        """One epoch as long as the run, starting where the trainer's step count says.
+        """One epoch as long as the run, starting where the trainer's step count says, or the place in a stream.
 
         Raises:
             UserError: If the trainer has no `max_steps`.
@@ -120,14 +127,15 @@ class CalibrationDataModule(LightningDataModule):
         trainer = self.trainer
         if trainer is None or trainer.max_steps < 1:
             raise UserError("the length of the run is unknown; set trainer.max_steps")
-        place: dict[str, Any] = {"batch_size": self.batch_size, "seed": self.seed}
-        place |= {"rank": trainer.global_rank, "world_size": trainer.world_size}
-        place["start"] = lambda: trainer.global_step * trainer.accumulate_grad_batches
-        if self._mixed is None:
-            return ResumableLoader(self._streamed(**place), batch_size=None)
-        micro_batches = trainer.max_steps * trainer.accumulate_grad_batches
-        order = ResumableOrder(len(self._mixed), micro_batches, **place)
-        return ResumableLoader(self._mixed, self.batch_size, sampler=order, num_workers=self.num_workers)
+        ranks = {"rank": trainer.global_rank, "world_size": trainer.world_size}
+        if self._progress is not None:
+            batches = StreamedBatches(self._lanes, self.batch_size, **ranks)
+            return StreamLoader(batches, self._progress.begin, self.num_workers)
+        mixed, count = cast("Dataset", self._mixed), trainer.max_steps * trainer.accumulate_grad_batches
+        order = ResumableOrder(
+            len(mixed), count, self.batch_size, self.seed, **ranks, start=self._micro_batch
+        )
+        return ResumableLoader(mixed, self.batch_size, sampler=order, num_workers=self.num_workers)
 
     def val_dataloader(self) -> DataLoader[Any]:
         """All held-out windows that are used, in order, on every rank."""
@@ -158,9 +166,46 @@ class CalibrationDataModule(LightningDataModule):
             )
         self._build_training()
         if self._mixed is None:
-            return torch.stack(list(islice(self._streamed(seed=self.seed).windows(), count)))
+            batches = StreamedBatches(self._lanes, self.batch_size)
+            rows = chain.from_iterable(batch["input_ids"] for batch in batches)
+            return torch.stack(list(islice(rows, count)))
         order = ResumableOrder(len(self._mixed), count, seed=self.seed)
         return cast(Tensor, self._mixed[list(order)]["input_ids"])
+
+    def stream(self, corpus: Corpus) -> "IterableDataset":
+        """Open the documents of a streamed corpus, one column `text`; override it to stream text of your own.
+
+        The finer the shards, the less is read again by a run that goes on; every call must give the same.
+        """
+        documents = load_documents(corpus, self.cache_dir)
+        return documents if corpus.streaming else cast("Dataset", documents).to_iterable_dataset()
+
+    @override
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        if self._progress is not None and PLACE in batch:
+            self._progress.use(batch.pop(PLACE))
+        return batch
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        """The place in streamed text, which every rank has to ask for; nothing for corpora with random access."""
+        return {} if self._progress is None else self._progress.state_dict()
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over a place in streamed text, if it is this text's."""
+        if self._progress is not None:
+            self._progress.load_state_dict(state_dict)
+
+    def _micro_batch(self) -> int:
+        """Micro-batches that each rank has put into optimizer steps."""
+        trainer = self.trainer
+        assert trainer is not None
+        return trainer.global_step * trainer.accumulate_grad_batches
+
+    @cached_property
+    def _loaded_tokenizer(self) -> PreTrainedTokenizerBase:
+        return self._tokenizer()
 
     def _tokenizer(self) -> PreTrainedTokenizerBase:
         from roi_lightning.language_model import load_tokenizer
@@ -168,12 +213,20 @@ class CalibrationDataModule(LightningDataModule):
         return load_tokenizer(self.tokenizer, self.tokenizer_revision, self.trust_remote_code)
 
     def _build_training(self) -> None:
-        if self._packed is None:
-            side: Side = "train" if self.val_corpora is None else "all"
+        if self._packed is not None:
+            return
+        side: Side = "train" if self.val_corpora is None else "all"
+        weights = [corpus.weight for corpus in self.corpora]
+        if any(corpus.streaming for corpus in self.corpora):
             self._packed = []
-            if not any(corpus.streaming for corpus in self.corpora):
-                self._packed = [self._pack(corpus, side) for corpus in self.corpora]
-                self._mixed = mix(self._packed, [corpus.weight for corpus in self.corpora], self.seed)
+            self._lanes = make_lanes(
+                [self.stream(corpus) for corpus in self.corpora], weights, self.seed, self._reader(side)
+            )
+            for reader in self._lanes[0].readers:  # text that fills no window is noticed here and now
+                next(reader.windows())
+        else:
+            self._packed = [self._pack(corpus, side) for corpus in self.corpora]
+            self._mixed = mix(self._packed, weights, self.seed)
 
     def _build_held_out(self) -> None:
         if self._held_out is None:
@@ -182,9 +235,7 @@ class CalibrationDataModule(LightningDataModule):
     def _choose_held_out(self) -> Tensor:
         side: Side = "val" if self.val_corpora is None else "all"
         sources: list[Sequence[Tensor]] = [
-            list(islice(self._stream(corpus, side), self.val_windows))
-            if corpus.streaming
-            else self._pack(corpus, side)["input_ids"]
+            self._first_windows(corpus, side) if corpus.streaming else self._pack(corpus, side)["input_ids"]
             for corpus in self.val_corpora or self.corpora
         ]
         chosen = spread([len(source) for source in sources], self.val_windows)
@@ -198,18 +249,31 @@ class CalibrationDataModule(LightningDataModule):
 
     def _pack(self, corpus: Corpus, side: Side) -> "Dataset":
         documents = packing.select_side(load_documents(corpus, self.cache_dir), side, self.held_out_fraction)
-        packed = packing.pack_side(documents, side, self._tokenizer(), self.seq_len, corpus.source)
+        packed = packing.pack_side(documents, side, self._loaded_tokenizer, self.seq_len, corpus.source)
         return packed.with_format("torch")
 
-    def _stream(self, corpus: Corpus, side: Side) -> Iterator[Tensor]:
-        rows = load_documents(corpus, self.cache_dir)
-        texts = (row["text"] for row in rows if packing.belongs(row["text"], side, self.held_out_fraction))
-        return packing.stream_windows(texts, self._tokenizer(), self.seq_len)
+    def _reader(self, side: Side) -> "Callable[[IterableDataset, range], WindowReader]":
+        keeps = partial(packing.belongs, side=side, held_out_fraction=self.held_out_fraction)
+        return partial(WindowReader, keeps=keeps, tokenizer=self._loaded_tokenizer, seq_len=self.seq_len)
 
-    def _streamed(self, **place: Any) -> StreamedBatches:
-        side: Side = "train" if self.val_corpora is None else "all"
-        streams = [partial(self._stream, corpus, side) for corpus in self.corpora]
-        return StreamedBatches(streams, [corpus.weight for corpus in self.corpora], **place)
+    def _first_windows(self, corpus: Corpus, side: Side) -> list[Tensor]:
+        documents = self.stream(corpus)
+        reader = self._reader(side)(documents, range(documents.num_shards))
+        return [window for window, _ in islice(reader.once(), self.val_windows)]
+
+    def _described(self) -> dict[str, Any]:
+        """What the windows of streamed text and their order depend on, by option."""
+        return {
+            "data.corpora": [
+                describe(corpus) | {"shards": reader.documents.num_shards}
+                for corpus, reader in zip(self.corpora, self._lanes[0].readers, strict=True)
+            ],
+            "data.tokenizer": packing.identity(self._loaded_tokenizer),
+            "data.seq_len": self.seq_len,
+            "data.seed": self.seed,
+            "data.held_out_fraction": self.held_out_fraction if self.val_corpora is None else None,
+            "lanes": len(self._lanes),
+        }
 
 
 def _check(settings: dict[str, int], least: int) -> None:

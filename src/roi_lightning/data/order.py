@@ -8,17 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, Sampler
-
-from roi_lightning.errors import UserError
+from torch.utils.data import DataLoader, Sampler
 
 if TYPE_CHECKING:
     from datasets import Dataset
-
-Batch = dict[str, Tensor]
 
 
 class ResumableOrder(Sampler[int]):
@@ -70,65 +64,6 @@ class ResumableOrder(Sampler[int]):
             self._permutation = np.random.default_rng([self.seed, epoch]).permutation(self.num_items)
             self._epoch = epoch
         return int(self._permutation[offset])
-
-
-class StreamedBatches(IterableDataset[Batch]):
-    """Endless batches mixed from streams of windows, without random access.
-
-    Each window comes from a stream drawn by weight; a stream that ends starts again. Every rank reads
-    everything and keeps each world_size-th batch, and a resumed run reads again what it skips: the order is
-    exact, at the price of tokenising the skipped text once more.
-
-    Args:
-        streams: Each call returns a new iterator over a corpus' windows, int64 `[seq_len]`.
-        weights: Positive weight of each stream.
-        batch_size: Windows per batch.
-        seed: Non-negative seed of the draws.
-        rank: This process.
-        world_size: Number of processes.
-        start: First micro-batch to yield; a callable is asked at each `__iter__`.
-    """
-
-    def __init__(
-        self,
-        streams: Sequence[Callable[[], Iterator[Tensor]]],
-        weights: Sequence[float],
-        batch_size: int = 1,
-        seed: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
-        start: int | Callable[[], int] = 0,
-    ) -> None:
-        self.streams, self.weights, self.batch_size = streams, weights, batch_size
-        self.seed, self.rank, self.world_size, self.start = seed, rank, world_size, start
-
-    def windows(self) -> Iterator[Tensor]:
-        """The mixed windows, `[seq_len]` each, before they are divided over ranks."""
-        draws = np.random.default_rng(self.seed)
-        shares = np.asarray(self.weights) / np.sum(self.weights)
-        readers = [_repeated(stream) for stream in self.streams]
-        while True:
-            yield next(readers[draws.choice(len(readers), p=shares)])
-
-    def __iter__(self) -> Iterator[Batch]:
-        micro_batch = self.start() if callable(self.start) else self.start
-        windows = self.windows()
-        for _ in range((micro_batch * self.world_size + self.rank) * self.batch_size):
-            next(windows)
-        while True:
-            yield {"input_ids": torch.stack([next(windows) for _ in range(self.batch_size)])}
-            for _ in range((self.world_size - 1) * self.batch_size):
-                next(windows)
-
-
-def _repeated(stream: Callable[[], Iterator[Tensor]]) -> Iterator[Tensor]:
-    while True:
-        empty = True
-        for window in stream():
-            empty = False
-            yield window
-        if empty:
-            raise UserError("a streamed corpus has less text than one window; lower data.seq_len")
 
 
 def spread(available: Sequence[int], count: int) -> list[list[int]]:

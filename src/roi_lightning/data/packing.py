@@ -8,13 +8,10 @@ one changes whenever a tokenizer object is used.
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from roi_lightning.errors import UserError
@@ -25,7 +22,7 @@ if TYPE_CHECKING:
 Side = Literal["all", "train", "val"]
 Tokens = NDArray[np.int32]
 PASSAGE_CHARACTERS = 10_000
-_DOCUMENTS_AT_ONCE = 64
+DOCUMENTS_AT_ONCE = 64
 
 
 def cut_passages(stream: TextIO) -> Iterator[str]:
@@ -78,24 +75,23 @@ class Packer:
     Args:
         seq_len: Window length in tokens.
         separator: Token id put between documents, None for nothing.
+        carry: Tokens left of earlier documents, to go on where another packer stopped; None starts anew.
     """
 
-    def __init__(self, seq_len: int, separator: int | None) -> None:
+    def __init__(self, seq_len: int, separator: int | None, carry: Tokens | None = None) -> None:
         self.seq_len = seq_len
         self._between = np.asarray([] if separator is None else [separator], dtype=np.int32)
-        self._carry: list[Tokens] = []
-        self._started = False
+        self.carry = carry
 
     def __call__(self, documents: Iterable[Sequence[int] | Tokens]) -> Tokens:
         """Add documents; return the windows they complete, int32 `[windows, seq_len]`."""
+        parts = [] if self.carry is None else [self.carry]
         for ids in documents:
-            if self._started:
-                self._carry.append(self._between)
-            self._carry.append(np.asarray(ids, dtype=np.int32))
-            self._started = True
-        stream = np.concatenate([self._between[:0], *self._carry])
+            parts += [self._between] if parts else []
+            parts.append(np.asarray(ids, dtype=np.int32))
+        stream = np.concatenate([self._between[:0], *parts])
         count = len(stream) // self.seq_len
-        self._carry = [stream[count * self.seq_len :]]
+        self.carry = stream[count * self.seq_len :].copy() if parts else None
         return stream[: count * self.seq_len].reshape(count, self.seq_len)
 
 
@@ -112,7 +108,7 @@ def select_side(documents: "Dataset", side: Side, held_out_fraction: float) -> "
 
 def tokenize_documents(documents: "Dataset", tokenizer: PreTrainedTokenizerBase) -> "Dataset":
     """Replace column `text` by `input_ids` (int32), one row per document, cached per tokenizer."""
-    fingerprint = _fingerprint(documents, "tokens", _identity(tokenizer))
+    fingerprint = _fingerprint(documents, "tokens", identity(tokenizer))
     return _map(documents, lambda texts: tokenize(texts, tokenizer), -1, fingerprint, "Tokenizing")
 
 
@@ -145,7 +141,7 @@ def _map(
     return rows.map(
         lambda batch: {"input_ids": convert(batch)},
         batched=True,
-        batch_size=_DOCUMENTS_AT_ONCE,
+        batch_size=DOCUMENTS_AT_ONCE,
         input_columns=rows.column_names[0],
         remove_columns=rows.column_names,
         features=features,
@@ -173,23 +169,13 @@ def pack_side(
     return windows
 
 
-def stream_windows(
-    texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, seq_len: int
-) -> Iterator[Tensor]:
-    """Yield windows (int64, `[seq_len]`) while reading `texts`; the incomplete last one is dropped."""
-    packer = Packer(seq_len, tokenizer.eos_token_id)
-    reader = iter(texts)
-    while batch := list(islice(reader, _DOCUMENTS_AT_ONCE)):
-        yield from torch.from_numpy(packer(tokenize(batch, tokenizer)).astype(np.int64))
-
-
 def _fingerprint(parent: "Dataset", *parts: Any) -> str:
     """Name of a derived cache; change the leading number when these functions change their result."""
     described = json.dumps([1, parent._fingerprint, *parts])
     return hashlib.sha256(described.encode()).hexdigest()[:32]
 
 
-def _identity(tokenizer: PreTrainedTokenizerBase) -> str:
+def identity(tokenizer: PreTrainedTokenizerBase) -> str:
     """Digest of what a tokenizer does, unaffected by its having been used."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:

@@ -22,8 +22,8 @@ from roi_lightning.language_model import (
     max_positions,
 )
 from roi_lightning.masks import MaskSet
-from roi_lightning.prunable import stored_names
 from roi_lightning.sources import ModelSource, StoredTensors, resolve_model
+from roi_lightning.stored_names import loaded_names
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +90,7 @@ def apply_masks(lm: PreTrainedModel, masks: MaskSet) -> None:
         UserError: If the model has no weight of a masked name.
     """
     weights = dict(lm.named_parameters())
-    for stored, name in stored_names(lm, masks.layers, weights).items():
+    for stored, name in loaded_names(lm, masks.layers, weights).items():
         weight = weights[name].data
         weight.masked_fill_(~masks.layers[stored].to_bool().to(weight.device), 0)
 

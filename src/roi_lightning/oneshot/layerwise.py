@@ -13,7 +13,9 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import PreTrainedModel
 
+from roi_lightning.experts import expert_layers, tell_of_idle
 from roi_lightning.oneshot.decoder import Decoder
+from roi_lightning.oneshot.magnitude import Magnitude
 from roi_lightning.oneshot.measuring import Measurement
 from roi_lightning.oneshot.method import CalibratedMethod, OneShotMethod, Pruned
 from roi_lightning.oneshot.statistics import InputStatistics
@@ -42,6 +44,35 @@ class Calibration:
     spill: Path | None = None
 
 
+@dataclass(frozen=True)
+class _Walk:
+    """What is to be done in every block.
+
+    Attributes:
+        layers: To prune, by name.
+        method: How.
+        pattern: N:M.
+        calibration: On what.
+        experts: The names of layers that may meet no token.
+        idle: Receives those that met none; magnitude prunes them.
+    """
+
+    layers: Mapping[str, nn.Module]
+    method: CalibratedMethod
+    pattern: NMPattern
+    calibration: Calibration
+    experts: set[str]
+    idle: list[str] = field(default_factory=list)
+
+    def prune(self, name: str, statistics: InputStatistics) -> Pruned:
+        """Prune one layer by what it met."""
+        layer = self.layers[name]
+        if name in self.experts and not statistics.tokens:
+            self.idle.append(name)
+            return prune_layer(layer, Magnitude(), None, self.pattern, name)
+        return prune_layer(layer, self.method, statistics, self.pattern, name)
+
+
 @torch.no_grad()
 def prune_layers(
     lm: PreTrainedModel,
@@ -50,7 +81,7 @@ def prune_layers(
     pattern: NMPattern,
     calibration: Calibration | None = None,
 ) -> Iterator[tuple[str, Pruned]]:
-    """Prune a model's layers in its order.
+    """Prune a model's layers in its order; those of experts that no token reaches by magnitude, with a warning.
 
     Args:
         lm: The model; unchanged once the walk is over or abandoned.
@@ -72,28 +103,22 @@ def prune_layers(
     assert calibration is not None, "this method reads text"
     decoder = Decoder(lm, calibration.windows, calibration.device, calibration.spill)
     last = max(i for i in range(len(decoder.blocks)) if _inside(layers, decoder.prefix(i)))
+    walk = _Walk(layers, method, pattern, calibration, expert_layers(lm))
     for index in progress(range(last + 1), f"pruning blocks of {calibration.windows.numel():,} tokens"):
-        yield from _prune_block(decoder, index, layers, method, pattern, calibration, index == last)
+        yield from _prune_block(decoder, index, walk, index == last)
+    tell_of_idle(lm, walk.idle)
 
 
-def _prune_block(
-    decoder: Decoder,
-    index: int,
-    layers: Mapping[str, nn.Module],
-    method: CalibratedMethod,
-    pattern: NMPattern,
-    calibration: Calibration,
-    is_last: bool,
-) -> Iterator[tuple[str, Pruned]]:
-    mine = _inside(layers, decoder.prefix(index))
-    sequential = calibration.activations == "sequential"
+def _prune_block(decoder: Decoder, index: int, walk: _Walk, is_last: bool) -> Iterator[tuple[str, Pruned]]:
+    mine = _inside(walk.layers, decoder.prefix(index))
+    sequential = walk.calibration.activations == "sequential"
     with decoder.visiting(index):
-        measured = Measurement(lambda size: method.statistics(size, calibration.device))
+        measured = Measurement(lambda size: walk.method.statistics(size, walk.calibration.device))
         with measured.watching(mine):
             _pass(decoder, index, keep=not sequential)
         with ExitStack() as pruned:
             for name, layer in mine.items():
-                result = prune_layer(layer, method, measured.of(name, layer), pattern, name)
+                result = walk.prune(name, measured.of(name, layer))
                 if sequential and not is_last:
                     pruned.enter_context(_replaced(layer, result))
                 yield name, result

@@ -14,8 +14,9 @@ from roi_lightning.oneshot.layerwise import Calibration, prune_layers
 from roi_lightning.oneshot.method import OneShotMethod
 from roi_lightning.oneshot.store import TensorStore
 from roi_lightning.pattern import NMPattern
-from roi_lightning.prunable import input_dim, stored_weights
+from roi_lightning.prunable import input_dim
 from roi_lightning.sources import ModelSource, tensor_sha256
+from roi_lightning.stored_names import stored_weights
 
 
 def prune_model(

@@ -1,0 +1,246 @@
+"""End a real run again and again, at moments of every kind, and see that nothing is lost.
+
+    python benchmarks/survive.py --signal KILL --times 20 --work runs/survive --json F.json
+
+A run of the quickstart's model, shortened, is made once without interruption. The same run is then started in another
+folder and ended by a signal while it steps, writes a checkpoint or validates, in turn, and at last while it exports,
+each time at a random moment; `fit --resume auto` goes on, and is ended again. After each, every file in the folder is
+read; at the end the mask must be that of the uninterrupted run, to the byte. With TERM the run must also end with
+status 143 and must have saved the very step it was in.
+"""
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from lightning.pytorch import Callback, LightningModule, Trainer
+from rich.console import Console
+from rich.table import Table
+from typing_extensions import override
+
+from roi_lightning.checkpoints import check_checkpoint
+from roi_lightning.errors import UserError
+from roi_lightning.export import verify_export
+from roi_lightning.masks import MaskSet
+
+PHASES = ("step", "checkpoint", "validation", "export")
+_PHASE_FILE = "ROI_SURVIVE_PHASE"
+
+
+class Phase(Callback):
+    """Writes what the run is doing, and its last whole step, where the watcher finds it."""
+
+    @override
+    def on_train_batch_start(self, trainer: Trainer, *args: Any) -> None:
+        _tell("step", trainer.global_step)
+
+    @override
+    def on_save_checkpoint(self, trainer: Trainer, *args: Any) -> None:
+        _tell("checkpoint", trainer.global_step)
+
+    @override
+    def on_validation_start(self, trainer: Trainer, *args: Any) -> None:
+        _tell("validation", trainer.global_step)
+
+    @override
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        _tell("export", trainer.global_step)
+
+
+def _tell(phase: str, step: int) -> None:
+    path = Path(os.environ[_PHASE_FILE])
+    partial = path.with_suffix(".partial")
+    partial.write_text(f"{phase} {step}")
+    partial.replace(path)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """One interruption.
+
+    Attributes:
+        phase: What the run was told to be doing.
+        step: Optimizer steps it had finished.
+        status: Its exit status, negative for a signal.
+        saved: The step of the newest checkpoint, 0 without any.
+        seconds: From its start to its end.
+    """
+
+    phase: str
+    step: int
+    status: int
+    saved: int
+    seconds: float
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run both, and compare.
+
+    Returns:
+        0 if nothing was lost.
+    """
+    args = build_parser().parse_args(argv)
+    work: Path = args.work
+    draws = random.Random(args.seed)
+    whole = work / "whole"
+    if not (whole / "mask.safetensors").is_file():
+        wait(start(args, whole))
+    ended: list[Ended] = []
+    problems: list[str] = []
+    folder = work / args.signal.lower()
+    while len(ended) < args.times:
+        at_work = len(ended) < args.times * 3 // 4
+        phase = PHASES[len(ended) % 3] if at_work else "export"
+        ended.append(interrupt(args, folder, phase, draws))
+        problems += unreadable(folder) + lost(ended[-1], args.signal)
+        print(f"{len(ended)}/{args.times} {ended[-1]}", flush=True)
+    wait(start(args, folder))
+    same = (folder / "mask.safetensors").read_bytes() == (whole / "mask.safetensors").read_bytes()
+    problems += [] if same else ["the mask differs from the uninterrupted run's"]
+    report(args, ended, problems)
+    return 1 if problems else 0
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The options."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--signal", choices=("KILL", "TERM"), required=True)
+    add("--times", type=int, default=20, help="interruptions")
+    add("--work", type=Path, default=Path("runs/survive"), help="folder of the runs")
+    add("--steps", type=int, default=160, help="optimizer steps of the run")
+    add("--seed", type=int, default=0, help="of the moments")
+    add(
+        "--pause",
+        type=float,
+        default=1.0,
+        help="longest time into a phase, in seconds; thrice that for an export",
+    )
+    add("arguments", nargs="*", help="after --: more arguments of fit, for another model, say")
+    add("--json", type=Path, help="where to write the figures")
+    return parser
+
+
+def start(args: argparse.Namespace, folder: Path) -> "subprocess.Popen[bytes]":
+    """Start or go on with the run in a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = folder / "survive.yaml"
+    config.write_text(yaml.safe_dump(settings(args.steps, str(folder))))
+    command = [sys.executable, "-m", "roi_lightning", "fit", "--config", "quickstart.yaml"]
+    command += ["--config", str(config), "--resume", "auto", *args.arguments]
+    environment = os.environ | {_PHASE_FILE: str(folder.absolute() / "phase")}
+    environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    with (folder / "log").open("ab") as log:
+        return subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+
+
+def settings(steps: int, folder: str) -> dict[str, Any]:
+    """The quickstart with short steps, a checkpoint every five and a validation every six."""
+    keeper = {"every_n_train_steps": 5, "save_top_k": 1, "save_last": "link", "filename": "{step}"}
+    callbacks: list[dict[str, Any]] = [{"class_path": name} for name in ("HardenMasks", "SparseExport")]
+    callbacks.append({"class_path": "survive.Phase"})
+    callbacks.append({"class_path": "lightning.pytorch.callbacks.ModelCheckpoint", "init_args": keeper})
+    optimizer = {"class_path": "torch.optim.AdamW", "init_args": {"lr": 0.01, "fused": True}}
+    return {
+        "model": {"init_args": {"prior": "magnitude", "optimizer": optimizer}},
+        "data": {"seq_len": 64, "batch_size": 1, "val_windows": 8},
+        "trainer": {
+            "max_steps": steps,
+            "val_check_interval": 6,
+            "check_val_every_n_epoch": None,
+            "default_root_dir": folder,
+            "logger": False,
+            "callbacks": callbacks,
+        },
+    }
+
+
+def interrupt(args: argparse.Namespace, folder: Path, phase: str, draws: random.Random) -> Ended:
+    """Go on with the run, and end it in a phase after a random number of visits and a random time."""
+    seen = folder / "phase"
+    seen.unlink(missing_ok=True)
+    started = time.monotonic()
+    process = start(args, folder)
+    visits, last = draws.randint(1, 3) if phase != "export" else 1, ""
+    while process.poll() is None and visits:
+        now = seen.read_text() if seen.exists() else ""
+        if now != last:
+            visits -= now.startswith(phase)
+            last = now
+        time.sleep(0.005)
+    time.sleep(draws.uniform(0, args.pause * (3 if phase == "export" else 1)))
+    if process.poll() is not None:
+        raise SystemExit(f"the run ended before its interruption ({phase}); give more --steps")
+    doing, step = seen.read_text().split()
+    process.send_signal(getattr(signal, f"SIG{args.signal}"))
+    status = process.wait()
+    return Ended(doing, int(step), status, newest_step(folder), round(time.monotonic() - started, 1))
+
+
+def newest_step(folder: Path) -> int:
+    """The step of the newest checkpoint, by its name."""
+    steps = [int(path.stem.rpartition("=")[2]) for path in folder.glob("checkpoints/step=*.ckpt")]
+    return max(steps, default=0)
+
+
+def unreadable(folder: Path) -> list[str]:
+    """Everything under a final name that is not whole."""
+    problems = []
+    for path in sorted(folder.glob("checkpoints/[!.]*.ckpt")):
+        try:
+            if path.exists():  # a link may outlive its file
+                check_checkpoint(str(path))
+        except UserError as error:
+            problems.append(str(error))
+    try:
+        if (folder / "mask.safetensors").exists():
+            MaskSet.load(folder / "mask.safetensors")
+        if (folder / "export").exists() and not verify_export(folder / "export").ok:
+            problems.append("the export does not verify")
+    except UserError as error:
+        problems.append(str(error))
+    return problems
+
+
+def lost(ended: Ended, told: str) -> list[str]:
+    """What a run that was told in time to end did not save."""
+    if told != "TERM" or ended.status == 0:
+        return []
+    problems = [] if ended.status in (143, -signal.SIGTERM) else [f"status {ended.status} after {ended}"]
+    return problems if ended.saved >= ended.step else [*problems, f"steps lost: {ended}"]
+
+
+def wait(process: "subprocess.Popen[bytes]") -> None:
+    """Let a run come to its end."""
+    if process.wait():
+        raise SystemExit(f"a run failed with status {process.returncode}; see its log")
+
+
+def report(args: argparse.Namespace, ended: Sequence[Ended], problems: Sequence[str]) -> None:
+    """The table, and the JSON if asked for."""
+    table = Table("phase", "interruptions", "steps done", title=f"SIG{args.signal}, {len(ended)} times")
+    for phase in PHASES:
+        steps = [each.step for each in ended if each.phase == phase]
+        table.add_row(phase, str(len(steps)), ", ".join(map(str, steps)))
+    console = Console()
+    console.print(table)
+    console.print("\n".join(problems) or "no file unreadable, no difference in the mask", highlight=False)
+    if args.json:
+        facts = {"signal": args.signal, "ended": [asdict(each) for each in ended], "problems": list(problems)}
+        args.json.write_text(json.dumps(facts, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,191 @@
+"""How checkpoints lie on disk: one file, or a folder with a file of every rank; whole or not at all."""
+
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from torch import Tensor
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from typing_extensions import override
+
+from roi_lightning.atomic import written_aside
+from roi_lightning.errors import UserError
+
+_REST: Final = "rest.ckpt"
+_STATE: Final = "state_dict"
+_OPTIMIZERS: Final = "optimizer_states"
+_MARGIN: Final = 1.02  # what files hold besides tensors
+
+
+class PlainCheckpointIO(TorchCheckpointIO):
+    """Writes checkpoints aside and renames them, without a second copy in memory, and reads plain tensors only."""
+
+    @override
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
+    ) -> None:
+        if "://" in str(path):
+            super().save_checkpoint(checkpoint, path, storage_options)
+        else:
+            write_checkpoint(checkpoint, Path(path))
+
+    @override
+    def load_checkpoint(
+        self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        if "://" in str(path):
+            # By name: a function, as Lightning gives, is refused for 8-bit states.
+            return super().load_checkpoint(path, "cpu", weights_only=True)  # type: ignore[arg-type]
+        return read_checkpoint(Path(path))
+
+
+def write_checkpoint(checkpoint: Mapping[str, Any], path: Path) -> None:
+    """Write a checkpoint as one file; until it is whole, whatever lies at `path` stays as it is.
+
+    Raises:
+        UserError: If the disk has no room for it or can't be written to.
+    """
+    _require_room(path, checkpoint)
+    with written_aside(path) as partial:
+        try:
+            torch.save(dict(checkpoint), partial)
+        except RuntimeError as error:  # what torch makes of a disk that refuses
+            raise OSError(str(error)) from error
+
+
+def write_sharded(checkpoint: Mapping[str, Any], path: Path) -> None:
+    """Write a checkpoint as a folder of safetensors files, each rank its parts; every rank has to call it.
+
+    Args:
+        checkpoint: As Lightning dumps it, tensors of the state and the optimizers possibly spread over ranks.
+        path: The folder to be; what lies there stays as it is until the new one is whole.
+
+    Raises:
+        UserError: If the disk has no room for it or can't be written to.
+    """
+    _require_room(path, checkpoint)
+    tensors, rest = _taken_apart(checkpoint)
+    with _one_aside(path) as partial:
+        writer = HuggingFaceStorageWriter(str(partial), save_distributed=True)
+        save(tensors, storage_writer=writer)
+        if dist.get_rank() == 0:
+            torch.save(rest, partial / _REST)
+        dist.barrier()
+    dist.barrier()
+
+
+@contextmanager
+def _one_aside(path: Path) -> Iterator[Path]:
+    """A temporary folder for all ranks, made and renamed by the first."""
+    first = dist.get_rank() == 0
+    with written_aside(path) if first else nullcontext(path) as own:
+        if first:
+            own.mkdir()
+        shared = [str(own)]
+        dist.broadcast_object_list(shared)
+        yield Path(shared[0])
+
+
+def read_rest(path: Path) -> dict[str, Any]:
+    """What a checkpoint holds besides the numbers of its tensors, which are on the meta device or left out."""
+    if path.is_dir():
+        return torch.load(path / _REST, map_location="meta", weights_only=True)  # type: ignore[no-any-return]
+    return torch.load(path, map_location="meta", weights_only=True, mmap=True)  # type: ignore[no-any-return]
+
+
+def read_checkpoint(path: Path, learned: Mapping[str, Tensor] | None = None) -> dict[str, Any]:
+    """Read a checkpoint of either kind.
+
+    Args:
+        path: The file or folder.
+        learned: Parameters by name, spread over ranks: of a folder each rank then reads its parts alone. Without
+            them everything is read whole onto the CPU.
+
+    Returns:
+        As Lightning dumped it.
+    """
+    if not path.is_dir():
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)  # type: ignore[no-any-return]
+    checkpoint = torch.load(path / _REST, map_location="cpu", weights_only=True)
+    reader = HuggingFaceStorageReader(str(path))
+    tensors = {
+        key: _empty(entry, _parameter(key, learned or {}))
+        for key, entry in reader.read_metadata().state_dict_metadata.items()
+        if isinstance(entry, TensorStorageMetadata)
+    }
+    with warnings.catch_warnings():
+        # Said whenever one process reads alone, which is what is asked for.
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        load(tensors, storage_reader=reader, no_dist=learned is None)
+    return _put_together(checkpoint, tensors)
+
+
+def _empty(entry: TensorStorageMetadata, parameter: Tensor | None) -> Tensor:
+    """Room for a stored tensor, spread as the parameter it belongs to if it is as large."""
+    if parameter is not None and parameter.shape == entry.size:
+        return torch.empty_like(parameter.detach())
+    return torch.empty(entry.size, dtype=entry.properties.dtype)
+
+
+def _parameter(key: str, learned: Mapping[str, Tensor]) -> Tensor | None:
+    """The parameter that a stored tensor is the value of, or a state of; optimizers know them by their number."""
+    kind, _, rest = key.partition(".")
+    if kind == _STATE:
+        return learned.get(rest)
+    return dict(enumerate(learned.values())).get(int(rest.split(".")[1]))
+
+
+def _taken_apart(checkpoint: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors of state and optimizers by flat names, and the rest."""
+    tensors = {f"{_STATE}.{name}": value for name, value in checkpoint[_STATE].items()}
+    rest, states = dict(checkpoint) | {_STATE: {}}, []
+    for number, optimizer in enumerate(checkpoint[_OPTIMIZERS]):
+        kept: dict[int, dict[str, Any]] = {}
+        for index, state in optimizer["state"].items():
+            kept[index] = {key: value for key, value in state.items() if not isinstance(value, Tensor)}
+            found = {key: value for key, value in state.items() if isinstance(value, Tensor)}
+            tensors |= {f"{_OPTIMIZERS}.{number}.{index}.{key}": value for key, value in found.items()}
+        states.append(dict(optimizer) | {"state": kept})
+    return tensors, rest | {_OPTIMIZERS: states}
+
+
+def _put_together(rest: dict[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    for key, value in tensors.items():
+        kind, _, name = key.partition(".")
+        if kind == _STATE:
+            rest[_STATE][name] = value
+        else:
+            number, index, entry = name.split(".", 2)
+            rest[_OPTIMIZERS][int(number)]["state"][int(index)][entry] = value
+    return rest
+
+
+def _require_room(path: Path, checkpoint: Mapping[str, Any]) -> None:
+    size = sum(tensor.numel() * tensor.element_size() for tensor in _tensors(checkpoint)) * _MARGIN
+    folder = next(folder for folder in path.absolute().parents if folder.exists())
+    free = shutil.disk_usage(folder).free
+    if free < size:
+        raise UserError(
+            f"checkpoint {str(path)!r} needs {size / 1e9:.2f} GB and {free / 1e9:.2f} GB are free; "
+            "make room and go on with --resume auto: earlier checkpoints are untouched"
+        )
+
+
+def _tensors(tree: object) -> Iterator[Tensor]:
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, Mapping):
+        for value in tree.values():
+            yield from _tensors(value)
+    elif isinstance(tree, list | tuple):
+        for value in tree:
+            yield from _tensors(value)

@@ -1,0 +1,33 @@
+"""Tensors that may be spread over ranks (FSDP2's `DTensor`), seen whole or as this rank's part.
+
+What gathers is a collective: every rank has to call it, in the same order.
+"""
+
+from torch import Tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The tensor gathered from all ranks; itself if it is not spread."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def part(tensor: Tensor) -> Tensor:
+    """This rank's part, sharing memory; the tensor itself if it is not spread."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def spread_like(full: Tensor, like: Tensor) -> Tensor:
+    """Spread a tensor that every rank has whole as another of the same shape is spread.
+
+    Args:
+        full: On any device.
+        like: Spread or not.
+
+    Returns:
+        On the device of `like`; nothing is communicated.
+    """
+    placed = full.to(like.device)
+    if not isinstance(like, DTensor):
+        return placed
+    return distribute_tensor(placed, like.device_mesh, like.placements, src_data_rank=None)

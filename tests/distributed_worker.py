@@ -1,0 +1,91 @@
+"""What every rank of tests/test_distributed.py runs: torchrun tests/distributed_worker.py SPEC."""
+
+import json
+import sys
+from functools import partial
+from pathlib import Path
+
+import torch
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.strategies import DDPStrategy
+from torch.distributed.tensor import DTensor
+
+from cli_helpers import QUICK_TRAINER, Lab
+from roi_lightning.callbacks import HardenMasks, SparseExport
+from roi_lightning.module import RoILightningModule
+from roi_lightning.sharded_strategy import ShardedStrategy
+from roi_lightning.shards import whole
+from roi_lightning.trainer import RoITrainer
+
+STRATEGIES = {
+    "ddp": partial(DDPStrategy, gradient_as_bucket_view=True),
+    "sharded": ShardedStrategy,
+    "gathered": partial(ShardedStrategy, save_distributed_checkpoint=False),
+}
+STEPS, SAVED = 6, 3
+
+
+class Recorder(Callback):
+    """The loss of every draw of this rank, and what the rank holds."""
+
+    def __init__(self):
+        self.losses, self.held = {}, {}
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.losses[pl_module.state.draw.index] = (
+            float(outputs["loss"].detach()) * trainer.accumulate_grad_batches
+        )
+
+    def on_train_end(self, trainer, pl_module):
+        for name, p in pl_module.named_parameters():
+            if isinstance(p, DTensor):
+                self.held[name] = [str(p.placements), list(p.shape), list(p.to_local().shape)]
+
+
+def learn(model, folder, shared, ckpt_path=None, accumulate=1, **trainer):
+    """Six steps of two micro-batches from a prior, at a learning rate that moves the mask."""
+    lab, recorder = Lab(folder, shared), Recorder()
+    learner = RoILightningModule(
+        str(model),
+        prior="magnitude",
+        optimizer=partial(torch.optim.AdamW, lr=0.02, betas=(0.9, 0.95), weight_decay=0.0),
+    )
+    callbacks = [HardenMasks(), SparseExport(), recorder]
+    callbacks.append(
+        ModelCheckpoint(folder / "checkpoints", "{step}", every_n_train_steps=SAVED, save_top_k=-1)
+    )
+    settings = {
+        "accumulate_grad_batches": accumulate,
+        "default_root_dir": str(folder),
+        "callbacks": callbacks,
+    }
+    settings |= {"enable_checkpointing": True, "max_steps": STEPS, "gradient_clip_val": 1.0} | trainer
+    fitter = RoITrainer(**QUICK_TRAINER | settings)
+    fitter.fit(learner, datamodule=lab.data(), ckpt_path=ckpt_path)
+    return learner, recorder, fitter
+
+
+def main():
+    torch.set_num_threads(1)
+    for spec in json.loads(Path(sys.argv[1]).read_text()):
+        folder = Path(spec["folder"])
+        strategy = STRATEGIES[spec["strategy"]]()
+        learner, recorder, fitter = learn(
+            spec["model"],
+            folder,
+            Path(spec["shared"]),
+            spec.get("ckpt_path"),
+            strategy=strategy,
+            devices=2,
+        )
+        logits = {name: whole(layer.logits.detach()) for name, layer in learner.layers.items()}
+        found = {"losses": recorder.losses, "held": recorder.held}
+        (folder / f"rank{fitter.global_rank}.json").write_text(json.dumps(found))
+        if fitter.is_global_zero:
+            torch.save(logits, folder / "logits.pt")
+        fitter.strategy.barrier()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""A run that can't fit says so before text or weights are read."""
+
+import json
+import os
+
+import pytest
+import torch
+
+from cli_helpers import make_lab, run
+from roi_lightning.room import memory_of
+from tiny_models import tiny_qwen2
+
+lab = pytest.fixture(make_lab)
+
+
+@pytest.fixture
+def enormous(tmp_path):
+    """A model's configuration, as large as no machine's memory, and no weights."""
+    folder = tiny_qwen2(tmp_path / "enormous")
+    (folder / "model.safetensors").unlink()
+    config = json.loads((folder / "config.json").read_text())
+    wide = {"hidden_size": 65536, "intermediate_size": 1 << 20}
+    (folder / "config.json").write_text(json.dumps(config | wide))
+    return folder
+
+
+def test_a_run_that_cannot_fit_is_refused_at_the_start(lab, enormous, capsys):
+    before = sorted(path for path in lab.folder.rglob("*"))
+    assert run("fit", *lab.quick(model=enormous)) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("error: weights, logits, gradients and optimizer states take ")
+    assert "plan --fit_in" in said
+    assert sorted(path for path in lab.folder.rglob("*")) == before
+
+
+def test_a_processor_has_what_is_installed_or_allowed():
+    installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert 0 < memory_of(torch.device("cpu")) <= installed

@@ -1,0 +1,347 @@
+"""Streamed corpora: any order of interruptions, workers and ranks gives the windows of one uninterrupted run."""
+
+import gzip
+import json
+import pickle
+from itertools import chain, cycle, islice
+from pathlib import Path
+
+import datasets
+import pytest
+import torch
+from lightning.pytorch import Callback
+
+import roi_lightning.data.local_files as local_files
+from data_helpers import Recorder, TinyData, documents, fit, reference_windows, write_jsonl
+from roi_lightning.data import Corpus
+from roi_lightning.data.packing import belongs
+from roi_lightning.data.streaming import PLACE
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
+    pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
+    pytest.mark.filterwarnings("ignore:The dirpath has changed"),
+]
+SHARDS = 32
+TEXT_FEATURES = datasets.Features({"text": datasets.Value("string")})
+READ = []
+
+
+def shard_texts(mark, number):
+    return documents(6, f"{mark}{number}.", seed=number)
+
+
+def generate(mark, numbers):
+    for number in numbers:
+        for text in shard_texts(mark, number):
+            READ.append(text)
+            yield {"text": text}
+
+
+class Generated(TinyData):
+    """Streams documents made on the fly: a corpus is named by the mark of its documents."""
+
+    def stream(self, corpus):
+        kwargs = {"mark": corpus.source, "numbers": list(range(SHARDS))}
+        return datasets.IterableDataset.from_generator(generate, TEXT_FEATURES, kwargs)
+
+
+def generated(tmp_path, marks="x", **options):
+    held_out = tmp_path / "val.jsonl"
+    if not held_out.exists():
+        write_jsonl(held_out, documents(30, "v"))
+    corpora = [Corpus(mark, weight, streaming=True) for mark, weight in zip(marks, (3.0, 1.0), strict=False)]
+    defaults = {"seq_len": 16, "batch_size": 2, "val_windows": 2, "cache_dir": str(tmp_path / "cache")}
+    return Generated(**({"corpora": corpora, "val_corpora": str(held_out)} | defaults | options))
+
+
+def lane_windows(mark, lane, lanes=SHARDS // 8):
+    """What a lane reads of a corpus, in plain Python: its shards, over and over."""
+    numbers = range(SHARDS * lane // lanes, SHARDS * (lane + 1) // lanes)
+    return cycle(reference_windows(list(chain.from_iterable(shard_texts(mark, n) for n in numbers)), 16))
+
+
+def test_order_equals_a_plain_python_reference(tmp_path):
+    lanes = [lane_windows("x", lane) for lane in range(4)]
+    # Three windows a batch, more than each lane holds, so that all of them begin again.
+    expected = [window for _ in range(70) for lane in lanes for window in islice(lane, 3)]
+    assert len(expected) > 4 * 200 > len(set(map(str, expected)))
+    module = generated(tmp_path, batch_size=3)
+    assert module.windows("train", len(expected)).tolist() == expected
+
+
+def test_mixed_corpora_keep_their_own_orders_and_weights(tmp_path):
+    module = generated(tmp_path, "xy", batch_size=1)
+    windows = module.windows("train", 4 * 300).tolist()
+    for lane in range(4):
+        read = {"x": [], "y": []}
+        expected = {mark: list(islice(lane_windows(mark, lane), 300)) for mark in read}
+        for window in windows[lane::4]:
+            # The two corpora differ in their marks only, which not every window shows.
+            fits = [mark for mark in read if window == expected[mark][len(read[mark])]]
+            assert fits, "a window is the next one of one of the corpora"
+            read[fits[0]].append(window)
+        assert 0.6 < len(read["x"]) / 300 < 0.9
+
+
+def restored(state, tmp_path):
+    torch.save(state, tmp_path / "state.pt")
+    return torch.load(tmp_path / "state.pt", weights_only=True)
+
+
+@pytest.mark.parametrize("seq_len", [16, 700])
+def test_every_position_can_be_entered(tmp_path, seq_len):
+    module = generated(tmp_path, "xy", seq_len=seq_len)
+    module.setup("fit")
+    lane = module._lanes[1]
+    items = list(islice(lane.windows(), 300 * 16 // seq_len * 2 + 20))
+    windows = [window.tolist() for window, _ in items]
+    for index in range(0, len(items) - 5, 7):
+        entered = lane.windows(restored(items[index][1], tmp_path))
+        assert [window.tolist() for window, _ in islice(entered, 5)] == windows[index + 1 : index + 6]
+
+
+def write_source(folder, kind):
+    """Two files of a kind, of a hundred and more documents each; what names them."""
+    for number in range(2):
+        texts = documents(150, f"{number}.", seed=number)
+        path = folder / f"part{number}"
+        if kind == "parquet":
+            rows = datasets.Dataset.from_dict({"body": texts, "n": list(range(150))})
+            rows.to_parquet(f"{path}.parquet", batch_size=40)
+        elif kind == "txt":
+            path.with_suffix(".txt").write_text("\n\n".join(texts * 5))
+        else:
+            write_jsonl(path.with_suffix(".jsonl"), texts, "body")
+            if kind == "jsonl.gz":
+                content = path.with_suffix(".jsonl").read_bytes()
+                Path(f"{path}.jsonl.gz").write_bytes(gzip.compress(content))
+    return Corpus(str(folder / f"part*.{kind}"), text_field="body", streaming=True)
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "parquet", "txt"])
+def test_every_kind_of_file_can_be_entered(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(local_files, "_PIECE", 1000)
+    module = TinyData(corpora=[write_source(tmp_path, kind)], seq_len=64, held_out_fraction=0.1)
+    module.setup("fit")
+    lane = module._lanes[-1]
+    assert (len(module._lanes) > 1) == (kind == "jsonl")
+    items = list(islice(lane.windows(), 1 + len(list(lane.readers[0].once())) * 3 // 2))
+    for index in range(0, len(items) - 3, max(1, len(items) // 20)):
+        entered = [window.tolist() for window, _ in islice(lane.windows(items[index][1]), 3)]
+        assert entered == [window.tolist() for window, _ in items[index + 1 : index + 4]]
+
+
+def test_a_position_holds_less_than_a_window_and_little_else(tmp_path):
+    module = generated(tmp_path, "xy")
+    module.setup("fit")
+    for _, position in islice(module._lanes[0].windows(), 300):
+        assert set(position) == {"windows", "corpora"}
+        for place in filter(None, position["corpora"]):
+            numbers = [value for name, value in place.items() if name != "carry"]
+            assert all(type(number) is int for number in numbers)
+            carry = place["carry"]
+            assert carry is None or (carry.dtype == torch.int32 and carry.untyped_storage().nbytes() < 16 * 4)
+
+
+def test_only_the_text_around_the_place_is_read_again(tmp_path):
+    whole = generated(tmp_path)
+    whole.setup("fit")
+    lane = whole._lanes[0]
+    reader = lane.windows()
+    for _ in range(150):
+        _, position = next(reader)
+    place = position["corpora"][0]
+    assert place["shard"] >= 3
+    READ.clear()
+    next(lane.windows(position))
+    before = [text for number in range(place["shard"]) for text in shard_texts("x", number)]
+    assert not set(READ) & set(before)
+    assert len(READ) <= 64
+
+
+CASES = [(workers, accumulate, marks) for workers in (0, 1, 2) for accumulate, marks in ((1, "x"), (3, "xy"))]
+
+
+@pytest.mark.parametrize(("workers", "accumulate", "marks"), CASES)
+def test_interrupted_anywhere_equals_uninterrupted(tmp_path, workers, accumulate, marks):
+    def module(num_workers):
+        return generated(tmp_path, marks, num_workers=num_workers)
+
+    steps, options = 12, {"accumulate": accumulate, "val_check_interval": 5, "check_val_every_n_epoch": None}
+    whole, _ = fit(module(0), tmp_path / "whole", 1, steps, **options)
+    assert whole.seen == batches(module(0), steps * accumulate)
+    folder = tmp_path / "whole"
+    for cut in (1, 6, 11):
+        resumed, _ = fit(
+            module(workers), tmp_path / f"cut{cut}", 1, steps, folder / f"step={cut}.ckpt", **options
+        )
+        assert whole.seen[: cut * accumulate] + resumed.seen == whole.seen
+        assert resumed.validated == 2 * (steps * accumulate // 5 - cut * accumulate // 5)
+    twice, _ = fit(
+        module(workers), tmp_path / "twice", 1, steps, tmp_path / "cut1" / "step=8.ckpt", **options
+    )
+    assert whole.seen[: 8 * accumulate] + twice.seen == whole.seen
+    assert twice.embedding.weight.tolist() == whole.embedding.weight.tolist()
+
+
+def batches(module, count):
+    """The first batches of training as nested lists."""
+    windows = module.windows("train", count * module.batch_size).tolist()
+    return [windows[i : i + module.batch_size] for i in range(0, len(windows), module.batch_size)]
+
+
+def test_a_file_that_ends_begins_again_after_an_interruption_too(tmp_path):
+    texts = documents(30)
+    path = write_jsonl(tmp_path / "a.jsonl", texts)
+    windows = reference_windows([text for text in texts if belongs(text, "train", 0.2)], 16)
+
+    def module():
+        return TinyData(
+            corpora=[Corpus(path, streaming=True)], seq_len=16, held_out_fraction=0.2, val_windows=2
+        )
+
+    ends = len(windows)
+    whole, _ = fit(module(), tmp_path / "whole", 1, ends + 5)
+    assert list(chain.from_iterable(whole.seen)) == list(islice(cycle(windows), ends + 5))
+    for cut in (ends - 1, ends, ends + 1):
+        resumed, _ = fit(module(), tmp_path / "rest", 1, ends + 5, tmp_path / "whole" / f"step={cut}.ckpt")
+        assert resumed.seen == whole.seen[cut:]
+
+
+class StopAfter(Callback):
+    """Saves and stops between two optimizer steps."""
+
+    def __init__(self, batch, path):
+        self.batch, self.path = batch, path
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if batch_idx + 1 == self.batch:
+            trainer.save_checkpoint(self.path)
+
+
+def test_micro_batches_of_an_unfinished_step_are_not_counted(tmp_path):
+    saved = tmp_path / "between.ckpt"
+    fit(generated(tmp_path), tmp_path / "a", 1, 4, accumulate=3, callbacks=[StopAfter(8, saved)])
+    state = torch.load(saved, weights_only=True)["Generated"]
+    assert state["batches"] == 6
+    module = generated(tmp_path)
+    module.setup("fit")
+    counted = {lane: position["windows"] // 2 for lane, position in state["positions"].items()}
+    assert counted == {0: 2, 1: 2, 2: 1, 3: 1}
+
+
+def test_several_epochs_go_on_where_the_one_before_ended(tmp_path):
+    options = {"max_epochs": 3, "limit_train_batches": 5}
+    seen = fit(generated(tmp_path), tmp_path / "a", 1, 100, **options)[0].seen
+    assert seen == batches(generated(tmp_path), 15)
+
+
+class Witness(Recorder):
+    """Leaves what each rank has seen in a file; forked ranks can't hand it over otherwise."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self.folder = folder
+
+    def on_train_end(self):
+        (self.folder / f"rank{self.global_rank}.json").write_text(json.dumps(self.seen))
+
+
+def on_ranks(tmp_path, name, ranks, steps, resume=None, workers=0):
+    """The batches that a number of ranks see, in the order of the whole run."""
+    folder = tmp_path / name
+    folder.mkdir()
+    options = {"devices": ranks, "strategy": "ddp_fork"} if ranks > 1 else {}
+    module = generated(tmp_path, "xy", num_workers=workers)
+    fit(module, folder, 3, steps, resume, accumulate=2, model=Witness(folder), **options)
+    seen = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(ranks)]
+    return list(chain.from_iterable(zip(*seen, strict=True)))
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 2), (2, 1), (1, 2)])
+def test_ranks_may_change_between_interruption_and_resumption(tmp_path, before, after):
+    start = on_ranks(tmp_path, "start", before, 3)
+    assert len(start) == 6 * before
+    rest = on_ranks(tmp_path, "rest", after, 8, tmp_path / "start" / "step=3.ckpt", workers=after - 1)
+    assert len(rest) == 10 * after
+    expected = generated(tmp_path, "xy")
+    assert start + rest == batches(expected, 6 * before + 10 * after)
+
+
+CHANGES = {
+    "data.seq_len": {"seq_len": 8},
+    "data.seed": {"seed": 1},
+    "data.corpora": {"corpora": [Corpus("x", 1.0, streaming=True), Corpus("y", 2.0, streaming=True)]},
+    "data.held_out_fraction": {"val_corpora": None, "held_out_fraction": 0.3},
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_place_in_other_text_is_not_taken(tmp_path, caplog, name):
+    fit(generated(tmp_path, "xy"), tmp_path / "a", 3, 3)
+
+    def changed():
+        return generated(tmp_path, "xy", **CHANGES[name])
+
+    with caplog.at_level("INFO", "lightning.pytorch"):
+        model, _ = fit(changed(), tmp_path / "b", 3, 6, tmp_path / "a" / "step=3.ckpt")
+    lines = [record.message for record in caplog.records if "streamed text" in record.message]
+    reason = f"{name} differ from those of the checkpoint"
+    assert lines == [f"the streamed text is read from its beginning: {reason}"]
+    assert model.seen == batches(changed(), 3)
+
+
+def test_loading_needs_no_fork(tmp_path):
+    # Python 3.14 sends a loader's dataset to its workers; here it goes there and back.
+    module = generated(tmp_path)
+    module.setup("fit")
+    module.trainer = type("Fresh", (), {"max_steps": 1, "global_rank": 0, "world_size": 1})()
+    loader = module.train_dataloader()
+    copied = pickle.loads(pickle.dumps(loader.dataset))
+    for mine, theirs in islice(zip(loader.dataset, copied, strict=False), 5):
+        assert torch.equal(mine["input_ids"], theirs["input_ids"])
+        assert mine[PLACE]["batches"] == theirs[PLACE]["batches"]
+
+
+@pytest.mark.parametrize("size", [1, 7, 64, 10**6])
+def test_lines_are_read_once_wherever_files_are_cut(tmp_path, monkeypatch, size):
+    monkeypatch.setattr(local_files, "_PIECE", size)
+    texts = [documents(20, mark) for mark in "ab"]
+    paths = [tmp_path / f"{i}.jsonl" for i in range(2)]
+    for path, part in zip(paths, texts, strict=True):
+        write_jsonl(path, part)
+    rest = tmp_path / "2.jsonl"
+    rest.write_bytes(b'\xef\xbb\xbf{"text": "last"}\n\n{"other": 1}')
+    pieces = local_files.cut_lines([*paths, rest])
+    assert len(pieces) == 3 if size == 10**6 else len(pieces) > 20
+    read = [row["text"] for piece in pieces for row in local_files.json_documents([piece], "text")]
+    assert read == [*texts[0], *texts[1], "last", None]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"text": "a"}\n{"text": \n', "cannot read corpus file .*Expecting value"),
+        (b'["a"]\n', "a line holds list where an object should be"),
+        (b'{"text": "a"}\n{"text": 5}\n', "column 'text' of .* is not text"),
+    ],
+)
+def test_damaged_lines_are_named(tmp_path, content, message):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(local_files.UserError, match=message):
+        list(local_files.json_documents(local_files.cut_lines([path]), "text"))
+
+
+def test_a_checkpoint_without_a_place_is_said_to_have_none(tmp_path, caplog):
+    path = write_jsonl(tmp_path / "a.jsonl", documents(60))
+
+    def module(streaming):
+        return TinyData(corpora=[Corpus(path, streaming=streaming)], seq_len=16, held_out_fraction=0.2)
+
+    fit(module(False), tmp_path / "a", 2, 2)
+    with caplog.at_level("INFO", "lightning.pytorch"):
+        model, _ = fit(module(True), tmp_path / "b", 2, 4, tmp_path / "a" / "step=2.ckpt")
+    assert "read from its beginning: the checkpoint holds no place in it" in caplog.text
+    assert model.seen == batches(module(True), 2)
