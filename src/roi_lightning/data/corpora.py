@@ -13,7 +13,7 @@ import lzma
 import sys
 import sysconfig
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import yaml
-import zstandard
 
 from roi_lightning.data.packing import cut_passages
+from roi_lightning.data.zst import open_zst
 from roi_lightning.errors import UserError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ Generate = Callable[..., Iterator[dict[str, str]]]
 PYTHON_DOCS = "python-docs"
 FORMATS = {".txt": "text", ".jsonl": "json", ".json": "json", ".parquet": "parquet"}
 _SMALLEST_DOCUMENT = 200  # characters; shorter docstring collections are stubs
-_OPENERS: dict[str, Any] = {".gz": gzip.open, ".zst": zstandard.open, ".xz": lzma.open, ".bz2": bz2.open}
+_OPENERS: dict[str, Any] = {".gz": gzip.open, ".zst": open_zst, ".xz": lzma.open, ".bz2": bz2.open}
 _NOT_LIBRARY = {"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "pydoc_data"}
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -117,6 +117,19 @@ def load_documents(corpus: Corpus, cache_dir: str | None = None) -> "Dataset | I
         return _from_generator(text_passages, arguments, corpus, cache_dir)
     options = {"data_files": [str(path) for path in paths], "split": "train"}
     return _load(corpus, cache_dir, "check the file", kind, **options)
+
+
+def read_rows(rows: Iterable[dict[str, Any]], what: str) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a streamed corpus, whose damage further down shows only now, in ways of its own.
+
+    Raises:
+        UserError: Naming `what` is read.
+    """
+    try:
+        yield from rows
+    except Exception as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise UserError(f"{what} can't be read to its end ({reason}); check the file") from error
 
 
 def python_documents(library: str, version: str) -> Iterator[dict[str, str]]:

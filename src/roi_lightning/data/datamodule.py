@@ -14,7 +14,7 @@ from torch.utils.data import Dataset as TorchDataset
 from transformers import PreTrainedTokenizerBase
 
 from roi_lightning.data import packing
-from roi_lightning.data.corpora import Corpus, as_corpora, load_documents
+from roi_lightning.data.corpora import Corpus, as_corpora, load_documents, read_rows
 from roi_lightning.data.order import ResumableLoader, ResumableOrder, StreamedBatches, mix, spread
 from roi_lightning.data.packing import Side
 from roi_lightning.errors import UserError
@@ -67,7 +67,10 @@ class CalibrationDataModule(LightningDataModule):
     ) -> None:
         super().__init__()
         self.val_batch_size = batch_size if val_batch_size is None else val_batch_size
-        counts = {"seq_len": seq_len, "batch_size": batch_size, "val_batch_size": self.val_batch_size}
+        _check(
+            {"seq_len": seq_len}, least=2
+        )  # the first token of a window is given, the others are predicted
+        counts = {"batch_size": batch_size, "val_batch_size": self.val_batch_size}
         _check(counts | {"val_windows": val_windows}, least=1)
         _check({"num_workers": num_workers, "seed": seed}, least=0)
         if not 0 < held_out_fraction < 1:
@@ -202,7 +205,7 @@ class CalibrationDataModule(LightningDataModule):
         return packed.with_format("torch")
 
     def _stream(self, corpus: Corpus, side: Side) -> Iterator[Tensor]:
-        rows = load_documents(corpus, self.cache_dir)
+        rows = read_rows(load_documents(corpus, self.cache_dir), f"corpus {corpus.source!r}")
         texts = (row["text"] for row in rows if packing.belongs(row["text"], side, self.held_out_fraction))
         return packing.stream_windows(texts, self._tokenizer(), self.seq_len)
 
