@@ -5,8 +5,11 @@ typed), the command that meets it (a function of the bench and that), and words 
 """
 
 import hashlib
+import os
 import re
 import shutil
+import subprocess
+import sys
 from functools import cached_property
 from pathlib import Path
 
@@ -165,4 +168,17 @@ def assert_refused(bench, capsys, arguments, says):
     assert re.search(says, lines[at]), told
     assert len(lines[at]) < LONGEST_LINE, told
     assert len(lines) - at <= MOST_LINES, told
+    assert tree(bench.folder) == before
+
+
+def assert_process_refused(bench, arguments, says):
+    """The same of a process of its own."""
+    before = tree(bench.folder)
+    command = [sys.executable, "-m", "roi_lightning", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"NO_COLOR": "1"})
+    assert done.returncode in (1, 2)
+    (line,) = (line for line in done.stderr.splitlines() if line.startswith("error: "))
+    assert re.search(says, line)
+    assert "Traceback" not in done.stderr
+    assert "Warning" not in done.stderr
     assert tree(bench.folder) == before

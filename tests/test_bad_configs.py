@@ -146,6 +146,8 @@ TABLE = {
     "a huge seed": (overrides("--seed_everything", "1" + "0" * 30), plan_with, "seed"),
     "a seed that is a word": (overrides("--seed_everything", "luck"), plan_with, "luck"),
     "no end": (yaml("trainer: {max_steps: null}\n"), fit, "max_steps"),
+    "no trainer": (yaml("trainer: null\n"), plan, "trainer.max_steps is None"),
+    "no model": (yaml("model: null\n"), plan, "required: model"),
     "an end of -1": (overrides("--trainer.max_steps", "-1"), plan_with, "trainer.max_steps is -1"),
     "an end of zero": (overrides("--trainer.max_steps", "0"), plan_with, "trainer.max_steps is 0"),
     "an end of -7": (overrides("--trainer.max_steps", "-7"), plan_with, "max_steps"),

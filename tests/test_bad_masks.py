@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from refusals import assert_refused, cut, flipped, make_bench, resealed, spoiled, text
+from refusals import assert_process_refused, assert_refused, cut, flipped, make_bench, resealed, spoiled, text
 from roi_lightning.sources import resolve_model
 from tiny_models import random_masks, tiny_llama
 
@@ -160,3 +160,8 @@ TABLE = {
 @pytest.mark.parametrize(("make", "command", "says"), TABLE.values(), ids=TABLE)
 def test_refused(bench, capsys, make, command, says):
     assert_refused(bench, capsys, command(bench, make(bench)), says)
+
+
+def test_the_process_ends_the_same_way(bench):
+    make, command, says = TABLE["flipped in the bits"]
+    assert_process_refused(bench, command(bench, make(bench)), says)

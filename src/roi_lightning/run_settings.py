@@ -1,6 +1,8 @@
 """What a run asks of its trainer and its optimizer, checked before text or weights are read."""
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -20,30 +22,36 @@ def check_trainer(settings: Any) -> None:
     Raises:
         UserError: Naming the setting and the remedy.
     """
-    if settings.precision in _LOW_PRECISIONS:
+    value = partial(_value, settings)
+    if value("precision") in _LOW_PRECISIONS:
         raise UserError(
-            f"trainer.precision {settings.precision!r} would round the logits, which move by less than it can hold; "
+            f"trainer.precision {value('precision')!r} would round the logits, which move by less than it can hold; "
             "use 32-true and choose the frozen weights' type with model.dtype"
         )
-    if settings.max_steps is None or settings.max_steps < 1:
+    if (value("max_steps") or 0) < 1:
         raise UserError(
-            f"trainer.max_steps is {settings.max_steps}; set it to the number of optimizer steps: "
+            f"trainer.max_steps is {value('max_steps')}; set it to the number of optimizer steps: "
             "annealing ends at a fraction of them"
         )
-    if settings.accumulate_grad_batches is None or settings.accumulate_grad_batches < 1:
+    if (value("accumulate_grad_batches") or 0) < 1:
         raise UserError(
-            f"trainer.accumulate_grad_batches is {settings.accumulate_grad_batches}; set it to the number of "
+            f"trainer.accumulate_grad_batches is {value('accumulate_grad_batches')}; set it to the number of "
             "micro-batches of an optimizer step, at least 1"
         )
-    clip = settings.gradient_clip_val
+    clip = value("gradient_clip_val")
     if clip is not None and not 0 <= clip < math.inf:
         raise UserError(f"trainer.gradient_clip_val is {clip}; set it to the largest norm, or leave it out")
-    _check_validation(settings)
+    _check_validation(value)
 
 
-def _check_validation(settings: Any) -> None:
-    every, batches = settings.val_check_interval, settings.max_steps * settings.accumulate_grad_batches
-    counts_within_epoch = settings.check_val_every_n_epoch is not None and settings.limit_val_batches != 0
+def _value(settings: Any, name: str) -> Any:
+    # A section that a file sets to null has lost what it does not name again.
+    return getattr(settings, name, None)
+
+
+def _check_validation(value: Callable[[str], Any]) -> None:
+    every, batches = value("val_check_interval"), value("max_steps") * value("accumulate_grad_batches")
+    counts_within_epoch = value("check_val_every_n_epoch") is not None and value("limit_val_batches") != 0
     if type(every) is int and every > batches and counts_within_epoch:
         raise UserError(
             f"trainer.val_check_interval is {every}, and the run has {batches} micro-batches; lower it, or set "

@@ -80,7 +80,7 @@ def _parse(args: Sequence[str]) -> Any:
     from roi_lightning.complaints import plain_errors
 
     class PlanCLI(RoICLI):
-        """Parses like `fit`, makes the learner, and leaves Trainer and data alone: their devices may not be here."""
+        """Parses like `fit`, makes learner and data, and leaves the Trainer alone: its devices may not be here."""
 
         @override
         def init_parser(self, **kwargs: Any) -> Any:
@@ -97,7 +97,8 @@ def _parse(args: Sequence[str]) -> Any:
         @override
         def instantiate_classes(self) -> None:
             with plain_errors():
-                self.model = self.parser.instantiate_classes(self.config).model
+                made = self.parser.instantiate_classes(self.config)
+            self.model, self.datamodule = made.model, made.data
 
     return build(list(args), run=False, cli=PlanCLI)
 
@@ -107,7 +108,7 @@ def _planned(cli: Any) -> tuple[Any, Any]:
     from roi_lightning.planning import Planner, Step
     from roi_lightning.run_settings import check_trainer
 
-    data, trainer = cli.config.data, cli.config.trainer
+    data, trainer = cli.datamodule, cli.config.trainer
     check_trainer(trainer)
     cli.model.check_settings()
     check_length(cli.model.source, data.seq_len, cli.model.trust_remote_code)
