@@ -139,6 +139,8 @@ class ConfigCases:
     def _mutated_tree(self, rng: random.Random) -> bytes:
         tree = yaml.safe_load(rng.choice(list(self.texts.values())))
         for _ in range(rng.choice((1, 1, 3))):
+            if not tree:
+                break
             parent, key = _somewhere(rng, tree)
             if rng.random() < 0.2:
                 del parent[key]
