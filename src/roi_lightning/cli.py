@@ -103,7 +103,7 @@ class RoICLI(LightningCLI):
         # LightningCLI's own warns when it is given what stands on the command line.
         try:
             self.config = parser.parse_args(args)  # type: ignore[arg-type]
-        except (RecursionError, UnicodeError) as error:
+        except (RecursionError, UnicodeError, OSError) as error:
             raise UserError(f"the command line or a file it names can't be read: {error}") from error
 
     @override
