@@ -27,7 +27,12 @@ def learner_of(model, lab, **options):
     learner = RoILightningModule(str(model), **options)
     data = lab.data()
     learner._trainer = SimpleNamespace(
-        ckpt_path=None, precision="32-true", max_steps=4, datamodule=data, world_size=1
+        ckpt_path=None,
+        precision="32-true",
+        max_steps=4,
+        accumulate_grad_batches=1,
+        datamodule=data,
+        world_size=1,
     )
     learner.configure_model()
     learner.on_fit_start()

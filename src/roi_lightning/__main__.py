@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Final
 
-from roi_lightning.errors import UserError
+from roi_lightning.errors import UserError, brief
 
 _CONFIGURED: Final = {
     "fit": "learn a mask; ends with a hardened, verified checkpoint",
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _dispatch(args)
     except UserError as error:
-        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.write(f"error: {brief(str(error))}\n")
         return 1
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")

@@ -16,6 +16,19 @@ from safetensors import SafetensorError
 from roi_lightning.errors import UserError
 
 
+def check_writable(file: Path) -> None:
+    """Refuse a place where a file can't be written, before any work for its content.
+
+    Raises:
+        UserError: If it is a folder, or the nearest folder above it can't be written to.
+    """
+    parent = next(folder for folder in file.absolute().parents if folder.exists())
+    if file.is_dir() or not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+        raise UserError(
+            f"{str(file)!r} can't be written; give the path of a file in a folder you may write to"
+        )
+
+
 @contextmanager
 def written_aside(path: Path) -> Iterator[Path]:
     """Yield a temporary sibling of `path`, to be filled as a file or made a directory by the block.

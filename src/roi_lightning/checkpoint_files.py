@@ -95,6 +95,11 @@ def _one_aside(path: Path) -> Iterator[Path]:
         yield Path(shared[0])
 
 
+def stored_files(path: Path) -> list[Path]:
+    """The files of a checkpoint of either kind."""
+    return sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
+
+
 def read_rest(path: Path) -> dict[str, Any]:
     """What a checkpoint holds besides the numbers of its tensors, which are on the meta device or left out."""
     if path.is_dir():

@@ -3,10 +3,17 @@
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
+from zipfile import ZipFile
 
-from roi_lightning.checkpoint_files import read_rest
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from safetensors import safe_open
+from torch import Tensor
+
+from roi_lightning.checkpoint_files import read_rest, stored_files
 from roi_lightning.errors import UserError
 from roi_lightning.pattern import NMPattern
+from roi_lightning.shards import all_finite
 
 _KEY: Final = "roi_lightning"
 
@@ -33,14 +40,52 @@ def check_checkpoint(path: str | None) -> None:
         loaded = read_rest(Path(path))
     except Exception as error:
         raise UserError(f"checkpoint {path!r} can't be read: it is damaged or not one of ours") from error
-    if not isinstance(loaded, dict) or _KEY not in loaded:
+    if not _is_ours(loaded):
         raise UserError(
             f"checkpoint {path!r} was not written by roi_lightning; give one from a run's checkpoints/"
         )
+    if not all(map(_intact, stored_files(Path(path)))):
+        raise UserError(f"checkpoint {path!r} is damaged; go on from another one in its folder")
+
+
+def _is_ours(loaded: object) -> bool:
+    if not isinstance(loaded, dict):
+        return False
+    mark, state = loaded.get(_KEY), loaded.get("state_dict")
+    marked = isinstance(mark, dict) and mark.keys() >= {"pattern", "lm"} and "global_step" in loaded
+    return marked and isinstance(state, dict) and all(isinstance(value, Tensor) for value in state.values())
+
+
+def _intact(file: Path) -> bool:
+    """Whether a file is as long as was written and, where there are checksums, unchanged.
+
+    torch stores one of each tensor and never asks for it; safetensors has none.
+    """
+    try:
+        if file.suffix == ".safetensors":
+            with safe_open(file, framework="pt"):
+                return True
+        with ZipFile(file) as archive:
+            return archive.testzip() is None
+    except Exception:  # a flipped bit can make any part of the format of it
+        return False
+
+
+def last_written(trainer: Trainer) -> str | None:
+    """The newest checkpoint that a run has written, else the one it went on from, if there is one."""
+    written = [
+        Path(path)
+        for callback in trainer.checkpoint_callbacks
+        if isinstance(callback, ModelCheckpoint)
+        for path in (callback.best_model_path, callback.last_model_path)
+        if path and Path(path).exists()
+    ]
+    newest = max(written, key=lambda path: path.stat().st_mtime_ns, default=trainer.ckpt_path)
+    return None if newest is None else str(newest)
 
 
 def check_belongs(checkpoint: Mapping[str, Any], pattern: NMPattern, learned: Mapping[str, Any]) -> None:
-    """Refuse a checkpoint of another pattern, model or choice of layers.
+    """Refuse a checkpoint of another pattern, model or choice of layers, or whose values are no numbers.
 
     Args:
         checkpoint: As loaded.
@@ -63,3 +108,6 @@ def check_belongs(checkpoint: Mapping[str, Any], pattern: NMPattern, learned: Ma
             f"the checkpoint is of another model or layer choice: {name!r} is {theirs.get(name)} there and "
             f"{own.get(name)} here (the checkpoint's model.lm is {mark['lm']!r})"
         )
+    for name, value in checkpoint["state_dict"].items():
+        if not all_finite(value):
+            raise UserError(f"the checkpoint's {name!r} is not finite; go on from an earlier one")

@@ -3,13 +3,11 @@
 import logging
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import torch
-from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar, RichProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
@@ -18,16 +16,18 @@ from typing_extensions import override
 # Imported so that YAML may name them without their module.
 from roi_lightning import callbacks, proxsparse, samplers, schedules  # noqa: F401
 from roi_lightning.callbacks import PlainProgress, SparseExport
+from roi_lightning.complaints import parser_complaint, plain_errors
 from roi_lightning.config_files import ConfigByName
 from roi_lightning.data import CalibrationDataModule
-from roi_lightning.errors import UserError
+from roi_lightning.errors import UserError, brief
+from roi_lightning.language_model import check_length
 from roi_lightning.learner import MaskLearner
 from roi_lightning.module import RoILightningModule
 from roi_lightning.room import require_memory
+from roi_lightning.run_settings import check_trainer
 from roi_lightning.trainer import RoITrainer
 
 _DEFAULT_LEARNER: Final = f"{RoILightningModule.__module__}.{RoILightningModule.__qualname__}"
-_ERROR_LINES: Final = 3
 _PROGRAM: Final = "python -m roi_lightning"
 _REMEDIES: Final = {"No module named 'torchao'": "pip install 'roi-lightning[8bit]'"}
 
@@ -47,8 +47,7 @@ class Parser(LightningArgumentParser):
 
     @override
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        lines = [line.strip().removeprefix("- ") for line in message.splitlines() if line.strip()]
-        told = "; ".join(lines[:_ERROR_LINES]).replace(":;", ":")
+        told = brief(parser_complaint(message))
         where = f"{str(self.reading)!r}: " if self.reading else ""
         # Not self.prog: the parser of a class inside the configuration has another name.
         remedies = [remedy for sign, remedy in _REMEDIES.items() if sign in message]
@@ -59,14 +58,17 @@ class Parser(LightningArgumentParser):
 
 
 class SaveFitConfig(SaveConfigCallback):
-    """Keeps the configuration of a run that learns; measuring it later leaves the file alone."""
+    """Keeps the configuration of a run that learns; measuring it, or failing to start, leaves the file alone."""
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if stage == "fit":
-            # How a run began is no setting: other commands read this file too.
-            self.config.pop("resume", None)
-            super().setup(trainer, pl_module, stage)
+        """Nothing yet: the folder may be an earlier run's, and this one's checkpoint or prior may be refused."""
+
+    @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # How a run began is no setting: other commands read this file too.
+        self.config.pop("resume", None)
+        super().setup(trainer, pl_module, "fit")
 
 
 class RoICLI(LightningCLI):
@@ -102,7 +104,17 @@ class RoICLI(LightningCLI):
     @override
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         # LightningCLI's own warns when it is given what stands on the command line.
-        self.config = parser.parse_args(args)  # type: ignore[arg-type]
+        try:
+            self.config = parser.parse_args(args)  # type: ignore[arg-type]
+        except (RecursionError, UnicodeError, OSError) as error:
+            raise UserError(f"the command line or a file it names can't be read: {error}") from error
+
+    @override
+    def _set_seed(self) -> None:
+        seed = self._get(self.config, "seed_everything")
+        if type(seed) is int and not 0 <= seed < 2**32:
+            raise UserError(f"seed_everything is {seed}; set it to 0 or above, below {2**32}")
+        super()._set_seed()
 
     @override
     def _parse_ckpt_path(self) -> None:
@@ -121,6 +133,7 @@ class RoICLI(LightningCLI):
         if wants_bar and not any(isinstance(callback, ProgressBar) for callback in chosen):
             bar = RichProgressBar() if sys.stderr.isatty() else PlainProgress()
             config["callbacks"] = [*chosen, bar]
+        check_trainer(config)
         trainer = super().instantiate_trainer(**kwargs)
         assert isinstance(trainer, RoITrainer)
         return trainer
@@ -133,34 +146,19 @@ class RoICLI(LightningCLI):
         """
         if self._get(self.config, "ckpt_path") is None:
             raise UserError("validate needs --ckpt_path, a file from the run's checkpoints/ folder")
+        self._check_length()
 
     def before_fit(self) -> None:
         """Find every mistake that can be found before text is tokenised and weights are read."""
         self.model.preflight(self.trainer)
+        self._check_length()
         require_memory(self.model, self.trainer)
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, SparseExport):
                 callback.preflight(self.trainer)
 
-
-@contextmanager
-def plain_errors() -> Iterator[None]:
-    """Let a mistake in the configuration come out as it was said, without the parser's account of it.
-
-    Raises:
-        UserError: Found behind whatever jsonargparse wrapped it in, or made of Lightning's own complaint.
-    """
-    try:
-        yield
-    except MisconfigurationException as error:
-        raise UserError(str(error).splitlines()[0]) from error
-    except ValueError as error:
-        cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, UserError):
-            cause = cause.__cause__ or cause.__context__
-        if cause is None:
-            raise
-        raise cause from None
+    def _check_length(self) -> None:
+        check_length(self.model.source, self.datamodule.seq_len, self.model.trust_remote_code)
 
 
 def run(args: Sequence[str]) -> None:

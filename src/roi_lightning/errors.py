@@ -1,5 +1,15 @@
 """The one exception for what a user can mend; commands print its text without a traceback."""
 
+from typing import Final
+
+_MOST: Final = 600
+
 
 class UserError(ValueError):
     """Bad input. The message names the offending value and the remedy."""
+
+
+def brief(text: str) -> str:
+    """A message in one line. Too long a one loses its middle: names stand first and remedies last."""
+    line = "; ".join(part.strip() for part in text.splitlines() if part.strip())
+    return line if len(line) <= _MOST else f"{line[: _MOST // 2]} … {line[-_MOST // 2 :]}"

@@ -1,9 +1,10 @@
 """Load a causal language model and freeze it, or build its shape alone."""
 
 import io
+import logging
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from typing import Any, Final, Literal
 
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
 
 from roi_lightning.attention import widen_attention
 from roi_lightning.errors import UserError
@@ -19,6 +21,8 @@ from roi_lightning.products import widen_products
 from roi_lightning.sources import ModelSource, resolve_model
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
+_log: Final = logging.getLogger(__name__)
+_LONGEST_REASON: Final = 200
 _DROPOUTS: Final = ("dropout", "pdrop", "layerdrop")
 _JITTERS: Final = ("jitter_noise", "input_jitter_noise")
 
@@ -45,6 +49,19 @@ def max_positions(config: PreTrainedConfig) -> int | None:
     return next((int(value) for value in found if value is not None), None)
 
 
+def check_length(source: ModelSource, seq_len: int, trust_remote_code: bool = False) -> None:
+    """Refuse windows longer than a model takes.
+
+    Raises:
+        UserError: Naming both lengths, or if the configuration can't be read.
+    """
+    longest = max_positions(load_config(source, trust_remote_code))
+    if longest is not None and seq_len > longest:
+        raise UserError(
+            f"data.seq_len is {seq_len} and model {source.spec!r} reads at most {longest} tokens; lower it"
+        )
+
+
 def load_tokenizer(
     spec: str, revision: str | None = None, trust_remote_code: bool = False
 ) -> PreTrainedTokenizerBase:
@@ -55,9 +72,15 @@ def load_tokenizer(
     """
     source = resolve_model(spec, revision)
     try:
-        return AutoTokenizer.from_pretrained(**source.pretrained, trust_remote_code=trust_remote_code)
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            **source.pretrained, trust_remote_code=trust_remote_code
+        )
     except Exception as error:
         raise _unreadable(source, error) from error
+    if len(tokenizer) <= len(set(tokenizer.all_special_tokens)):
+        # What transformers makes of a directory that has lost its tokenizer.json.
+        raise UserError(f"model {source.spec!r} has no tokenizer that knows any text; fetch it again")
+    return tokenizer
 
 
 def load_language_model(
@@ -78,17 +101,18 @@ def load_language_model(
         attn_implementation: Passed on to transformers (`sdpa`, `eager`, `flash_attention_2`).
 
     Raises:
-        UserError: If it can't be read.
+        UserError: If it can't be read, or has weights that are no numbers.
     """
     is_gguf = source.kind == "gguf"
     options: dict[str, Any] = {} if is_gguf else {"use_safetensors": True}
     if attn_implementation:
         options["attn_implementation"] = attn_implementation
     try:
-        with _bars_only_on_terminals():
+        with _quietly():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 **source.pretrained,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are refused below, by name
                 dtype="float32" if is_gguf else dtype,
                 trust_remote_code=trust_remote_code,
                 **options,
@@ -96,35 +120,63 @@ def load_language_model(
     except Exception as error:
         raise _unreadable(source, error) from error
     lm: PreTrainedModel = loaded[0]
-    report: dict[str, Any] = loaded[1]
-    if report["missing_keys"]:
-        # transformers fills what a checkpoint lacks with random numbers and only mentions it.
-        names = sorted(report["missing_keys"])
-        raise UserError(
-            f"model {source.spec!r} lacks {len(names)} tensors, {names[0]!r} first; fetch it again"
-        )
+    _check_report(loaded[1], source)
     split_experts(lm)
     if is_gguf:
         _forget_gguf(lm)
         cast_weights(lm, torch.bfloat16 if dtype == "auto" else getattr(torch, dtype))
+    _check_weights(lm, source)
     widen_attention()
     return freeze(widen_products(lm))
 
 
+def _check_report(report: dict[str, Any], source: ModelSource) -> None:
+    # transformers fills what a checkpoint lacks with random numbers and only mentions it.
+    for name, stored, wanted in sorted(report["mismatched_keys"])[:1]:
+        raise UserError(
+            f"model {source.spec!r}: {name!r} is {list(stored)} and its configuration wants {list(wanted)}; "
+            "fetch it again"
+        )
+    if lacking := sorted(report["missing_keys"]):
+        raise UserError(
+            f"model {source.spec!r} lacks {len(lacking)} tensors, {lacking[0]!r} first; fetch it again"
+        )
+    if unknown := sorted(report["unexpected_keys"]):
+        _log.warning("model %r: %d tensors are not used, %r first", source.spec, len(unknown), unknown[0])
+
+
+def _check_weights(lm: PreTrainedModel, source: ModelSource) -> None:
+    for name, weight in lm.named_parameters():
+        if weight.numel() and not torch.stack(weight.aminmax()).isfinite().all():
+            raise UserError(f"model {source.spec!r} has NaN or infinity in {name!r}; fetch it again")
+
+
 @contextmanager
-def _bars_only_on_terminals() -> Iterator[None]:
-    # transformers draws its bars into log files too, one long line of them.
-    if sys.stderr.isatty():
-        yield
-        return
-    with redirect_stderr(io.StringIO()):
-        yield
+def _quietly() -> Iterator[None]:
+    # transformers draws its bars into log files too, one long line of them, and reports in tables.
+    before = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    try:
+        with nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        transformers_logging.set_verbosity(before)
 
 
 def meta_language_model(config: PreTrainedConfig, trust_remote_code: bool = False) -> PreTrainedModel:
-    """The model's structure on the meta device: shapes without memory."""
-    with torch.device("meta"):
-        lm: PreTrainedModel = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    """The model's structure on the meta device: shapes without memory.
+
+    Raises:
+        UserError: If there is no causal model of this configuration, or its numbers make none.
+    """
+    try:
+        with torch.device("meta"), _quietly():
+            lm: PreTrainedModel = AutoModelForCausalLM.from_config(
+                config, trust_remote_code=trust_remote_code
+            )
+    except Exception as error:
+        kind = config.model_type
+        raise UserError(f"no causal language model of type {kind!r} can be made: {_reason(error)}") from error
     split_experts(lm)
     return lm
 
@@ -194,5 +246,10 @@ def cast_weights(lm: PreTrainedModel, dtype: torch.dtype) -> None:
 
 
 def _unreadable(source: ModelSource, error: Exception) -> UserError:
-    reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    return UserError(f"model {source.spec!r} ({source.kind}) can't be read: {reason}")
+    return UserError(f"model {source.spec!r} ({source.kind}) can't be read: {_reason(error)}")
+
+
+def _reason(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    said = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+    return said if len(said) <= _LONGEST_REASON else f"{said[:_LONGEST_REASON]} …"

@@ -30,6 +30,8 @@ class LayerMask:
 
     def __post_init__(self) -> None:
         rows, columns = self.shape
+        if rows < 1 or columns < 1:
+            raise UserError(f"a mask of [{rows}, {columns}] covers no weight")
         expected = (rows, -(-columns // 8))
         if self.packed.dtype != torch.uint8 or tuple(self.packed.shape) != expected:
             raise UserError(

@@ -7,7 +7,7 @@ everything else happens here, so that two methods differ in nothing but themselv
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Final
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
@@ -24,6 +24,7 @@ from typing_extensions import override
 from roi_lightning.checkpoints import check_belongs, mark_checkpoint
 from roi_lightning.errors import UserError
 from roi_lightning.export.fit import base_model
+from roi_lightning.finite import check_step
 from roi_lightning.language_model import DType, enable_checkpointing, load_language_model
 from roi_lightning.loss import kl_sum, next_token_logits, next_token_nll, nll_sum
 from roi_lightning.masks import BaseModel, LayerMask, MaskSet
@@ -31,12 +32,11 @@ from roi_lightning.optimization import cosine_to, keep_configured
 from roi_lightning.pattern import NMPattern
 from roi_lightning.prunable import check_model, check_pattern, prunable_layers
 from roi_lightning.resuming import align_loops
+from roi_lightning.run_settings import check_optimizer, check_trainer
 from roi_lightning.sharding import shard
 from roi_lightning.sources import ModelSource, resolve_model
 from roi_lightning.sparse_linear import LayerState, MaskedLinear, fixed_masks, in_mode
 from roi_lightning.stored_names import stored_weights
-
-_LOW_PRECISIONS: Final = ("bf16-true", "16-true", "transformer-engine", "transformer-engine-float16")
 
 
 class MaskLearner(pl.LightningModule, ABC):
@@ -144,23 +144,33 @@ class MaskLearner(pl.LightningModule, ABC):
     # Building.
 
     def preflight(self, trainer: pl.Trainer) -> None:
-        """Check the trainer, and names and shapes on the meta device, before text or weights are read.
+        """Check all settings, and names and shapes on the meta device, before text or weights are read.
 
         Args:
             trainer: The one that will run this learner.
 
         Raises:
-            UserError: For an unreadable model, patterns that match nothing, or a layer M does not divide.
+            UserError: For a setting that can't be used, an unreadable model, patterns that match nothing, or a
+                layer M does not divide.
         """
-        _check_trainer(trainer)
+        check_trainer(trainer)
+        self.check_settings()
         check_model(self.source, self.pattern, self.targets, self.ignore, self.trust_remote_code)
+
+    def check_settings(self) -> None:
+        """Check what only shows when it is used.
+
+        Raises:
+            UserError: For an optimizer that can't be made, or a file that does not fit.
+        """
+        check_optimizer(self.optimizer, self.lr_end)
 
     @override
     def configure_model(self) -> None:
         if self.lm is not None:
             return
         if self._trainer is not None:
-            _check_trainer(self.trainer)
+            check_trainer(self.trainer)
         lm = load_language_model(
             self.source, self.dtype_name, self.trust_remote_code, self.attn_implementation
         )
@@ -233,12 +243,8 @@ class MaskLearner(pl.LightningModule, ABC):
 
     @override
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        if not self._losses_finite:
-            raise UserError(
-                f"the loss is not finite at optimizer step {self.trainer.global_step}; lower the learning rate, "
-                "start cooler where the method anneals (model.lam, model.tau), or go on from an earlier "
-                "checkpoint with --ckpt_path"
-            )
+        check_step(self.trainer, self._losses_finite, self.named_parameters())
+        self._losses_finite = True
 
     @override
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
@@ -337,16 +343,3 @@ class MaskLearner(pl.LightningModule, ABC):
     def stored_dtype(self) -> str:
         """The dtype in which a GGUF model is cast and saved."""
         return str(self.model.dtype).removeprefix("torch.")
-
-
-def _check_trainer(trainer: pl.Trainer) -> None:
-    if trainer.precision in _LOW_PRECISIONS:
-        raise UserError(
-            f"trainer.precision {trainer.precision!r} would round the logits, which move by less than it can hold; "
-            "use 32-true and choose the frozen weights' type with model.dtype"
-        )
-    if trainer.max_steps < 1:
-        raise UserError(
-            f"trainer.max_steps is {trainer.max_steps}; set it to the number of optimizer steps: "
-            "annealing ends at a fraction of them"
-        )

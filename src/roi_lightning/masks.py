@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import torch
 from torch import Tensor
@@ -144,7 +144,7 @@ class MaskSet:
             masks.check()
         except UserError as error:
             raise UserError(f"mask file {str(file)!r}: {error}") from error
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise UserError(f"mask file {str(file)!r}: its header makes no sense ({error!r})") from error
         return masks
 
@@ -167,14 +167,26 @@ class MaskSet:
         for key, value in _HEADER.items():
             if header[key] != value:
                 raise UserError(f"its {key} is {header[key]!r}; this version reads {value!r}")
-        shapes = json.loads(header["layers"])
-        if shapes.keys() != tensors.keys():
+        entries = _mapping(header["layers"], dict)
+        if entries.keys() != tensors.keys():
             raise UserError("its header lists other layers than it holds")
-        layers = {
-            name: LayerMask(tensors[name], (entry["shape"][0], entry["shape"][1]), entry["transposed"])
-            for name, entry in shapes.items()
-        }
-        revision = header["base_revision"] or None
-        base = BaseModel(header["base_model"], revision, header["dtype"], json.loads(header["sha256"]))
-        updated = json.loads(header.get("updated", "{}"))
+        layers = {name: _layer(tensors[name], entry) for name, entry in entries.items()}
+        hashes = _mapping(header["sha256"], str)
+        base = BaseModel(header["base_model"], header["base_revision"] or None, header["dtype"], hashes)
+        updated = _mapping(header.get("updated", "{}"), str)
         return cls(NMPattern(f"{header['n']}:{header['m']}"), layers, base, updated)
+
+
+def _mapping(text: str, kind: type) -> dict[str, Any]:
+    """A JSON object whose values are all of one kind."""
+    mapping = json.loads(text)
+    if not isinstance(mapping, dict) or not all(isinstance(value, kind) for value in mapping.values()):
+        raise TypeError(f"not a mapping to {kind.__name__}: {text[:40]}")
+    return mapping
+
+
+def _layer(packed: Tensor, entry: Mapping[str, Any]) -> LayerMask:
+    (rows, columns), transposed = entry["shape"], entry["transposed"]
+    if not (type(rows) is type(columns) is int and type(transposed) is bool):
+        raise TypeError(f"not a shape and whether it is transposed: {entry}")
+    return LayerMask(packed, (rows, columns), transposed)

@@ -21,7 +21,15 @@ from roi_lightning.learner import MaskLearner
 from roi_lightning.masks import LayerMask, MaskSet
 from roi_lightning.noise import noise_key
 from roi_lightning.oneshot import METHODS, Calibration, SparseGPT, Wanda, prune_layers
-from roi_lightning.priors import activation_masks, check_prior, file_masks, input_norms, magnitude_masks
+from roi_lightning.priors import (
+    NAMED_PRIORS,
+    activation_masks,
+    check_prior,
+    check_prior_pattern,
+    file_masks,
+    input_norms,
+    magnitude_masks,
+)
 from roi_lightning.samplers import Draw, GumbelTopK, Sampler
 from roi_lightning.samplers.kept_norm import KeptNorm
 from roi_lightning.schedules import Exponential, Schedule
@@ -69,9 +77,9 @@ class RoILightningModule(MaskLearner):
         **kwargs: Any,
     ) -> None:
         super().__init__(lm, **kwargs)
-        if init_std < 0 or prior_strength < 0 or prior_windows < 1:
+        if not (0 <= init_std < math.inf and 0 <= prior_strength < math.inf and prior_windows >= 1):
             raise UserError(
-                f"model.init_std {init_std} and model.prior_strength {prior_strength} must not be negative, "
+                f"model.init_std {init_std} and model.prior_strength {prior_strength} must be numbers, 0 or above, "
                 f"model.prior_windows {prior_windows} must be at least 1"
             )
         if not 0 <= kept_norm < math.inf:
@@ -113,6 +121,12 @@ class RoILightningModule(MaskLearner):
                 f"--method {self.prior} --pattern {self.pattern} --data FILES --out DIR) and set model.prior to DIR"
             )
         super().preflight(trainer)
+
+    @override
+    def check_settings(self) -> None:
+        super().check_settings()
+        if self.prior not in NAMED_PRIORS:
+            check_prior_pattern(MaskSet.load(Path(self.prior).expanduser()), self.pattern)
 
     @override
     def on_fit_start(self) -> None:

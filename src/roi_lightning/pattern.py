@@ -9,7 +9,7 @@ from torch import Tensor
 
 from roi_lightning.errors import UserError
 
-_SPEC: Final = re.compile(r"\s*(\d+)\s*:\s*(\d+)\s*")
+_SPEC: Final = re.compile(r"\s*(\d{1,9})\s*:\s*(\d{1,9})\s*")
 
 
 @dataclass(frozen=True, init=False)
@@ -103,10 +103,10 @@ def top_members(members: Tensor, n: int) -> Tensor:
     return better < n
 
 
-def _parse(spec: str | int) -> tuple[int, int]:
+def _parse(spec: object) -> tuple[int, int]:
     if isinstance(spec, int):
         return divmod(spec, 60)
-    match = _SPEC.fullmatch(spec)
+    match = _SPEC.fullmatch(spec) if isinstance(spec, str) else None
     if match is None:
-        raise UserError(f"pattern {spec!r} is not of the form N:M, N kept of every M (for example 2:4)")
+        raise UserError(f"pattern {spec!r:.40} is not of the form N:M, N kept of every M (for example 2:4)")
     return int(match[1]), int(match[2])

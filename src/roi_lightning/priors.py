@@ -35,6 +35,18 @@ def check_prior(prior: str) -> None:
         )
 
 
+def check_prior_pattern(masks: MaskSet, pattern: NMPattern) -> None:
+    """Refuse a prior's mask file of another pattern.
+
+    Raises:
+        UserError: Naming both.
+    """
+    if masks.pattern != pattern:
+        raise UserError(
+            f"the prior's mask file is {masks.pattern}, model.pattern is {pattern}; they must agree"
+        )
+
+
 def magnitude_masks(layers: Mapping[str, MaskedLinear], pattern: NMPattern) -> Iterator[tuple[str, Tensor]]:
     """Keep the largest absolute weights of each group.
 
@@ -120,10 +132,7 @@ def file_masks(masks: MaskSet, stored: Mapping[str, str], pattern: NMPattern) ->
     Raises:
         UserError: If the file has another pattern or lacks a layer.
     """
-    if masks.pattern != pattern:
-        raise UserError(
-            f"the prior's mask file is {masks.pattern}, model.pattern is {pattern}; they must agree"
-        )
+    check_prior_pattern(masks, pattern)
     for name, stored_name in stored.items():
         if stored_name not in masks.layers:
             raise UserError(f"the prior's mask file has no mask for {stored_name!r}; leave it out (ignore)")

@@ -139,7 +139,20 @@ def check_model(
     """Check names and shapes on the meta device, before text or weights are read.
 
     Raises:
-        UserError: For an unreadable model, patterns that match nothing, or a layer M does not divide.
+        UserError: For an unreadable model, an encoder, patterns that match nothing, or a layer M does not divide.
     """
     lm = meta_language_model(load_config(source, trust_remote_code), trust_remote_code)
-    check_pattern(prunable_layers(lm, targets, ignore), pattern)
+    layers = prunable_layers(lm, targets, ignore)
+    check_pattern(layers, pattern)
+    _check_causal(source, lm, layers)
+
+
+def _check_causal(source: ModelSource, lm: PreTrainedModel, layers: Iterable[str]) -> None:
+    """Refuse an encoder, which transformers would run as if it were a decoder that sees what it is to predict."""
+    owners = [lm.get_submodule(name.rpartition(".")[0]) for name in layers]
+    causal = {owner.is_causal for owner in owners if hasattr(owner, "is_causal")}
+    if causal == {False}:
+        raise UserError(
+            f"model {source.spec!r} is an encoder ({type(lm).__name__} attends to the text that follows); "
+            "only causal language models can be pruned"
+        )

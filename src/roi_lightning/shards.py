@@ -3,6 +3,8 @@
 What gathers is a collective: every rank has to call it, in the same order.
 """
 
+import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -15,6 +17,16 @@ def whole(tensor: Tensor) -> Tensor:
 def part(tensor: Tensor) -> Tensor:
     """This rank's part, sharing memory; the tensor itself if it is not spread."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def all_finite(tensor: Tensor) -> bool:
+    """Whether every value is a number and none infinite; of a spread tensor every rank has to ask, and hears the same."""
+    own = part(tensor)
+    finite = torch.stack(own.aminmax()).isfinite().all() if own.numel() else torch.tensor(True).to(own.device)
+    if isinstance(tensor, DTensor):
+        dist.all_reduce(count := finite.int(), dist.ReduceOp.MIN)
+        return bool(count)
+    return bool(finite)
 
 
 def spread_like(full: Tensor, like: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -164,24 +164,54 @@ class StoredTensors:
             return dict(file.metadata() or {})
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object that a file holds.
+
+    Raises:
+        UserError: If it can't be read or holds anything else.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{str(path)!r} can't be read ({error}); fetch the model again") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{str(path)!r} can't be read (it holds no JSON object); fetch the model again")
+    return content
+
+
 def _weight_map(directory: Path) -> dict[str, str]:
     index, single = directory / "model.safetensors.index.json", directory / "model.safetensors"
     if index.is_file():
-        weight_map: dict[str, str] = json.loads(index.read_text())["weight_map"]
-        for file in sorted(set(weight_map.values())):
-            if Path(file).name != file or not (directory / file).is_file():
-                raise UserError(f"{str(index)!r} names {file!r}, which is not there; fetch the model again")
-        return weight_map
+        return _indexed(index)
     if not single.is_file():
         raise UserError(
             f"{str(directory)!r} holds no model.safetensors; only safetensors are read: "
             "convert the model with save_pretrained first"
         )
+    return dict.fromkeys(_names(single), single.name)
+
+
+def _indexed(index: Path) -> dict[str, str]:
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
+        raise UserError(f"{str(index)!r} can't be read (it names no files); fetch the model again")
+    for file in sorted(set(weight_map.values())):
+        path = index.parent / file
+        if path.name != file or not path.is_file():
+            raise UserError(f"{str(index)!r} names {file!r}, which is not there; fetch the model again")
+        lost = {name for name, home in weight_map.items() if home == file}.difference(_names(path))
+        if lost:
+            raise UserError(f"{str(path)!r} lacks {min(lost)!r}, against the index; fetch the model again")
+    return weight_map
+
+
+def _names(path: Path) -> list[str]:
+    """The names of a file's tensors, in its order."""
     try:
-        with safe_open(single, framework="pt") as file:
-            return dict.fromkeys(file.keys(), single.name)
+        with safe_open(path, framework="pt") as file:
+            return list(file.keys())
     except (OSError, SafetensorError) as error:
-        raise UserError(f"{str(single)!r} can't be read ({error}); fetch the model again") from error
+        raise UserError(f"{str(path)!r} can't be read ({error}); fetch the model again") from error
 
 
 def tensor_sha256(tensor: Tensor) -> str:

@@ -13,6 +13,7 @@ from roi_lightning.callbacks.finish import FinishCallback
 from roi_lightning.callbacks.run_folder import run_folder
 from roi_lightning.callbacks.sparse_export import SparseExport
 from roi_lightning.data import CalibrationDataModule
+from roi_lightning.errors import UserError
 from roi_lightning.evaluation import window_perplexity
 from roi_lightning.learner import MaskLearner
 from roi_lightning.module import RoILightningModule
@@ -29,9 +30,14 @@ class BaselineSummary(FinishCallback):
 
     Args:
         windows: Held-out windows measured, at most as many as the data module holds out.
+
+    Raises:
+        UserError: If `windows` is below 1.
     """
 
     def __init__(self, windows: int = 16) -> None:
+        if windows < 1:
+            raise UserError(f"BaselineSummary.windows is {windows}; it must be at least 1")
         super().__init__()
         self.windows = windows
         self._started = time.monotonic()

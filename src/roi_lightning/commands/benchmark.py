@@ -84,6 +84,10 @@ def main(argv: Sequence[str]) -> int:
     """
     args = build_parser().parse_args(argv)
     _check(args)
+    from roi_lightning.atomic import check_writable, written_aside
+
+    if args.json:
+        check_writable(args.json)
     os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # its profiler tells of every start and stop
     from roi_lightning.devices import choose_device
 
@@ -91,8 +95,6 @@ def main(argv: Sequence[str]) -> int:
     figures = list({"sampler": _sampler, "step": _step}[args.what](args, device))
     _show(figures, args, device)
     if args.json:
-        from roi_lightning.atomic import written_aside
-
         content = {"device": _name(device), "rows": [figure.to_json() for figure in figures]}
         with written_aside(args.json) as partial:
             partial.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

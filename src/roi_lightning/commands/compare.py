@@ -130,10 +130,12 @@ def _find_reference(wanted: str | None, paths: Mapping[str, str]) -> str:
 
 
 def _check_places(out: Path, json_file: Path | None) -> None:
+    from roi_lightning.atomic import check_writable
+
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {str(out)!r} is a file; give a folder")
-    if json_file is not None and json_file.is_dir():
-        raise UserError(f"--json {str(json_file)!r} is a folder; give a file")
+    for file in filter(None, (out / "overlap.json", json_file)):
+        check_writable(file)
 
 
 def _render(comparison: "Comparison", layers: Sequence[str] | None) -> dict[str, bytes]:

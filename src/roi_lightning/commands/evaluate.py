@@ -59,14 +59,15 @@ def main(argv: Sequence[str]) -> int:
         UserError: For whatever can't be measured or written; nothing is written then.
     """
     args = build_parser().parse_args(argv)
-    from roi_lightning.evaluation.report import caption, check_destination, to_json, write
+    from roi_lightning.atomic import check_writable
+    from roi_lightning.evaluation.report import caption, to_json, write
     from roi_lightning.evaluation.run import evaluate_models
     from roi_lightning.evaluation.sheet import make_sheets
     from roi_lightning.evaluation.subjects import dense_name, resolve_subjects
 
     settings = _settings(args)
     for out in filter(None, (args.json, args.markdown)):
-        check_destination(out)
+        check_writable(out)
     subjects = resolve_subjects(args.models, args.base, args.trust_remote_code)
     dense = dense_name(subjects, args.base)
     results = evaluate_models(subjects, settings)

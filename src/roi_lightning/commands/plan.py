@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from typing_extensions import override
 
-from roi_lightning.errors import UserError
+from roi_lightning.atomic import check_writable, written_aside
 
 _LABELS: Final = {
     "weights": "frozen weights",
@@ -39,6 +39,8 @@ def main(argv: Sequence[str]) -> int:
         UserError: For a configuration that `fit` would refuse.
     """
     cli = _parse(argv)
+    if cli.config.json:
+        check_writable(Path(cli.config.json))
     limit = _limit(cli)
     planner, step = _planned(cli)
     plan = _count(planner, step, cli.config.trainer)
@@ -50,7 +52,8 @@ def main(argv: Sequence[str]) -> int:
         tried = fit_in.ways(planner, step, limit)
         plan["fit_in"] = fit_in.as_json(tried, step, limit)
     if cli.config.json:
-        Path(cli.config.json).write_text(json.dumps(plan, indent=2) + "\n")
+        with written_aside(Path(cli.config.json)) as partial:
+            partial.write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
     if limit is not None:
         fit_in.show(tried, step, limit)
     return 0
@@ -73,10 +76,11 @@ def make_plan(args: Sequence[str]) -> dict[str, Any]:
 
 
 def _parse(args: Sequence[str]) -> Any:
-    from roi_lightning.cli import RoICLI, build, plain_errors
+    from roi_lightning.cli import RoICLI, build
+    from roi_lightning.complaints import plain_errors
 
     class PlanCLI(RoICLI):
-        """Parses like `fit`, makes the learner, and leaves Trainer and data alone: their devices may not be here."""
+        """Parses like `fit`, makes learner and data, and leaves the Trainer alone: its devices may not be here."""
 
         @override
         def init_parser(self, **kwargs: Any) -> Any:
@@ -93,15 +97,21 @@ def _parse(args: Sequence[str]) -> Any:
         @override
         def instantiate_classes(self) -> None:
             with plain_errors():
-                self.model = self.parser.instantiate_classes(self.config).model
+                made = self.parser.instantiate_classes(self.config)
+            self.model, self.datamodule = made.model, made.data
 
     return build(list(args), run=False, cli=PlanCLI)
 
 
 def _planned(cli: Any) -> tuple[Any, Any]:
+    from roi_lightning.language_model import check_length
     from roi_lightning.planning import Planner, Step
+    from roi_lightning.run_settings import check_trainer
 
-    data, trainer = cli.config.data, cli.config.trainer
+    data, trainer = cli.datamodule, cli.config.trainer
+    check_trainer(trainer)
+    cli.model.check_settings()
+    check_length(cli.model.source, data.seq_len, cli.model.trust_remote_code)
     parts, checkpointing = trainer.accumulate_grad_batches, cli.model.activation_checkpointing
     return Planner(cli.model), Step(data.batch_size, data.seq_len, parts, checkpointing)
 
@@ -115,8 +125,6 @@ def _limit(cli: Any) -> int | None:
 def _count(planner: Any, step: Any, trainer: Any) -> dict[str, Any]:
     ranks = _devices(trainer.devices) * int(trainer.num_nodes)
     per_step = step.accumulate * step.batch_size * step.seq_len * ranks
-    if trainer.max_steps < 1:
-        raise UserError(f"trainer.max_steps is {trainer.max_steps}; set it to the number of optimizer steps")
     sizes = planner.sizes(step)
     # A processor's allocator rarely gives back what one part had before another needs room. Besides, this process
     # has loaded what a run loads, and nothing large.

@@ -33,15 +33,16 @@ def main(argv: Sequence[str]) -> int:
         UserError: If there is no such directory or base model.
     """
     args = build_parser().parse_args(argv)
+    from roi_lightning.atomic import check_writable, written_aside
     from roi_lightning.export import verify_export
     from roi_lightning.sources import resolve_model
 
+    if args.json:
+        check_writable(args.json)
     base = resolve_model(args.base, _revision(args.directory)) if args.base else None
     report = verify_export(args.directory, base)
     _show(report)
     if args.json:
-        from roi_lightning.atomic import written_aside
-
         with written_aside(args.json) as partial:
             partial.write_text(json.dumps(report.to_json(), indent=2) + "\n", encoding="utf-8")
     return 0 if report.ok else 1

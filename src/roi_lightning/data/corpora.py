@@ -120,6 +120,21 @@ def describe(corpus: Corpus) -> dict[str, Any]:
     return asdict(corpus) | {"files": hashlib.sha256(sizes.encode()).hexdigest()}
 
 
+def read_rows(rows: Iterable[dict[str, Any]], what: str) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a streamed corpus, whose damage further down shows only now, in ways of its own.
+
+    Raises:
+        UserError: Naming `what` is read.
+    """
+    try:
+        yield from rows
+    except UserError:
+        raise
+    except Exception as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise UserError(f"{what} can't be read to its end ({reason}); check the file") from error
+
+
 def _local_files(source: str) -> list[Path]:
     """Files that `source` names, empty for a hub id."""
     pattern = str(Path(source).expanduser())

@@ -1,6 +1,6 @@
 """The LightningDataModule that feeds calibration windows, in an order that survives interruption."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property, partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -70,7 +70,9 @@ class CalibrationDataModule(LightningDataModule):
     ) -> None:
         super().__init__()
         self.val_batch_size = batch_size if val_batch_size is None else val_batch_size
-        counts = {"seq_len": seq_len, "batch_size": batch_size, "val_batch_size": self.val_batch_size}
+        # The first token of a window is given, the others are predicted.
+        _check({"seq_len": seq_len}, least=2)
+        counts = {"batch_size": batch_size, "val_batch_size": self.val_batch_size}
         _check(counts | {"val_windows": val_windows}, least=1)
         _check({"num_workers": num_workers, "seed": seed}, least=0)
         if not 0 < held_out_fraction < 1:
@@ -219,9 +221,8 @@ class CalibrationDataModule(LightningDataModule):
         weights = [corpus.weight for corpus in self.corpora]
         if any(corpus.streaming for corpus in self.corpora):
             self._packed = []
-            self._lanes = make_lanes(
-                [self.stream(corpus) for corpus in self.corpora], weights, self.seed, self._reader(side)
-            )
+            readers = [self._reader(corpus, side) for corpus in self.corpora]
+            self._lanes = make_lanes(readers, weights, self.seed)
             for reader in self._lanes[0].readers:  # text that fills no window is noticed here and now
                 next(reader.windows())
         else:
@@ -252,14 +253,12 @@ class CalibrationDataModule(LightningDataModule):
         packed = packing.pack_side(documents, side, self._loaded_tokenizer, self.seq_len, corpus.source)
         return packed.with_format("torch")
 
-    def _reader(self, side: Side) -> "Callable[[IterableDataset, range], WindowReader]":
+    def _reader(self, corpus: Corpus, side: Side) -> WindowReader:
         keeps = partial(packing.belongs, side=side, held_out_fraction=self.held_out_fraction)
-        return partial(WindowReader, keeps=keeps, tokenizer=self._loaded_tokenizer, seq_len=self.seq_len)
+        return WindowReader(self.stream(corpus), corpus.source, keeps, self._loaded_tokenizer, self.seq_len)
 
     def _first_windows(self, corpus: Corpus, side: Side) -> list[Tensor]:
-        documents = self.stream(corpus)
-        reader = self._reader(side)(documents, range(documents.num_shards))
-        return [window for window, _ in islice(reader.once(), self.val_windows)]
+        return [window for window, _ in islice(self._reader(corpus, side).once(), self.val_windows)]
 
     def _described(self) -> dict[str, Any]:
         """What the windows of streamed text and their order depend on, by option."""

@@ -9,15 +9,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
-import zstandard
-
 from roi_lightning.data.packing import cut_passages
+from roi_lightning.data.zst import open_zst
 from roi_lightning.errors import UserError
 
 Piece = tuple[str, int, int]
 OPENERS: Final[dict[str, Any]] = {
     ".gz": gzip.open,
-    ".zst": zstandard.open,
+    ".zst": open_zst,
     ".xz": lzma.open,
     ".bz2": bz2.open,
 }

@@ -10,8 +10,9 @@ A position is what a checkpoint stores of a lane: a few numbers and fewer than `
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from itertools import count, islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import fsspec.asyn
 import numpy as np
@@ -22,6 +23,7 @@ from torch.utils.data import get_worker_info
 from transformers import PreTrainedTokenizerBase
 from typing_extensions import override
 
+from roi_lightning.data.corpora import read_rows
 from roi_lightning.data.order import ResumableLoader
 from roi_lightning.data.packing import DOCUMENTS_AT_ONCE, Packer, tokenize
 from roi_lightning.errors import UserError
@@ -37,7 +39,7 @@ _START: Final[Position] = {"shard": 0, "row": 0, "carry": None, "taken": 0}
 
 
 class WindowReader:
-    """The windows of some shards of a corpus, int64 `[seq_len]`, each with the position after it.
+    """The windows of a corpus or of some of its shards, int64 `[seq_len]`, each with the position after it.
 
     A position names the shard and row at which a chunk of documents begins, the tokens carried into the chunk,
     and how many of its windows are taken: going on there tokenises at most one chunk again, and reads again
@@ -45,28 +47,38 @@ class WindowReader:
 
     Args:
         documents: With the column `text`.
-        shards: Which of its shards to read.
+        source: What errors call the corpus.
         keeps: Whether a document is to be read.
         tokenizer: What makes tokens of it.
         seq_len: Window length in tokens.
+
+    Attributes:
+        shards: Which shards of the documents to read.
     """
 
     def __init__(
         self,
         documents: "IterableDataset",
-        shards: range,
+        source: str,
         keeps: Callable[[str], bool],
         tokenizer: PreTrainedTokenizerBase,
         seq_len: int,
     ) -> None:
-        self.documents, self.shards, self.keeps = documents, shards, keeps
+        self.documents, self.source, self.keeps = documents, source, keeps
         self.tokenizer, self.seq_len = tokenizer, seq_len
+        self.shards = range(documents.num_shards)
+
+    def part(self, number: int, parts: int) -> Self:
+        """A reader of one of several parts of the shards, as equal as whole shards allow."""
+        reader, count = copy(self), len(self.shards)
+        reader.shards = self.shards[count * number // parts : count * (number + 1) // parts]
+        return reader
 
     def windows(self, position: Position | None = None) -> Iterator[tuple[Tensor, Position]]:
         """Windows without end: the shards from a position on, then all of them again and again.
 
         Raises:
-            UserError: If they have less text than one window.
+            UserError: If they have less text than one window, or can't be read.
         """
         while True:
             empty = position is None
@@ -75,7 +87,8 @@ class WindowReader:
                 yield item
             if empty:
                 raise UserError(
-                    "a streamed corpus has less text than one window; give more text or lower data.seq_len"
+                    f"corpus {self.source!r} is shorter than one window of {self.seq_len} tokens; "
+                    "give more text or lower data.seq_len"
                 )
             position = None
 
@@ -99,7 +112,8 @@ class WindowReader:
         for number in range(shard, len(self.shards)):
             rows = self.documents.shard(self.documents.num_shards, self.shards[number])
             # Not iter(rows), which in a loader's worker would deal the shards out a second time.
-            for chunk in (rows.skip(row) if row else rows).iter(DOCUMENTS_AT_ONCE):
+            chunks = (rows.skip(row) if row else rows).iter(DOCUMENTS_AT_ONCE)
+            for chunk in read_rows(chunks, f"corpus {self.source!r}"):
                 yield number, row, chunk["text"]
                 row += len(chunk["text"])
             row = 0
@@ -203,30 +217,16 @@ def _start_worker(worker: int) -> None:
     fsspec.asyn.reset_lock()
 
 
-def make_lanes(
-    corpora: "Sequence[IterableDataset]",
-    weights: Sequence[float],
-    seed: int,
-    reader: Callable[["IterableDataset", range], WindowReader],
-) -> list[Lane]:
+def make_lanes(readers: Sequence[WindowReader], weights: Sequence[float], seed: int) -> list[Lane]:
     """Deal the shards of corpora to as many lanes as all of them fill.
 
     Args:
-        corpora: Documents.
+        readers: One a corpus.
         weights: Positive, one a corpus.
         seed: Of the choices between corpora.
-        reader: Makes a reader of some shards of a corpus.
     """
-    shards = [corpus.num_shards for corpus in corpora]
-    lanes = max(1, min(_LANES, min(shards) // _SHARDS_PER_LANE))
+    fewest = min(len(reader.shards) for reader in readers)
+    lanes = max(1, min(_LANES, fewest // _SHARDS_PER_LANE))
     return [
-        Lane(
-            [
-                reader(corpus, range(number * lane // lanes, number * (lane + 1) // lanes))
-                for corpus, number in zip(corpora, shards, strict=True)
-            ],
-            weights,
-            (seed, lane),
-        )
-        for lane in range(lanes)
+        Lane([reader.part(lane, lanes) for reader in readers], weights, (seed, lane)) for lane in range(lanes)
     ]

@@ -3,29 +3,14 @@
 import importlib.metadata
 import json
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from roi_lightning.atomic import written_aside
-from roi_lightning.errors import UserError
 from roi_lightning.evaluation.settings import Settings
 from roi_lightning.evaluation.sheet import average
 from roi_lightning.evaluation.tasks import harness_tasks
-
-
-def check_destination(out: Path) -> None:
-    """Refuse a place where a file can't be written, before hours of work.
-
-    Raises:
-        UserError: If it is a folder, or the nearest folder above it can't be written to.
-    """
-    parent = next(folder for folder in out.absolute().parents if folder.exists())
-    if out.is_dir() or not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
-        raise UserError(
-            f"{str(out)!r} can't be written; give the path of a file in a folder you may write to"
-        )
 
 
 def write(out: Path, text: str) -> None:

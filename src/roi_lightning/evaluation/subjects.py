@@ -13,7 +13,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from roi_lightning.errors import UserError
 from roi_lightning.export.base import SIDECAR, BaseTensors, open_base
 from roi_lightning.export.fit import check_masks_fit
-from roi_lightning.export.sidecar import read_sidecar
+from roi_lightning.export.sidecar import file_sha256, read_sidecar
 from roi_lightning.language_model import (
     DType,
     load_config,
@@ -22,6 +22,7 @@ from roi_lightning.language_model import (
     max_positions,
 )
 from roi_lightning.masks import MaskSet
+from roi_lightning.progress import progress
 from roi_lightning.sources import ModelSource, StoredTensors, resolve_model
 from roi_lightning.stored_names import loaded_names
 
@@ -52,13 +53,16 @@ class Subject:
         return max_positions(self.config)
 
     def check_weights(self) -> None:
-        """Refuse a directory whose weight files are missing or damaged at first sight.
+        """Refuse a directory whose weight files are missing or damaged at first sight, or not as exported.
 
         Raises:
             UserError: Naming the file.
         """
-        if self.source.kind != "gguf":
-            StoredTensors(self.source.directory)
+        if self.source.kind == "gguf":
+            return
+        weights = set(StoredTensors(self.source.directory).files.values())
+        if self.masks is None and self.updated is not None:
+            _check_export(self.source.directory, weights)
 
     def load(self, dtype: DType, device: torch.device, trust_remote_code: bool = False) -> PreTrainedModel:
         """The model on its device, in eval mode, masks applied.
@@ -156,6 +160,15 @@ def _survivors_updated(source: ModelSource) -> bool | None:
         return bool(read_sidecar(source.directory).get("updated"))
     except UserError as error:
         raise UserError(f"model {source.spec!r}: its {error}") from error
+
+
+def _check_export(directory: Path, weights: set[str]) -> None:
+    hashes = read_sidecar(directory)["files"]
+    for name in progress(sorted(weights), "hashing files"):
+        if file_sha256(directory / name) != hashes.get(name):
+            raise UserError(
+                f"{str(directory / name)!r} has changed since the export; fetch or export it again"
+            )
 
 
 def _check_masks(subjects: Sequence[Subject]) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from roi_lightning.data.corpora import Corpus, load_documents
+from roi_lightning.data.corpora import Corpus, load_documents, read_rows
 from roi_lightning.errors import UserError
 
 WIKITEXT: Final = Corpus("Salesforce/wikitext", subset="wikitext-2-raw-v1", split="test")
@@ -39,14 +39,8 @@ def read_text(file: Path | None) -> str:
 
 
 def _documents(file: Path) -> str:
-    rows = load_documents(Corpus(str(file), streaming=True))
-    try:
-        return "\n\n".join(row["text"] for row in rows if row["text"])
-    except Exception as error:  # damage further down shows only now, in ways of its own
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise UserError(
-            f"--text {str(file)!r} can't be read to its end ({reason}); check the file"
-        ) from error
+    rows = read_rows(load_documents(Corpus(str(file), streaming=True)), f"--text {str(file)!r}")
+    return "\n\n".join(row["text"] for row in rows if row["text"])
 
 
 def _wikitext() -> str:

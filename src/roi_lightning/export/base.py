@@ -7,7 +7,7 @@ it, which then has to be written as a Hugging Face directory in the first place.
 import json
 import shutil
 from pathlib import Path
-from typing import Any, Final, Protocol, cast, get_args
+from typing import Final, Protocol, cast, get_args
 
 import torch
 from huggingface_hub import split_torch_state_dict_into_shards
@@ -17,7 +17,7 @@ from transformers.modeling_utils import PreTrainedModel
 
 from roi_lightning.errors import UserError
 from roi_lightning.language_model import DType, load_config, load_language_model, load_tokenizer
-from roi_lightning.sources import ModelSource, StoredTensors
+from roi_lightning.sources import ModelSource, StoredTensors, read_json
 from roi_lightning.sparse_linear import MaskedLinear
 
 INDEX: Final = "model.safetensors.index.json"
@@ -157,7 +157,7 @@ class LoadedBase:
 
 def compression_keys(directory: Path) -> list[str]:
     """The keys of `config.json` by which engines take weights for quantised or compressed."""
-    config: dict[str, Any] = json.loads((directory / "config.json").read_text())
+    config = read_json(directory / "config.json")
     return [key for key in COMPRESSION_KEYS if key in config]
 
 

@@ -1,0 +1,151 @@
+"""Training checkpoints that are damaged, dangerous or of something else, given to every command that reads one."""
+
+import io
+import pickle
+import zipfile
+
+import pytest
+import torch
+
+from refusals import assert_process_refused, assert_refused, cut, flipped, make_bench, spoiled, text
+
+bench = pytest.fixture(make_bench)
+
+
+def fit(bench, checkpoint):
+    return ["fit", *bench.lean("--ckpt_path", checkpoint)]
+
+
+def validate(bench, checkpoint):
+    return ["validate", *bench.lean("--ckpt_path", checkpoint)]
+
+
+def export(bench, checkpoint):
+    return ["export", *bench.lean("--ckpt_path", checkpoint, "--out", "out")]
+
+
+def inside(record, share):
+    """One bit flipped within a record of the archive, where its bytes really lie."""
+
+    def change(data):
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            info = next(i for i in archive.infolist() if i.filename.endswith(record))
+            content = archive.read(info)
+        start = data.index(content, info.header_offset)
+        return flipped((start + share * len(content)) / len(data))(data)
+
+    return change
+
+
+class Hacker:
+    def __reduce__(self):
+        return (open, ("hacked", "w"))
+
+
+def saved(content):
+    def make(bench):
+        path = bench.folder / "bad.ckpt"
+        torch.save(content(bench), path)
+        return path
+
+    return make
+
+
+def good(bench):
+    return torch.load(bench.checkpoint, weights_only=True)
+
+
+def of_run(**options):
+    return lambda bench: bench.trained(bench.folder / "other.ckpt", **options)
+
+
+def not_a_number(bench):
+    content = good(bench)
+    next(iter(content["state_dict"].values()))[0, 0] = float("nan")
+    return content
+
+
+def folder(bench):
+    (bench.folder / "last.ckpt").mkdir()
+    return "last.ckpt"
+
+
+def mask(bench):
+    return bench.mask
+
+
+DANGEROUS = {
+    "code in a pickle": (text("bad.ckpt", pickle.dumps({"state_dict": Hacker()})), "can't be read"),
+    "code in an archive": (saved(lambda bench: good(bench) | {"extra": Hacker()}), "can't be read"),
+}
+TABLE = {
+    "missing": (lambda bench: "nowhere.ckpt", validate, "no checkpoint at 'nowhere.ckpt'"),
+    "a folder": (folder, fit, "no checkpoint at 'last.ckpt'"),
+    "empty": (text("bad.ckpt", ""), fit, "can't be read"),
+    "empty, exported": (text("bad.ckpt", ""), export, "can't be read"),
+    "prose": (text("bad.ckpt", "words"), validate, "can't be read"),
+    "a mask file": (mask, export, "can't be read"),
+    "an old pickle": (text("bad.ckpt", pickle.dumps({"state_dict": {}})), fit, "can't be read"),
+    **{
+        f"{name}, {command.__name__}": (make, command, says)
+        for name, (make, says) in DANGEROUS.items()
+        for command in (fit, validate, export)
+    },
+    "cut at a quarter": (spoiled("checkpoint", cut(0.25)), fit, "can't be read"),
+    "cut at its end": (spoiled("checkpoint", cut(0.999)), export, "can't be read"),
+    "a byte lost at the start": (
+        spoiled("checkpoint", lambda data: data[1:]),
+        validate,
+        "can't be read|damaged",
+    ),
+    "flipped in the logits": (spoiled("checkpoint", inside("data/0", 0.5)), fit, "damaged"),
+    "flipped in the logits, validated": (spoiled("checkpoint", inside("data/0", 0.5)), validate, "damaged"),
+    "flipped in the logits, exported": (spoiled("checkpoint", inside("data/0", 0.5)), export, "damaged"),
+    "flipped in its last tensor": (spoiled("checkpoint", inside("data/9", 0.99)), export, "damaged"),
+    "flipped in the pickle": (
+        spoiled("checkpoint", inside("data.pkl", 0.5)),
+        export,
+        "damaged|can't be read",
+    ),
+    "flipped in the directory": (spoiled("checkpoint", flipped(0.995)), export, "damaged|can't be read"),
+    "of another program": (
+        saved(lambda bench: {"state_dict": {"w": torch.ones(2)}, "epoch": 1}),
+        fit,
+        "not written by",
+    ),
+    "a list": (saved(lambda bench: [1, 2]), export, "not written by"),
+    "a tensor": (saved(lambda bench: torch.ones(3)), export, "not written by"),
+    "a mark of another kind": (
+        saved(lambda bench: good(bench) | {"roi_lightning": 3}),
+        export,
+        "not written by",
+    ),
+    "no state": (
+        saved(lambda bench: {"roi_lightning": good(bench)["roi_lightning"]}),
+        export,
+        "not written by",
+    ),
+    "a state of numbers": (
+        saved(lambda bench: good(bench) | {"state_dict": {"a": 1}}),
+        export,
+        "not written by",
+    ),
+    "of another pattern": (of_run(pattern="1:4"), export, "holds a 1:4 run, model.pattern is 2:4"),
+    "of another pattern, validated": (
+        of_run(pattern="1:4"),
+        validate,
+        "holds a 1:4 run, model.pattern is 2:4",
+    ),
+    "of other layers": (of_run(ignore=["k_proj"]), validate, "another model or layer choice"),
+    "NaN in the logits": (saved(not_a_number), export, "not finite"),
+}
+
+
+@pytest.mark.parametrize(("make", "command", "says"), TABLE.values(), ids=TABLE)
+def test_refused(bench, capsys, make, command, says):
+    assert_refused(bench, capsys, command(bench, make(bench)), says)
+
+
+def test_the_process_ends_the_same_way(bench):
+    make, command, says = TABLE["flipped in the logits, validated"]
+    assert_process_refused(bench, command(bench, make(bench)), says)

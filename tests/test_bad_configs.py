@@ -1,0 +1,215 @@
+"""Configurations and overrides that make no sense, given to `fit` and `plan`."""
+
+import pytest
+
+from refusals import assert_refused, make_bench, text
+
+bench = pytest.fixture(make_bench)
+
+
+def fit(bench, path):
+    return ["fit", *bench.lean("-c", path)]
+
+
+def fit_alone(bench, path):
+    return ["fit", "-c", path]
+
+
+def plan(bench, path):
+    return ["plan", *bench.lean("-c", path)]
+
+
+def overrides(*words):
+    """No file: what is typed at the end of the command line of `fit`."""
+    return lambda bench: words
+
+
+def fit_with(bench, words):
+    return ["fit", *bench.lean(*words)]
+
+
+def plan_with(bench, words):
+    return ["plan", *bench.lean(*words)]
+
+
+def yaml(content):
+    return text("bad.yaml", content)
+
+
+def folder(bench):
+    (bench.folder / "configs.yaml").mkdir()
+    return "configs.yaml"
+
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
+)
+TABLE = {
+    # Files that are no configuration.
+    "an empty file alone": (yaml(""), fit_alone, "."),
+    "a list": (yaml("- 1\n- 2\n"), plan, r"bad\.yaml"),
+    "a word": (yaml("quickstart"), plan, r"bad\.yaml"),
+    "a number": (yaml("124"), plan, r"bad\.yaml"),
+    "binary": (yaml(bytes(range(256))), fit, r"bad\.yaml"),
+    "invalid UTF-8": (yaml(b"model: \xff\xfe\n"), plan, r"bad\.yaml"),
+    "a tab": (yaml("model:\n\tpattern: 2:4\n"), plan, r"bad\.yaml"),
+    "a mask file": (lambda bench: bench.mask, plan, "good_mask"),
+    "a folder": (folder, plan, r"configs\.yaml"),
+    "deep nesting": (yaml("a: " + "[" * 5000), plan, r"bad\.yaml"),
+    "deep nesting, closed": (yaml("a: " + "[" * 3000 + "]" * 3000), plan, r"bad\.yaml"),
+    "deep mappings": (yaml("model: " + "{a: " * 2000 + "1" + "}" * 2000), plan, r"bad\.yaml"),
+    "an anchor bomb": (yaml(BOMB), fit, r"bad\.yaml"),
+    "an anchor bomb within": (yaml(BOMB + "model: {init_args: {targets: *i}}\n"), plan, r"bad\.yaml"),
+    "an anchor in itself": (yaml("a: &a [*a]\n"), plan, r"bad\.yaml"),
+    "an anchor in itself within": (yaml("model: &a {init_args: *a}\n"), plan, r"bad\.yaml"),
+    "code": (yaml("model: !!python/object/apply:os.system [touch hacked]\n"), plan, r"bad\.yaml"),
+    # Names.
+    "a typo at the top": (yaml("modle: {pattern: 3}\n"), plan, "modle"),
+    "a typo in the model": (yaml("model: {init_args: {patern: '2:4'}}\n"), fit, "patern"),
+    "a typo in the data": (yaml("data: {seqlen: 3}\n"), plan, "seqlen"),
+    "an unknown learner": (yaml("model: {class_path: Learner}\n"), plan, "Learner"),
+    "a class that is no learner": (yaml("model: {class_path: torch.nn.Linear}\n"), plan, "Linear"),
+    "a module that is not there": (yaml("model: {class_path: nowhere.Learner}\n"), plan, "nowhere"),
+    "an unknown callback": (yaml("trainer: {callbacks: [{class_path: Harden}]}\n"), plan, "Harden"),
+    "an unknown option of a callback": (
+        yaml("trainer: {callbacks: [{class_path: HardenMasks, init_args: {every: 3}}]}\n"),
+        plan,
+        "every",
+    ),
+    "an unknown overlay": (
+        lambda bench: "overlays/maskllmm.yaml",
+        plan,
+        "did you mean overlays/maskllm.yaml",
+    ),
+    "an unknown schedule": (overrides("--model.tau", "Cosine"), plan_with, "Cosine"),
+    "an unknown optimizer": (overrides("--model.optimizer", "Adammm"), plan_with, "Adammm"),
+    "an unknown option of the optimizer": (overrides("--model.optimizer.rate", "3"), plan_with, "rate"),
+    "an unknown dtype": (overrides("--model.dtype", "float8"), plan_with, "float8"),
+    "an unknown precision": (overrides("--trainer.precision", "3"), plan_with, "precision"),
+    "an unknown accelerator": (overrides("--trainer.accelerator", "abacus"), fit_with, "abacus"),
+    "an unknown strategy": (overrides("--trainer.strategy", "divide"), fit_with, "divide"),
+    # Patterns.
+    "2:4 unquoted, another number": (yaml("model: {init_args: {pattern: 124.5}}\n"), plan, "pattern"),
+    "5:4 unquoted": (yaml("model: {init_args: {pattern: 5:4}}\n"), fit, "pattern 5:4 is impossible"),
+    "0:4 unquoted": (yaml("model: {init_args: {pattern: 0:4}}\n"), plan, "pattern 0:4 is impossible"),
+    "a pattern of four parts": (yaml("model: {init_args: {pattern: 1:2:3:4}}\n"), plan, "pattern"),
+    "a pattern as a list": (yaml("model: {init_args: {pattern: [2, 4]}}\n"), plan, "pattern"),
+    "a pattern as a mapping": (yaml("model: {init_args: {pattern: {2: 4}}}\n"), plan, "pattern"),
+    "no pattern": (yaml("model: {init_args: {pattern: null}}\n"), plan, "pattern"),
+    "an endless pattern": (overrides("--model.pattern", f"1:1{'0' * 5000}"), plan_with, "pattern"),
+    "a pattern of sixty": (overrides("--model.pattern", "59:4000000000"), plan_with, "4000000000"),
+    # Numbers.
+    "seq_len 0": (overrides("--data.seq_len", "0"), fit_with, "data.seq_len is 0"),
+    "seq_len 1": (overrides("--data.seq_len", "1"), plan_with, "data.seq_len is 1"),
+    "seq_len endless": (overrides("--data.seq_len", "1" + "0" * 30), plan_with, "seq_len"),
+    "seq_len past the model": (overrides("--data.seq_len", "4096"), fit_with, "reads at most 128"),
+    "seq_len a fraction": (overrides("--data.seq_len", "3.5"), plan_with, "seq_len"),
+    "seq_len a list": (yaml("data: {seq_len: [32]}\n"), plan, "seq_len"),
+    "batch_size 0": (overrides("--data.batch_size", "0"), plan_with, "data.batch_size is 0"),
+    "batch_size -1": (overrides("--data.batch_size", "-1"), plan_with, "data.batch_size is -1"),
+    "accumulation 0": (
+        overrides("--trainer.accumulate_grad_batches", "0"),
+        fit_with,
+        "accumulate_grad_batches",
+    ),
+    "accumulation -2": (
+        overrides("--trainer.accumulate_grad_batches", "-2"),
+        plan_with,
+        "accumulate_grad_batches",
+    ),
+    "a negative learning rate": (overrides("--model.optimizer.lr=-1e-3"), fit_with, "-0.001"),
+    "a learning rate of NaN": (overrides("--model.optimizer.lr", ".nan"), plan_with, "nan"),
+    "an infinite learning rate": (overrides("--model.optimizer.lr", ".inf"), plan_with, "inf"),
+    "a learning rate of zero": (overrides("--model.optimizer.lr", "0"), plan_with, "lr"),
+    "a negative last rate": (overrides("--model.lr_end", "-1"), plan_with, "model.lr_end is -1"),
+    "a last rate of NaN": (overrides("--model.lr_end", ".nan"), plan_with, "model.lr_end is nan"),
+    "a beta of 2": (overrides("--model.optimizer.betas", "[2, 0.9]"), plan_with, "beta"),
+    "τ of NaN": (overrides("--model.tau.start", ".nan"), plan_with, "positive number, got start nan"),
+    "λ of infinity": (overrides("--model.lam.end", ".inf"), plan_with, "end inf"),
+    "a negative τ": (overrides("--model.tau.start", "-1"), plan_with, "start -1"),
+    "τ a word": (overrides("--model.tau.start", "hot"), plan_with, "hot"),
+    "a fraction of zero": (overrides("--model.tau.fraction", "0"), plan_with, "fraction"),
+    "a fraction of NaN": (overrides("--model.tau.fraction", ".nan"), plan_with, "fraction"),
+    "init_std of NaN": (overrides("--model.init_std", ".nan"), fit_with, "model.init_std nan"),
+    "an infinite init_std": (overrides("--model.init_std", ".inf"), plan_with, "model.init_std inf"),
+    "prior_strength of NaN": (overrides("--model.prior_strength", ".nan"), plan_with, "prior_strength nan"),
+    "no prior windows": (overrides("--model.prior_windows", "0"), plan_with, "prior_windows 0"),
+    "kept_norm of NaN": (overrides("--model.kept_norm", ".nan"), plan_with, "model.kept_norm is nan"),
+    "distillation of 2": (overrides("--model.distillation", "2"), plan_with, "model.distillation is 2"),
+    "distillation of NaN": (overrides("--model.distillation", ".nan"), plan_with, "distillation is nan"),
+    "a held-out share of NaN": (
+        overrides("--data.held_out_fraction", ".nan"),
+        plan_with,
+        "held_out_fraction is nan",
+    ),
+    "a negative seed": (overrides("--seed_everything", "-1"), plan_with, "seed"),
+    "a huge seed": (overrides("--seed_everything", "1" + "0" * 30), plan_with, "seed"),
+    "a seed that is a word": (overrides("--seed_everything", "luck"), plan_with, "luck"),
+    "no end": (yaml("trainer: {max_steps: null}\n"), fit, "max_steps"),
+    "no trainer": (yaml("trainer: null\n"), plan, "trainer.max_steps is None"),
+    "no model": (yaml("model: null\n"), plan, "required: model"),
+    "an end of -1": (overrides("--trainer.max_steps", "-1"), plan_with, "trainer.max_steps is -1"),
+    "an end of zero": (overrides("--trainer.max_steps", "0"), plan_with, "trainer.max_steps is 0"),
+    "an end of -7": (overrides("--trainer.max_steps", "-7"), plan_with, "max_steps"),
+    "no devices": (overrides("--trainer.devices", "0"), fit_with, "devices"),
+    "devices a word": (overrides("--trainer.devices", "many"), fit_with, "devices"),
+    "more nodes than none": (overrides("--trainer.num_nodes", "0"), fit_with, "num_nodes"),
+    "a negative clip": (overrides("--trainer.gradient_clip_val", "-1"), plan_with, "gradient_clip_val"),
+    "an unknown clip": (overrides("--trainer.gradient_clip_algorithm", "barber"), fit_with, "barber"),
+    "validation never": (overrides("--trainer.val_check_interval", "-1"), fit_with, "val_check_interval"),
+    "validation too rare": (
+        overrides("--trainer.val_check_interval", "1000"),
+        fit_with,
+        "val_check_interval",
+    ),
+    "bf16-true": (overrides("--trainer.precision", "bf16-true"), fit_with, "would round the logits"),
+    "no targets": (overrides("--model.targets", "[]"), plan_with, "leaves no layer"),
+    "all ignored": (overrides("--model.ignore", "['*']"), plan_with, "leaves no layer"),
+    "targets a number": (overrides("--model.targets", "3"), plan_with, "targets"),
+    "a size of nothing": (overrides("--fit_in", "much"), plan_with, "no size"),
+    "masks every 0 steps": (
+        overrides("--trainer.callbacks", "HardenMasks", "--trainer.callbacks.every_n_steps", "0"),
+        plan_with,
+        "every_n_steps is 0",
+    ),
+    "a summary of no windows": (
+        overrides("--trainer.callbacks", "BaselineSummary", "--trainer.callbacks.windows", "0"),
+        fit_with,
+        "windows",
+    ),
+    # Overlays that contradict.
+    "ProxSparse at 1:4": (
+        lambda bench: "overlays/proxsparse.yaml",
+        lambda bench, path: ["fit", *bench.lean("-c", path, "--model.pattern", "1:4")],
+        "learns 2:4 only",
+    ),
+    "ProxSparse, then straight-through": (
+        lambda bench: "overlays/straight_through.yaml",
+        lambda bench, path: ["fit", *bench.lean("-c", "overlays/proxsparse.yaml", "-c", path)],
+        "sampler",
+    ),
+    "ProxSparse, then MaskLLM": (
+        lambda bench: "overlays/maskllm.yaml",
+        lambda bench, path: ["fit", *bench.lean("-c", "overlays/proxsparse.yaml", "-c", path)],
+        "lam",
+    ),
+    "MaskLLM with a toggle": (
+        overrides("--trainer.callbacks", "StraightThroughToggle", "--trainer.callbacks.at_step", "3"),
+        lambda bench, words: ["fit", *bench.lean("-c", "overlays/maskllm.yaml", *words)],
+        "StraightThroughToggle works on",
+    ),
+    "MaskLLM at 8:32": (
+        lambda bench: "overlays/maskllm.yaml",
+        lambda bench, path: ["fit", *bench.lean("-c", path, "--model.pattern", "8:32")],
+        "8:32",
+    ),
+    # Command lines.
+    "no configuration": (overrides("fit"), lambda bench, words: [*words], "lm"),
+    "an option without its value": (overrides("--model.pattern"), plan_with, "expected one argument"),
+    "an unknown option": (overrides("--model.patern", "2:4"), plan_with, "patern"),
+}
+
+
+@pytest.mark.parametrize(("make", "command", "says"), TABLE.values(), ids=TABLE)
+def test_refused(bench, capsys, make, command, says):
+    assert_refused(bench, capsys, command(bench, make(bench)), says)

@@ -1,0 +1,161 @@
+"""Calibration and evaluation text that can't be used, read whole and streamed."""
+
+import bz2
+import gzip
+import json
+import lzma
+import random
+
+import pytest
+import zstandard
+from datasets import Dataset
+
+from refusals import assert_refused, cut, flipped, make_bench, text
+
+bench = pytest.fixture(make_bench)
+# Hardly compressible, so that the first half of a packed file holds text.
+LONG = "".join(random.Random(0).choices("abcdefghijklmnopqrstuvwxyz \n", k=60_000))
+ROWS = "".join(json.dumps({"text": line}) + "\n" for line in LONG.splitlines())
+PACK = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress, "zst": zstandard.compress}
+
+
+def fit(bench, corpus):
+    return ["fit", *bench.lean("--data.corpora", corpus)]
+
+
+def stream(bench, corpus):
+    return ["fit", *bench.lean("-c", bench.write("s.yaml", streamed(corpus)))]
+
+
+def streamed(corpus):
+    return f"data: {{corpora: [{{source: {str(corpus)!r}, streaming: true}}]}}"
+
+
+def prune(bench, corpus):
+    words = ["--method", "wanda", "--windows", "2", "--seq_len", "32", "--out", "out"]
+    return ["prune", bench.model, "--data", corpus, *words]
+
+
+def evaluate(bench, file):
+    return ["evaluate", bench.model, "--text", file, "--seq_len", "32", "--json", "out.json"]
+
+
+def tasks(bench, folder):
+    return ["evaluate", bench.model, "--tasks", "arc_easy", "--task_data", folder, "--json", "out.json"]
+
+
+def packed(kind, suffix, change, content=LONG):
+    return text(f"c.{suffix}.{kind}", change(PACK[kind](content.encode())))
+
+
+def parquet(change):
+    def make(bench):
+        path = bench.folder / "c.parquet"
+        Dataset.from_dict({"text": [LONG] * 3}).to_parquet(path)
+        path.write_bytes(change(path.read_bytes()))
+        return path
+
+    return make
+
+
+def folder(bench):
+    (bench.folder / "texts").mkdir()
+    return bench.write("texts/a.txt", LONG).parent
+
+
+def mixed(bench):
+    bench.write("texts/a.txt", LONG)
+    bench.write("texts/b.jsonl", ROWS)
+    return "texts/*"
+
+
+def empty_folder(bench):
+    (bench.folder / "data").mkdir()
+    return bench.folder / "data"
+
+
+NOISE = bytes(range(256)) * 40
+TABLE = {
+    "missing": (lambda bench: "nowhere.txt", prune, "'nowhere.txt': no file matches"),
+    "missing, streamed": (lambda bench: "nowhere.txt", stream, "'nowhere.txt': no file matches"),
+    "a hub id, offline": (lambda bench: "nobody/nothing", fit, "cannot load corpus 'nobody/nothing'"),
+    "neither file nor hub id": (lambda bench: "a/b/c", fit, "unknown corpus 'a/b/c'"),
+    "a glob of nothing": (lambda bench: "texts/*.txt", fit, "no file matches"),
+    "a folder": (folder, fit, "is a folder; name its files"),
+    "a folder, pruned": (folder, prune, "is a folder; name its files"),
+    "mixed formats": (mixed, fit, "mix formats"),
+    "an unknown format": (text("c.pdf", LONG), fit, "cannot read .*c.pdf"),
+    "an empty parquet": (text("c.parquet", ""), fit, r"c\.parquet"),
+    "an empty json": (text("c.json", ""), fit, r"c\.json"),
+    "an empty gz": (text("c.txt.gz", ""), fit, r"c\.txt\.gz"),
+    "only blanks": (text("c.txt", " \n\t\n" * 5000), fit, r"c\.txt.*no documents with text"),
+    "only blanks, streamed": (text("c.txt", " \n\t\n" * 5000), stream, "held-out text is shorter"),
+    "only empty rows": (text("c.jsonl", '{"text": "  "}\n' * 50), fit, r"c\.jsonl.*no documents with text"),
+    "only nulls": (text("c.jsonl", '{"text": null}\n' * 50), fit, r"c\.jsonl.*is not text"),
+    "too short, streamed": (text("c.txt", "a cat"), stream, "."),
+    "too short, pruned": (text("c.txt", "a cat"), prune, "one window needs 32"),
+    "another column": (text("c.jsonl", ROWS.replace("text", "body")), fit, "no column 'text'.*body"),
+    "another column, streamed": (
+        text("c.jsonl", ROWS.replace("text", "body")),
+        stream,
+        "no column 'text'.*body",
+    ),
+    "numbers": (text("c.jsonl", '{"text": 3}\n' * 50), fit, "is not text"),
+    "a list of numbers": (text("c.json", "[1, 2, 3]"), fit, r"c\.json"),
+    "noise as text": (text("c.txt", NOISE), fit, r"c\.txt.*decode"),
+    "noise as text, streamed": (text("c.txt", NOISE), stream, r"c\.txt.*decode"),
+    "noise as text, pruned": (text("c.txt", NOISE), prune, r"c\.txt.*decode"),
+    "noise as jsonl": (text("c.jsonl", NOISE), fit, r"c\.jsonl"),
+    "noise as parquet": (text("c.parquet", NOISE), fit, r"c\.parquet"),
+    "noise far down": (text("c.txt", LONG.encode() + NOISE), stream, r"c\.txt.*decode"),
+    "a broken row": (text("c.jsonl", ROWS + '{"text": "the ca'), fit, r"c\.jsonl"),
+    "a broken row far down, streamed": (
+        text("c.jsonl", ROWS * 20 + '{"text": "the ca\n' + ROWS),
+        stream,
+        r"c\.jsonl",
+    ),
+    "a row that is no text far down": (text("c.jsonl", ROWS * 20 + '{"text": 3}\n'), fit, r"c\.jsonl"),
+    "invalid UTF-8 in a row": (text("c.jsonl", ROWS.encode() + b'{"text": "\xff\xfe"}\n'), fit, "to UTF-8"),
+    **{f"a cut {kind}": (packed(kind, "txt", cut(0.5)), fit, rf"c\.txt\.{kind}") for kind in PACK},
+    **{
+        f"a cut {kind}, streamed": (packed(kind, "txt", cut(0.5)), stream, rf"c\.txt\.{kind}")
+        for kind in PACK
+    },
+    **{
+        f"cut rows in {kind}": (packed(kind, "jsonl", cut(0.5), ROWS), fit, rf"c\.jsonl\.{kind}")
+        for kind in PACK
+    },
+    "a flipped gz": (packed("gz", "txt", flipped(0.5)), fit, r"c\.txt\.gz"),
+    "a flipped xz": (packed("xz", "txt", flipped(0.5)), fit, r"c\.txt\.xz"),
+    "a flipped bz2": (packed("bz2", "txt", flipped(0.5)), fit, r"c\.txt\.bz2"),
+    "text by the name of a gz": (text("c.txt.gz", LONG), fit, r"c\.txt\.gz"),
+    "text by the name of a zst": (text("c.txt.zst", LONG), fit, r"c\.txt\.zst"),
+    "a cut parquet": (parquet(cut(0.5)), fit, r"c\.parquet"),
+    # What perplexities are measured on.
+    "measured: missing": (lambda bench: "nowhere.txt", evaluate, "nowhere.txt' is no file"),
+    "measured: a folder": (folder, evaluate, "is no file"),
+    "measured: empty": (text("c.txt", ""), evaluate, "tokens"),
+    "measured: noise": (text("c.txt", NOISE), evaluate, "UTF-8"),
+    "measured: a cut gz": (packed("gz", "jsonl", cut(0.5), ROWS), evaluate, r"c\.jsonl\.gz"),
+    "measured: a packed text": (packed("gz", "txt", cut(1)), evaluate, "UTF-8"),
+    "measured: a broken row": (text("c.jsonl", ROWS + '{"text": "the ca'), evaluate, r"c\.jsonl"),
+    "measured: a cut parquet": (parquet(cut(0.5)), evaluate, r"c\.parquet"),
+    "tasks: no folder": (lambda bench: "nowhere", tasks, "nowhere"),
+    "tasks: an empty folder": (empty_folder, tasks, "arc_easy.jsonl"),
+    "tasks: a broken row": (
+        lambda bench: bench.write("data/arc_easy.jsonl", '{"id": ').parent,
+        tasks,
+        "arc_easy",
+    ),
+    "tasks: other columns": (
+        lambda bench: bench.write("data/arc_easy.jsonl", '{"a": 1}\n').parent,
+        tasks,
+        "arc_easy",
+    ),
+    "tasks: empty": (lambda bench: bench.write("data/arc_easy.jsonl", "").parent, tasks, "arc_easy"),
+}
+
+
+@pytest.mark.parametrize(("make", "command", "says"), TABLE.values(), ids=TABLE)
+def test_refused(bench, capsys, make, command, says):
+    assert_refused(bench, capsys, command(bench, make(bench)), says)

@@ -1,0 +1,300 @@
+"""Model directories and GGUF files that are broken, unknown or of the wrong kind, given to every command."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import BertConfig, BertForMaskedLM, T5Config, T5ForConditionalGeneration
+
+from refusals import assert_refused, cut, flipped, make_bench
+from tiny_models import tiny_gguf, tiny_llama, tiny_tokenizer
+
+bench = pytest.fixture(make_bench)
+Q = "model.layers.0.self_attn.q_proj.weight"
+
+
+def fit(bench, model):
+    return ["fit", *bench.lean(model=model)]
+
+
+def plan(bench, model):
+    return ["plan", *bench.lean(model=model)]
+
+
+def prune(bench, model):
+    return ["prune", model, "--method", "magnitude", "--out", "out"]
+
+
+def wanda(bench, model):
+    words = ["--method", "wanda", "--data", bench.corpus, "--windows", "2", "--seq_len", "32"]
+    return ["prune", model, *words, "--out", "out"]
+
+
+def apply(bench, model):
+    return ["apply", model, bench.mask, "--out", "out"]
+
+
+def evaluate(bench, model):
+    return ["evaluate", model, "--text", bench.corpus, "--seq_len", "32", "--json", "out.json"]
+
+
+def verify_base(bench, model):
+    return ["verify", bench.export, "--base", model, "--json", "out.json"]
+
+
+def measure(bench, model):
+    words = ["--seq_len", "16", "--batch_size", "1", "--rounds", "1", "--json", "out.json"]
+    return ["benchmark", "step", "--lm", model, *words]
+
+
+def changed(file, change):
+    """A copy of the bench's model with the bytes of one file changed; None removes it."""
+
+    def make(bench):
+        model = bench.copy(bench.model)
+        content = change((model / file).read_bytes())
+        if content is None:
+            (model / file).unlink()
+        else:
+            (model / file).write_bytes(content)
+        return model
+
+    return make
+
+
+def configured(**entries):
+    return changed("config.json", lambda data: json.dumps(json.loads(data) | entries).encode())
+
+
+def weights(change):
+    def make(bench):
+        model = bench.copy(bench.model)
+        tensors = {name: x.clone() for name, x in load_file(model / "model.safetensors").items()}
+        save_file(change(tensors), model / "model.safetensors", {"format": "pt"})
+        return model
+
+    return make
+
+
+def without(name):
+    return weights(lambda tensors: {n: x for n, x in tensors.items() if n != name})
+
+
+def with_value(name, value):
+    def change(tensors):
+        tensors[name].view(-1)[7] = value
+        return tensors
+
+    return weights(change)
+
+
+def with_shape(name, *shape):
+    return weights(lambda tensors: tensors | {name: torch.zeros(shape, dtype=torch.bfloat16)})
+
+
+def removed(*_):
+    return None
+
+
+def text(content):
+    return lambda _: content.encode()
+
+
+def sharded(change):
+    def make(bench):
+        model = tiny_llama(bench.folder / "shards", max_shard_size="150KB")
+        index = model / "model.safetensors.index.json"
+        change(model, index)
+        return model
+
+    return make
+
+
+def lose_shard(model, index):
+    sorted(model.glob("model-*.safetensors"))[1].unlink()
+
+
+def cut_shard(model, index):
+    shard = sorted(model.glob("model-*.safetensors"))[1]
+    shard.write_bytes(shard.read_bytes()[:-100])
+
+
+def swap_shards(model, index):
+    one, other, *_ = sorted(model.glob("model-*.safetensors"))
+    one.rename(model / "x")
+    other.rename(one)
+    (model / "x").rename(other)
+
+
+def rewrite_index(content):
+    return lambda model, index: index.write_text(content)
+
+
+def pickled(bench):
+    model = bench.copy(bench.model)
+    torch.save(load_file(model / "model.safetensors"), model / "pytorch_model.bin")
+    (model / "model.safetensors").unlink()
+    return model
+
+
+def encoder(bench):
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    return _saved(bench, BertForMaskedLM(BertConfig(vocab_size=264, **sizes)))
+
+
+def encoder_decoder(bench):
+    sizes = {"d_model": 32, "d_kv": 16, "d_ff": 32, "num_layers": 2, "num_heads": 2}
+    return _saved(bench, T5ForConditionalGeneration(T5Config(vocab_size=264, **sizes)))
+
+
+def _saved(bench, lm) -> Path:
+    lm.save_pretrained(bench.folder / "lm")
+    tiny_tokenizer().save_pretrained(bench.folder / "lm")
+    return bench.folder / "lm"
+
+
+def gguf(change):
+    def make(bench):
+        path = tiny_gguf(bench.folder / "bad.gguf")
+        path.write_bytes(change(path.read_bytes()))
+        return path
+
+    return make
+
+
+def damaged_export(bench):
+    model = bench.copy(bench.export)
+    file = model / "model.safetensors"
+    file.write_bytes(flipped(0.9)(file.read_bytes()))
+    return model
+
+
+def narrow(bench):
+    """60 inputs: neither 8 nor 16 divides them."""
+    return tiny_llama(bench.folder / "narrow", hidden_size=60, num_attention_heads=2, num_key_value_heads=2)
+
+
+def at_pattern(command, pattern):
+    return lambda bench, model: [*command(bench, model), "--pattern", pattern]
+
+
+DEEP = "[" * 100_000
+TABLE = {
+    # Configurations.
+    "no config, planned": (changed("config.json", removed), plan, "no config.json"),
+    "no config, evaluated": (changed("config.json", removed), evaluate, "no config.json"),
+    "a broken config": (changed("config.json", text("{")), fit, "can't be read"),
+    "a broken config, applied": (changed("config.json", text("{")), apply, "can't be read"),
+    "a broken config, verified": (changed("config.json", text("{")), verify_base, "can't be read"),
+    "a config that is a list": (changed("config.json", text("[1]")), plan, "can't be read"),
+    "a config that is a list, applied": (changed("config.json", text("[1]")), apply, "can't be read"),
+    "a deep config": (changed("config.json", text(DEEP)), apply, "can't be read"),
+    "a binary config": (changed("config.json", lambda _: b"\xff\x00\xfe"), prune, "can't be read"),
+    "an unknown architecture": (configured(model_type="martian"), fit, "can't be read.*martian"),
+    "an unknown architecture, pruned": (configured(model_type="martian"), prune, "can't be read.*martian"),
+    "no architecture": (configured(model_type=None), plan, "can't be read"),
+    "code of its own": (
+        configured(model_type="own", auto_map={"AutoConfig": "own.Config"}),
+        fit,
+        "can't be read",
+    ),
+    "a width that is a word": (configured(hidden_size="wide"), plan, "can't be read"),
+    "a width of zero": (configured(hidden_size=0), plan, "no causal language model of type .qwen2"),
+    "a negative width": (configured(hidden_size=-64), fit, "negative dimension -64"),
+    "no layers": (configured(num_hidden_layers=0), fit, "block|layer"),
+    "more layers than tensors": (
+        configured(num_hidden_layers=3),
+        fit,
+        "num_hidden_layers. .3. must be equal",
+    ),
+    "another width": (
+        configured(intermediate_size=256),
+        prune,
+        r"up_proj.weight' is \[128, 64\] and its configuration wants \[256, 64\]|down_proj",
+    ),
+    "another width, evaluated": (configured(intermediate_size=256), evaluate, "configuration wants"),
+    "packed weights": (
+        configured(quantization_config={"quant_method": "gptq", "bits": 4}),
+        fit,
+        "packed|can't be read",
+    ),
+    "packed weights, pruned": (
+        configured(quantization_config={"quant_method": "gptq", "bits": 4}),
+        prune,
+        "packed",
+    ),
+    # Weights.
+    "no weights": (changed("model.safetensors", removed), fit, "model.safetensors|can't be read"),
+    "no weights, pruned": (changed("model.safetensors", removed), prune, "no model.safetensors"),
+    "no weights, applied": (changed("model.safetensors", removed), apply, "no model.safetensors"),
+    "only pickled weights": (pickled, fit, "safetensors"),
+    "only pickled weights, applied": (pickled, apply, "only safetensors are read"),
+    "empty weights": (changed("model.safetensors", text("")), fit, "can't be read"),
+    "cut weights": (changed("model.safetensors", cut(0.5)), fit, "can't be read"),
+    "cut weights, pruned": (changed("model.safetensors", cut(0.5)), prune, "can't be read"),
+    "cut weights, applied": (changed("model.safetensors", cut(0.99)), apply, "can't be read"),
+    "cut weights, evaluated": (changed("model.safetensors", cut(0.99)), evaluate, "can't be read"),
+    "cut weights, verified against": (changed("model.safetensors", cut(0.5)), verify_base, "can't be read"),
+    "cut weights, timed": (changed("model.safetensors", cut(0.5)), measure, "can't be read"),
+    "a flipped length": (changed("model.safetensors", flipped(0, 3)), fit, "can't be read"),
+    "a flipped header": (
+        changed("model.safetensors", flipped(0.003, 1)),
+        prune,
+        "can't be read|lacks|stores no",
+    ),
+    "flipped weights, applied": (changed("model.safetensors", flipped(0.9)), apply, "has other values"),
+    "a flipped export, evaluated": (damaged_export, evaluate, "model.safetensors.*changed since"),
+    "a tensor missing": (without(Q), fit, "lacks 1 tensors, .*q_proj.weight"),
+    "a tensor missing, pruned": (without(Q), prune, "lacks 1 tensors"),
+    "a tensor missing, applied": (without(Q), apply, "there is no tensor .*q_proj"),
+    "a tensor of another shape": (
+        with_shape(Q, 64, 32),
+        fit,
+        r"q_proj.weight' is \[64, 32\] and its configuration wants \[64, 64\]",
+    ),
+    "a tensor of another shape, applied": (with_shape(Q, 64, 32), apply, r"is \[64, 32\], not \[64, 64\]"),
+    "NaN": (with_value(Q, float("nan")), fit, "NaN or infinity in .*q_proj.weight"),
+    "NaN, pruned": (with_value(Q, float("nan")), prune, "NaN or infinity in .*q_proj.weight"),
+    "NaN, evaluated": (with_value("model.norm.weight", float("nan")), evaluate, "NaN or infinity in .*norm"),
+    "infinity": (with_value("model.norm.weight", float("inf")), wanda, "NaN or infinity in .*norm.weight"),
+    "infinity, timed": (with_value("model.norm.weight", -float("inf")), measure, "NaN or infinity in .*norm"),
+    # Shards.
+    "a shard missing": (sharded(lose_shard), fit, "can't be read|not there"),
+    "a shard missing, pruned": (sharded(lose_shard), prune, "names .*which is not there"),
+    "a cut shard": (sharded(cut_shard), fit, "can't be read"),
+    "a cut shard, pruned": (sharded(cut_shard), prune, "can't be read"),
+    "shards by each other's names": (sharded(swap_shards), prune, "against the index"),
+    "a broken index": (sharded(rewrite_index("{")), prune, "index.json.*can't be read"),
+    "a deep index": (sharded(rewrite_index(DEEP)), prune, "index.json.*can't be read"),
+    "an index without a map": (sharded(rewrite_index("{}")), prune, "index.json.*can't be read"),
+    "an index of numbers": (sharded(rewrite_index('{"weight_map": {"a": 1}}')), prune, "index.json"),
+    "an index that is a list": (sharded(rewrite_index("[]")), fit, "index.json|can't be read"),
+    # Tokenizers.
+    "no tokenizer": (changed("tokenizer.json", removed), fit, "no tokenizer"),
+    "a broken tokenizer": (changed("tokenizer.json", text("{")), fit, "can't be read"),
+    "a broken tokenizer, evaluated": (changed("tokenizer.json", text("{")), evaluate, "can't be read"),
+    # Kinds.
+    "an encoder": (encoder, fit, "is an encoder"),
+    "an encoder, pruned": (encoder, prune, "is an encoder"),
+    "an encoder and decoder": (encoder_decoder, prune, "no causal language model of type .t5"),
+    "8 does not divide": (narrow, at_pattern(prune, "2:8"), "has 60 inputs, which 8 does not divide"),
+    "16 does not divide": (
+        narrow,
+        lambda bench, lm: [*plan(bench, lm), "--model.pattern", "4:16"],
+        "60 inputs",
+    ),
+    # GGUF files.
+    "an empty GGUF": (gguf(text("")), fit, "can't be read"),
+    "prose by the name of a GGUF": (gguf(text("GGUF in name alone")), prune, "can't be read"),
+    "a GGUF cut in its header": (gguf(cut(0.005)), plan, "can't be read"),
+    "a GGUF cut in its weights": (gguf(cut(0.7)), prune, "can't be read"),
+    "a GGUF cut at its end": (gguf(lambda data: data[:-50]), fit, "can't be read"),
+    "a GGUF of a version to come": (gguf(lambda data: data[:4] + b"\x63" + data[5:]), prune, "can't be read"),
+}
+
+
+@pytest.mark.parametrize(("make", "command", "says"), TABLE.values(), ids=TABLE)
+def test_refused(bench, capsys, make, command, says):
+    assert_refused(bench, capsys, command(bench, make(bench)), says)

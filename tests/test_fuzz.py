@@ -1,0 +1,77 @@
+"""A short seeded form of `benchmarks/fuzz.py`, and that it notices what it is there to notice."""
+
+import random
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from roi_lightning.errors import UserError
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+import fuzz_watch
+from fuzz_configs import ConfigCases
+from fuzz_masks import MaskCases
+from fuzz_watch import Outcome, watch
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fuzz")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        masks = MaskCases(folder)
+        yield {"masks": masks, "configs": ConfigCases(folder, masks.model)}
+
+
+@pytest.mark.filterwarnings("ignore")  # of libraries, about settings that make no sense
+@pytest.mark.parametrize(("name", "count"), [("masks", 300), ("configs", 12)])
+def test_no_finding(cases, name, count):
+    outcomes = {seed: watch(cases[name], seed) for seed in range(count)}
+    assert not {seed: outcome for seed, outcome in outcomes.items() if outcome.finding}
+    assert {outcome.result for outcome in outcomes.values()} == {"accepted", "refused"}
+
+
+def test_a_seed_makes_the_same_case_again(cases):
+    masks = cases["masks"]
+    made = []
+    for _ in range(2):
+        kinds = [masks(random.Random(seed))[0] for seed in range(20)]
+        made.append((kinds, masks.file.read_bytes()))
+    assert made[0] == made[1]
+
+
+def raises(error):
+    def attempt():
+        raise error
+
+    return attempt
+
+
+def says_and_exits(text, status):
+    def attempt():
+        sys.stderr.write(text)
+        raise SystemExit(status)
+
+    return attempt
+
+
+ATTEMPTS = {
+    "accepted": (lambda: None, False),
+    "refused": (raises(UserError("pattern 5:4 is impossible")), False),
+    "refused without words": (raises(UserError(" ")), True),
+    "a parser's refusal": (says_and_exits("error: no such option\n", 2), False),
+    "an exit without words": (says_and_exits("", 2), True),
+    "another exception": (raises(KeyError("n")), True),
+    "no memory": (raises(MemoryError()), True),
+    "a hang": (lambda: time.sleep(60), True),
+}
+
+
+@pytest.mark.parametrize(("attempt", "is_finding"), ATTEMPTS.values(), ids=ATTEMPTS)
+def test_what_is_a_finding(monkeypatch, attempt, is_finding):
+    monkeypatch.setattr(fuzz_watch, "SECONDS", 0.2)
+    outcome = watch(lambda rng: ("kind", attempt), 0)
+    assert isinstance(outcome, Outcome)
+    assert bool(outcome.finding) == is_finding
