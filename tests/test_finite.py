@@ -7,6 +7,7 @@ import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins import MixedPrecision
+from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from cli_helpers import make_lab
 from roi_lightning.errors import UserError
@@ -69,8 +70,24 @@ def test_a_loss_that_is_no_number_stops_the_run_whichever_micro_batch_it_is_of(l
                 with torch.no_grad():
                     dict(pl_module.named_parameters())[LAYER][0] = 0.0
 
-    with pytest.raises(UserError, match="the loss is not finite at optimizer step 1;"):
+    with pytest.raises(UserError, match=r"^the loss is not finite at optimizer step 1;"):
         lab.learn(3, callbacks=[Break()], trainer={"accumulate_grad_batches": 2})
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_the_layer_behind_a_loss_that_is_no_number_is_named(lab, accumulate):
+    class Break(Callback):
+        """Wrong in the middle of a forward pass, as an overflow in fp16 would be: the layer's bias is infinite."""
+
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            if batch_idx == 2:
+                for name in ("model.layers.1.mlp.down_proj", "model.layers.1.self_attn.o_proj"):
+                    layer = pl_module.lm.get_submodule(name)
+                    layer.bias = torch.nn.Parameter(torch.full((layer.weight.shape[0],), float("inf")), False)
+
+    says = r"after the output of model\.layers\.1\.self_attn\.o_proj the loss is not finite at optimizer step"
+    with pytest.raises(UserError, match=says):
+        lab.learn(4, callbacks=[Break()], trainer={"accumulate_grad_batches": accumulate})
 
 
 def with_scaler(lab, steps, spoiled, **options):
@@ -96,9 +113,9 @@ def test_a_scale_below_one_is_not_to_blame(lab):
 def test_large_gradients_are_numbers():
     parameter = torch.nn.Parameter(torch.zeros(4))
     parameter.grad = torch.full((4,), 1e30)
-    trainer = SimpleNamespace(precision_plugin=None, global_step=0)
-    check_step(trainer, True, [("a", parameter)])
+    trainer = SimpleNamespace(precision_plugin=None, global_step=0, strategy=SingleDeviceStrategy())
+    check_step(trainer, True, [("a", parameter)], {}, print)
     parameter.grad[2] = float("inf")
     trainer.checkpoint_callbacks, trainer.ckpt_path = [], None
     with pytest.raises(UserError, match="the gradient of a is not finite"):
-        check_step(trainer, True, [("a", parameter)])
+        check_step(trainer, True, [("a", parameter)], {}, print)

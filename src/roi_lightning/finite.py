@@ -1,8 +1,10 @@
 """Losses and gradients that are no numbers any more: noticed before an optimizer spreads them."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
+import torch
 from lightning.pytorch import Trainer
 from torch import Tensor, nn
 
@@ -12,7 +14,11 @@ from roi_lightning.shards import all_finite, whole
 
 
 def check_step(
-    trainer: Trainer, finite_losses: Tensor | bool, parameters: Iterable[tuple[str, nn.Parameter]]
+    trainer: Trainer,
+    finite_losses: Tensor | bool,
+    parameters: Iterable[tuple[str, nn.Parameter]],
+    layers: Mapping[str, nn.Module],
+    again: Callable[[], object],
 ) -> None:
     """Refuse an optimizer step whose losses or gradients are not finite; asks the device once.
 
@@ -23,9 +29,12 @@ def check_step(
         trainer: About to step.
         finite_losses: Whether the losses of all micro-batches of the step were finite.
         parameters: With their gradients, by name.
+        layers: Those to look for a loss's origin in, by name.
+        again: Goes once more through the step's forward passes.
 
     Raises:
-        UserError: Naming the step, the first such gradient's parameter, and the checkpoint to go back to.
+        UserError: Naming the step, the layer where it began or the first such gradient's parameter, and the
+            checkpoint to go back to.
     """
     gradients = {name: p.grad for name, p in parameters if p.grad is not None}
     norm = whole(nn.utils.get_total_norm(gradients.values()))
@@ -34,7 +43,7 @@ def check_step(
     if agree(bool(norm.isfinite() & finite_losses), all=True) or _left_to_scaler(trainer.precision_plugin):
         return
     finite_losses = agree(bool(finite_losses), all=True)
-    what = _first_broken(gradients) if finite_losses else "the loss"
+    what = _first_broken(gradients) if finite_losses else _broken_loss(trainer, layers, again)
     if what is None:  # only the squares are too large
         return
     raise UserError(
@@ -52,6 +61,34 @@ def _first_broken(gradients: dict[str, Tensor]) -> str | None:
     broken = (name for name, gradient in gradients.items() if not all_finite(gradient))
     name = next(broken, None)
     return name and f"the gradient of {name}"
+
+
+def _broken_loss(trainer: Trainer, layers: Mapping[str, nn.Module], again: Callable[[], object]) -> str:
+    """The loss, and the layer whose output is the first that is not finite on any rank."""
+    names = list(layers)
+    found = first_broken_output(layers, again)
+    place = torch.tensor(
+        len(names) if found is None else names.index(found), device=trainer.strategy.root_device
+    )
+    earliest = int(trainer.strategy.reduce(place, reduce_op="min"))
+    return "the loss" if earliest == len(names) else f"after the output of {names[earliest]} the loss"
+
+
+def first_broken_output(layers: Mapping[str, nn.Module], forward: Callable[[], object]) -> str | None:
+    """The name of the first layer whose output is not finite in a forward pass, or None."""
+    broken: list[str] = []
+
+    def look(name: str, _layer: nn.Module, _inputs: object, output: Tensor) -> None:
+        if not broken and not all_finite(output.detach()):
+            broken.append(name)
+
+    hooks = [layer.register_forward_hook(partial(look, name)) for name, layer in layers.items()]
+    try:
+        forward()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return broken[0] if broken else None
 
 
 def _way_back(trainer: Trainer) -> str:

@@ -99,6 +99,7 @@ class MaskLearner(pl.LightningModule, ABC):
         self.strict_loading = False
         self._val_nll = MeanMetric()
         self._losses_finite: Tensor | bool = True
+        self._tried: list[tuple[Tensor, int]] = []  # micro-batches since the last optimizer step
         self._base: BaseModel | None = None
         self._validation_masks: AbstractContextManager[None] | None = None
 
@@ -217,6 +218,7 @@ class MaskLearner(pl.LightningModule, ABC):
 
     @override
     def training_step(self, batch: Mapping[str, Tensor], batch_idx: int) -> Tensor:
+        self._tried.append((batch["input_ids"], batch_idx))
         loss = self._objective(batch["input_ids"], batch_idx)
         # Looked at once per optimizer step: asking here would make the host wait for every micro-batch.
         self._losses_finite = self._losses_finite & loss.detach().isfinite()
@@ -243,8 +245,18 @@ class MaskLearner(pl.LightningModule, ABC):
 
     @override
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        check_step(self.trainer, self._losses_finite, self.named_parameters())
+        check_step(
+            self.trainer, self._losses_finite, self.named_parameters(), self.layers, self._forward_again
+        )
         self._losses_finite = True
+        self._tried.clear()
+
+    def _forward_again(self) -> None:
+        """The forward passes since the last optimizer step, on the same text with the same masks."""
+        with torch.no_grad(), self.trainer.precision_plugin.train_step_context():
+            for input_ids, batch_idx in self._tried:
+                self.prepare_step(batch_idx)
+                next_token_logits(self.model, input_ids)
 
     @override
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:

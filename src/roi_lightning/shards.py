@@ -20,9 +20,13 @@ def part(tensor: Tensor) -> Tensor:
 
 
 def all_finite(tensor: Tensor) -> bool:
-    """Whether every value is a number and none infinite; of a spread tensor every rank has to ask, and hears the same."""
+    """Whether all values are numbers; of a spread tensor every rank has to ask, and hears the same."""
     own = part(tensor)
-    finite = torch.stack(own.aminmax()).isfinite().all() if own.numel() else torch.tensor(True).to(own.device)
+    finite = (
+        torch.stack(own.aminmax()).isfinite().all()
+        if own.numel()
+        else torch.ones((), dtype=torch.bool, device=own.device)
+    )
     if isinstance(tensor, DTensor):
         dist.all_reduce(count := finite.int(), dist.ReduceOp.MIN)
         return bool(count)
