@@ -90,10 +90,10 @@ def make_lab(tmp_path, tmp_path_factory, monkeypatch):
     return Lab(tmp_path, tmp_path_factory.getbasetemp() / "lab")
 
 
-def fit(trainer, learner, data, **options):
+def fit(trainer, learner, data, ckpt_path=None, resume=None):
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*does not have many workers")
-        trainer.fit(learner, datamodule=data, **options)
+        trainer.fit(learner, datamodule=data, ckpt_path=ckpt_path, resume=resume)
 
 
 def run(*args):

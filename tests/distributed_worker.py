@@ -1,6 +1,7 @@
 """What every rank of tests/test_distributed.py runs: torchrun tests/distributed_worker.py SPEC."""
 
 import json
+import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -13,9 +14,10 @@ from torch.distributed.tensor import DTensor
 
 from cli_helpers import QUICK_TRAINER, Lab
 from roi_lightning.callbacks import HardenMasks, SparseExport
+from roi_lightning.errors import UserError
 from roi_lightning.module import RoILightningModule
 from roi_lightning.sharded_strategy import ShardedStrategy
-from roi_lightning.shards import whole
+from roi_lightning.shards import part, whole
 from roi_lightning.trainer import RoITrainer
 
 STRATEGIES = {
@@ -24,6 +26,7 @@ STRATEGIES = {
     "gathered": partial(ShardedStrategy, save_distributed_checkpoint=False),
 }
 STEPS, SAVED = 6, 3
+BROKEN = "model.layers.1.mlp.up_proj"
 
 
 class Recorder(Callback):
@@ -43,7 +46,16 @@ class Recorder(Callback):
                 self.held[name] = [str(p.placements), list(p.shape), list(p.to_local().shape)]
 
 
-def learn(model, folder, shared, ckpt_path=None, accumulate=1, **trainer):
+class Break(Callback):
+    """On the second rank alone, makes logits NaN before the third step."""
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if batch_idx == 2 and trainer.global_rank == 1:
+            with torch.no_grad():
+                part(pl_module.layers[BROKEN].logits)[0] = float("nan")
+
+
+def learn(model, folder, shared, ckpt_path=None, accumulate=1, more=(), **trainer):
     """Six steps of two micro-batches from a prior, at a learning rate that moves the mask."""
     lab, recorder = Lab(folder, shared), Recorder()
     learner = RoILightningModule(
@@ -51,7 +63,7 @@ def learn(model, folder, shared, ckpt_path=None, accumulate=1, **trainer):
         prior="magnitude",
         optimizer=partial(torch.optim.AdamW, lr=0.02, betas=(0.9, 0.95), weight_decay=0.0),
     )
-    callbacks = [HardenMasks(), SparseExport(), recorder]
+    callbacks = [HardenMasks(), SparseExport(), recorder, *more]
     callbacks.append(
         ModelCheckpoint(folder / "checkpoints", "{step}", every_n_train_steps=SAVED, save_top_k=-1)
     )
@@ -85,6 +97,17 @@ def main():
         if fitter.is_global_zero:
             torch.save(logits, folder / "logits.pt")
         fitter.strategy.barrier()
+    for strategy in ("ddp", "sharded"):
+        fail(strategy, spec["model"], folder.parent / f"{strategy}-broken", Path(spec["shared"]))
+
+
+def fail(strategy, model, folder, shared):
+    """What each rank says of a run that is broken on one of them."""
+    folder.mkdir(exist_ok=True)
+    try:
+        learn(model, folder, shared, strategy=STRATEGIES[strategy](), devices=2, more=[Break()])
+    except UserError as error:
+        (folder / f"rank{os.environ['RANK']}.txt").write_text(str(error))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 
 from cli_helpers import Lab
-from distributed_worker import SAVED, STEPS, learn
+from distributed_worker import BROKEN, SAVED, STEPS, learn
 from roi_lightning.checkpoint_files import read_checkpoint
 from roi_lightning.export import verify_export
 from roi_lightning.masks import MaskSet
@@ -112,6 +112,13 @@ def test_the_mask_is_that_of_one_process_but_for_ties(runs, name):
     )
     assert differing <= 4
     assert verify_export(runs / name / "export").ok
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "sharded"])
+def test_a_loss_that_breaks_on_one_rank_ends_all_with_the_same_words(runs, strategy):
+    said = [(runs / f"{strategy}-broken" / f"rank{rank}.txt").read_text() for rank in (0, 1)]
+    assert said[0] == said[1]
+    assert said[0].startswith(f"after the output of {BROKEN} the loss is not finite at optimizer step 2; ")
 
 
 def test_every_rank_holds_half_of_everything(runs):

@@ -1,4 +1,4 @@
-"""The benchmark of interruptions, in short: a tiny run that is killed and told to end at moments of every kind."""
+"""The benchmark of interruptions, in short: a tiny run that is killed while it steps and while it exports."""
 
 import sys
 from pathlib import Path
@@ -13,9 +13,8 @@ import survive
 lab = pytest.fixture(make_lab)
 
 
-@pytest.mark.parametrize("signal", ["KILL", "TERM"])
-def test_nothing_is_lost(lab, signal, capsys):
-    command = ["--signal", signal, "--times", "4", "--steps", "150", "--pause", "0.05", "--work", "runs"]
+def test_nothing_is_lost(lab, capsys):
+    command = ["--signal", "KILL", "--times", "2", "--steps", "150", "--pause", "0.05", "--work", "runs"]
     fit = ["--model.lm", str(lab.model), "--data.corpora", str(lab.corpus), "--data.seq_len", "32"]
     assert survive.main([*command, "--json", "found.json", "--", *fit]) == 0
     assert "no file unreadable, no difference in the mask" in capsys.readouterr().out

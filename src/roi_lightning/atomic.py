@@ -1,19 +1,30 @@
 """Files and directories that appear whole or not at all.
 
 Everything is written under a temporary name in the same folder, flushed to the disk, and renamed. A run that
-is killed, interrupted or out of space leaves what was there before.
+is interrupted or out of space leaves what was there before; what one that was killed leaves besides, the next one
+that writes to the folder clears away.
 """
 
 import os
+import platform
+import re
 import secrets
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Final
 
 from safetensors import SafetensorError
 
 from roi_lightning.errors import UserError
+
+_MACHINE: Final = re.sub(r"\W+", "_", platform.node())
+_SIBLING: Final = re.compile(
+    r"\.(?P<name>.+)\.(?P<purpose>partial|old)-(?P<machine>\w*)-(?P<process>\d+)-\w+"
+)
+_A_DAY: Final = 24 * 3600.0
 
 
 def check_writable(file: Path) -> None:
@@ -45,6 +56,7 @@ def written_aside(path: Path) -> Iterator[Path]:
     partial = _sibling(path, "partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        clear_abandoned(path.parent)
         yield partial
         _flush(partial)
         _rename(partial, path)
@@ -54,8 +66,48 @@ def written_aside(path: Path) -> Iterator[Path]:
         _remove(partial)
 
 
+def clear_abandoned(folder: Path) -> None:
+    """Remove what processes that were killed left beside the files of a folder.
+
+    Of a process on this machine it is known whether it still writes; another machine's is given a day. A directory
+    that was about to be replaced gets its name back if its replacement never took it.
+    """
+    with suppress(OSError):  # a folder that can't be looked through can't be cleared
+        for path in folder.iterdir():
+            _clear(path)
+
+
+def _clear(path: Path) -> None:
+    found = _SIBLING.fullmatch(path.name)
+    if found is None or not _is_abandoned(path, found["machine"], int(found["process"])):
+        return
+    if found["purpose"] == "old" and not path.with_name(found["name"]).exists():
+        path.rename(path.with_name(found["name"]))
+    else:
+        _remove(path)
+
+
+def _is_abandoned(path: Path, machine: str, process: int) -> bool:
+    if machine != _MACHINE:
+        with suppress(OSError):  # gone by now
+            return time.time() - path.stat().st_mtime > _A_DAY
+        return False
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:  # somebody else's, alive
+        return False
+    return False
+
+
+def temporary_name(path: Path, purpose: str = "partial") -> str:
+    """How the name of something temporary begins that is to become `path`; random characters have to follow."""
+    return f".{path.name}.{purpose}-{_MACHINE}-{os.getpid()}-"
+
+
 def _sibling(path: Path, purpose: str) -> Path:
-    return path.with_name(f".{path.name}.{purpose}-{os.getpid()}-{secrets.token_hex(3)}")
+    return path.with_name(temporary_name(path, purpose) + secrets.token_hex(3))
 
 
 def _rename(partial: Path, path: Path) -> None:

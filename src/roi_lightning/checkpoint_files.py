@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from typing_extensions import override
 
-from roi_lightning.atomic import written_aside
+from roi_lightning.atomic import clear_abandoned, written_aside
 from roi_lightning.errors import UserError
 
 _REST: Final = "rest.ckpt"
@@ -177,6 +177,7 @@ def _put_together(rest: dict[str, Any], tensors: Mapping[str, Tensor]) -> dict[s
 def _require_room(path: Path, checkpoint: Mapping[str, Any]) -> None:
     size = sum(tensor.numel() * tensor.element_size() for tensor in _tensors(checkpoint)) * _MARGIN
     folder = next(folder for folder in path.absolute().parents if folder.exists())
+    clear_abandoned(folder)
     free = shutil.disk_usage(folder).free
     if free < size:
         raise UserError(

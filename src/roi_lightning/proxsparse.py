@@ -41,9 +41,8 @@ class TrainedLinear(MaskedLinear):
     def draw_towards(self, strength: float) -> None:
         """Replace every group of the copy by its proximal point; see `prox`."""
         if self.dim == 1:
-            apply_prox_(
-                part(self.master.detach()), strength, self.dim
-            )  # groups lie within rows, which ranks share out
+            # Groups lie within rows, which ranks share out.
+            apply_prox_(part(self.master.detach()), strength, self.dim)
             return
         moved = whole(self.master.detach())
         apply_prox_(moved, strength, self.dim)

@@ -87,7 +87,7 @@ class WindowReader:
                 yield item
             if empty:
                 raise UserError(
-                    f"corpus {self.source!r} is shorter than one window of {self.seq_len} tokens; "
+                    f"corpus {self.source!r} has less text than one window of {self.seq_len} tokens; "
                     "give more text or lower data.seq_len"
                 )
             position = None

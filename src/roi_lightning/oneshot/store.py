@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from typing_extensions import override
 
+from roi_lightning.atomic import temporary_name
 from roi_lightning.errors import UserError
 
 _KEY = "tensor"
@@ -36,7 +37,7 @@ class TensorStore(Mapping[str, Tensor]):
         """
         try:
             path.absolute().parent.mkdir(parents=True, exist_ok=True)
-            folder = tempfile.TemporaryDirectory(dir=path.absolute().parent, prefix=f".{path.name}.partial-")
+            folder = tempfile.TemporaryDirectory(dir=path.absolute().parent, prefix=temporary_name(path))
         except OSError as error:
             raise UserError(f"{str(path)!r} can't be written: {error}") from error
         with folder as name:
