@@ -8,7 +8,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from roi_lightning import products
+from roi_lightning.products import is_widened
 
 # What transformers may give its function beyond what `_attend` widens.
 _OTHERS: Final = ("position_bias", "cache")
@@ -31,7 +31,7 @@ def _attend(
     attention_mask: Tensor | None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    if not products.is_widened(query) or any(options.get(name) is not None for name in _OTHERS):
+    if not is_widened(query) or any(options.get(name) is not None for name in _OTHERS):
         plain: tuple[Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, **options
         )

@@ -5,6 +5,8 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stderr
+from copy import deepcopy
+from functools import lru_cache
 from typing import Any, Final, Literal
 
 import torch
@@ -33,6 +35,19 @@ def load_config(source: ModelSource, trust_remote_code: bool = False) -> PreTrai
     Raises:
         UserError: If transformers can't read it.
     """
+    if source.kind != "gguf" or source.path is None:
+        return _read_config(source, trust_remote_code)
+    # A GGUF file tells its configuration after its whole vocabulary, which takes seconds.
+    stat = source.path.stat()
+    return deepcopy(_known_config(source, trust_remote_code, (stat.st_mtime_ns, stat.st_size)))
+
+
+@lru_cache(maxsize=4)
+def _known_config(source: ModelSource, trust_remote_code: bool, _stamp: tuple[int, int]) -> PreTrainedConfig:
+    return _read_config(source, trust_remote_code)
+
+
+def _read_config(source: ModelSource, trust_remote_code: bool) -> PreTrainedConfig:
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(
             **source.pretrained, trust_remote_code=trust_remote_code
@@ -126,8 +141,7 @@ def load_language_model(
         _forget_gguf(lm)
         cast_weights(lm, torch.bfloat16 if dtype == "auto" else getattr(torch, dtype))
     _check_weights(lm, source)
-    widen_attention()
-    return freeze(widen_products(lm))
+    return freeze(_widened(lm))
 
 
 def _check_report(report: dict[str, Any], source: ModelSource) -> None:
@@ -189,8 +203,13 @@ def random_language_model(
     with torch.device(device):
         lm: PreTrainedModel = AutoModelForCausalLM.from_config(load_config(source), dtype=kind)
     split_experts(lm)
+    return freeze(_widened(lm))
+
+
+def _widened(lm: PreTrainedModel) -> PreTrainedModel:
+    """The model, computing in fp32 where its own numbers are slow."""
     widen_attention()
-    return freeze(widen_products(lm))
+    return widen_products(lm)
 
 
 def freeze(lm: PreTrainedModel) -> PreTrainedModel:
