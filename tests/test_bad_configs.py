@@ -87,6 +87,11 @@ TABLE = {
     "an unknown dtype": (overrides("--model.dtype", "float8"), plan_with, "float8"),
     "an unknown precision": (overrides("--trainer.precision", "3"), plan_with, "precision"),
     "an unknown accelerator": (overrides("--trainer.accelerator", "abacus"), fit_with, "abacus"),
+    "another strategy": (
+        yaml("trainer: {strategy: {class_path: lightning.pytorch.strategies.ModelParallelStrategy}}\n"),
+        fit,
+        "ModelParallelStrategy; choose .*overlays/fsdp2.yaml",
+    ),
     "an unknown strategy": (overrides("--trainer.strategy", "divide"), fit_with, "divide"),
     # Patterns.
     "2:4 unquoted, another number": (yaml("model: {init_args: {pattern: 124.5}}\n"), plan, "pattern"),

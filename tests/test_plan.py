@@ -94,6 +94,16 @@ def test_the_optimizers_state_is_the_configured_optimizers(lab):
     assert plan["bytes"]["optimizer"] == 4 * plan["logits"]
 
 
+def test_what_each_of_several_devices_keeps(lab):
+    command = ["--config", "quickstart.yaml", *lab.options(), "--trainer.devices", "4"]
+    assert make_plan([*command, "--config", "overlays/ddp.yaml"])["spread"] is None
+    command += ["--config", "overlays/fsdp2.yaml", "--trainer.devices", "4", "--trainer.num_nodes", "2"]
+    plan = make_plan(command)
+    lm = AutoModelForCausalLM.from_pretrained(lab.model)
+    # bf16 weights; logits, their gradients and AdamW's two moments in fp32; everything in eighths.
+    assert plan["spread"] == round((lm.num_parameters() * lm.dtype.itemsize + 16 * plan["prunable"]) / 8)
+
+
 @pytest.mark.parametrize("accelerator", ["gpu", "cpu", "auto"])
 def test_devices_that_are_not_here_can_be_planned_for(lab, accelerator):
     command = ["--config", "qwen0.5b_2of4.yaml", *lab.options(accumulate=8), "--trainer.devices", "8"]

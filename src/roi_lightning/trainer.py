@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities import rank_zero_info
 from typing_extensions import override
 
@@ -15,6 +16,7 @@ from roi_lightning.errors import UserError
 from roi_lightning.export import check_destination, write_export
 from roi_lightning.learner import MaskLearner
 from roi_lightning.resuming import checkpoint_folders, newest_checkpoint
+from roi_lightning.sharded_strategy import ShardedStrategy
 
 
 class RoITrainer(Trainer):
@@ -44,7 +46,7 @@ class RoITrainer(Trainer):
                 once a newer one is written; without any, the run starts as it would have.
 
         Raises:
-            UserError: If the checkpoint is missing or unreadable.
+            UserError: If the checkpoint is missing or unreadable, or masks can't be learned with the strategy.
         """
         preemption = self._preemption()
         if resume == "auto" and (newest := newest_checkpoint(checkpoint_folders(self))):
@@ -52,6 +54,7 @@ class RoITrainer(Trainer):
         if resume is not None:
             rank_zero_info(f"going on from {ckpt_path}" if ckpt_path else "no checkpoint yet: starting")
         check_checkpoint(ckpt_path)
+        self._check_strategy()
         self._keep_plain()
         super().fit(model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, weights_only)
 
@@ -90,6 +93,13 @@ class RoITrainer(Trainer):
         if not any(isinstance(callback, Preemption) for callback in callbacks):
             callbacks.insert(0, Preemption())
         return next(callback for callback in callbacks if isinstance(callback, Preemption))
+
+    def _check_strategy(self) -> None:
+        if not isinstance(self.strategy, SingleDeviceStrategy | DDPStrategy | ShardedStrategy):
+            raise UserError(
+                f"masks can't be learned with trainer.strategy {type(self.strategy).__name__}; choose one device, "
+                "DDPStrategy (overlays/ddp.yaml) or ShardedStrategy (overlays/fsdp2.yaml)"
+            )
 
     def _keep_plain(self) -> None:
         if type(self.strategy.checkpoint_io) is TorchCheckpointIO:

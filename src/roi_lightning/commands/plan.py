@@ -4,6 +4,7 @@ import json
 import resource
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,6 +14,7 @@ from typing_extensions import override
 
 from roi_lightning.atomic import check_writable, written_aside
 
+_SPREAD: Final = ("weights", "logits", "gradients", "optimizer")
 _LABELS: Final = {
     "weights": "frozen weights",
     "logits": "logits, fp32",
@@ -66,7 +68,9 @@ def make_plan(args: Sequence[str]) -> dict[str, Any]:
         args: As given to `fit`, without the command's name.
 
     Returns:
-        `prunable`, `logits`, `bytes` by part, `tokens`, `steps`, and what they were derived from.
+        `prunable`, `logits`, `bytes` by part (on a device that holds everything), `spread` (bytes that each device
+        keeps of weights, logits, gradients and optimizer states where they are spread, else None), `tokens`,
+        `steps`, and what they were derived from.
 
     Raises:
         UserError: For a configuration that `fit` would refuse.
@@ -140,7 +144,16 @@ def _count(planner: Any, step: Any, trainer: Any) -> dict[str, Any]:
         "tokens_per_step": per_step,
         "tokens": trainer.max_steps * per_step,
         "devices": ranks,
+        "spread": round(sum(sizes[part] for part in _SPREAD) / ranks) if _spreads(trainer.strategy) else None,
     }
+
+
+def _spreads(strategy: Any) -> bool:
+    """Whether a setting names the strategy that spreads a model over devices."""
+    from roi_lightning.sharded_strategy import ShardedStrategy
+
+    module, _, name = getattr(strategy, "class_path", "").rpartition(".")
+    return bool(module) and issubclass(getattr(import_module(module), name), ShardedStrategy)
 
 
 def _most_resident() -> int:
@@ -176,5 +189,7 @@ def show_plan(plan: dict[str, Any]) -> None:
         f"{plan['tokens_per_step']:,}",
     )
     table.add_row("devices counted", f"{plan['devices']}")
+    if plan["spread"] is not None:
+        table.add_row("the first four, spread over them", f"{plan['spread'] / 2**30:,.2f} GiB each")
     table.add_row("tokens", f"{plan['tokens']:,}")
     Console().print(table)
