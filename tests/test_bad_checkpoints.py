@@ -7,7 +7,7 @@ import zipfile
 import pytest
 import torch
 
-from refusals import assert_process_refused, assert_refused, cut, flipped, make_bench, spoiled, text
+from refusals import assert_refused, cut, flipped, make_bench, spoiled, text
 
 bench = pytest.fixture(make_bench)
 
@@ -144,8 +144,3 @@ TABLE = {
 @pytest.mark.parametrize(("make", "command", "says"), TABLE.values(), ids=TABLE)
 def test_refused(bench, capsys, make, command, says):
     assert_refused(bench, capsys, command(bench, make(bench)), says)
-
-
-def test_the_process_ends_the_same_way(bench):
-    make, command, says = TABLE["flipped in the logits, validated"]
-    assert_process_refused(bench, command(bench, make(bench)), says)

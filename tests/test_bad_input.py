@@ -156,7 +156,7 @@ def test_one_clear_line(lab, capsys, typed, says):
     assert not (lab.folder / "out").exists()
 
 
-@pytest.mark.parametrize("name", ["N above M", "empty corpus", "unknown option"])
+@pytest.mark.parametrize("name", ["N above M", "unknown option"])
 def test_the_process_ends_the_same_way(lab, name):
     typed, says = TABLE[name]
     command = [sys.executable, "-m", "roi_lightning", *map(str, typed(lab))]

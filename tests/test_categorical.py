@@ -352,8 +352,15 @@ def both_ways(spec, dim, draw, dtype=torch.float32, kept_norm=False, shape=LARGE
         yield *found, None if reward is None else reward.value
 
 
-@pytest.mark.parametrize("dim", [0, 1])
-@pytest.mark.parametrize("kept_norm", [False, True])
+@pytest.mark.parametrize(
+    ("dim", "kept_norm"),
+    # Each with each is for `-m slow`: a compilation takes seconds.
+    [
+        (0, True),
+        (1, False),
+        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in ((0, False), (1, True))),
+    ],
+)
 def test_compiled_draws_are_the_eager_ones_up_to_rounding(dim, kept_norm, fresh_switch):
     for lam, tau in TEMPERATURES:
         fast, slow = both_ways("2:4", dim, Draw(3, 7, lam, tau), kept_norm=kept_norm)

@@ -14,6 +14,12 @@ from roi_lightning.samplers.kept_norm import KeptNorm
 
 SHAPE = 320, 256
 END = Draw(seed=3, index=7, lam=0.002, tau=0.05)
+# Each with each is for `-m slow`: a compilation takes seconds.
+PAIRS = [
+    (0, False),
+    (1, True),
+    *(pytest.param(*pair, marks=pytest.mark.slow) for pair in ((0, True), (1, False))),
+]
 WARM = Draw(seed=3, index=7, lam=0.3, tau=0.5)
 
 
@@ -35,8 +41,7 @@ def both_ways(sampler, pattern, dim, draw, kept_norm=False, dtype=torch.float32)
 
 
 @pytest.mark.parametrize("kind", [GumbelTopK, StraightThrough])
-@pytest.mark.parametrize("dim", [0, 1])
-@pytest.mark.parametrize("kept_norm", [False, True])
+@pytest.mark.parametrize(("dim", "kept_norm"), PAIRS)
 def test_compiled_draws_are_the_eager_ones_up_to_rounding(kind, dim, kept_norm):
     for draw, tolerance in ((WARM, 1e-5), (END, 2e-4)):
         fast, slow = (both_ways(kind(compiled=c), "2:4", dim, draw, kept_norm) for c in (True, False))

@@ -179,14 +179,26 @@ class MaskLearner(pl.LightningModule, ABC):
             enable_checkpointing(lm)
         layers = prunable_layers(lm, self.targets, self.ignore)
         check_pattern(layers, self.pattern)
-        self.layers = self.attach(lm, layers)
+        self.layers = self._attached(lm, layers)
         self.lm = lm
-        if self.device_mesh is not None:
-            shard(lm, self.device_mesh["data_parallel"])
         learned = sum(p.numel() for p in lm.parameters() if p.requires_grad)
         rank_zero_info(
             f"{self.source.spec}: {learned:,} parameters to learn on {len(layers)} layers, {self.pattern}"
         )
+
+    def _attached(
+        self, lm: PreTrainedModel, layers: dict[str, nn.Linear | Conv1D]
+    ) -> Mapping[str, MaskedLinear]:
+        if self.device_mesh is None:
+            return self.attach(lm, layers)
+        attached: dict[str, MaskedLinear] = {}
+
+        def attach_to(block: str) -> None:
+            mine = {name: layer for name, layer in layers.items() if name.startswith(f"{block}.")}
+            attached.update(self.attach(lm, mine))
+
+        shard(lm, self.device_mesh["data_parallel"], attach_to)
+        return attached
 
     @property
     def model(self) -> PreTrainedModel:
