@@ -33,7 +33,8 @@ class Lab:
     """A folder to work in, with a tiny Qwen2 and a text file that are made once and shared."""
 
     def __init__(self, folder: Path, shared: Path) -> None:
-        self.folder, self.model, self.corpus = folder, shared / "model", shared / "corpus.jsonl"
+        self.folder, self.shared = folder, shared
+        self.model, self.corpus = shared / "model", shared / "corpus.jsonl"
         if not self.corpus.exists():
             shared.mkdir(exist_ok=True)
             tiny_qwen2(self.model)
@@ -84,8 +85,9 @@ class Lab:
 
 
 def make_lab(tmp_path, tmp_path_factory, monkeypatch):
-    """A fixture's body: work in `tmp_path`, one thread."""
+    """A fixture's body: work in `tmp_path`, one thread, in processes of its own as well."""
     torch.set_num_threads(1)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.chdir(tmp_path)
     return Lab(tmp_path, tmp_path_factory.getbasetemp() / "lab")
 

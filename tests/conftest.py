@@ -20,7 +20,15 @@ def pytest_addoption(parser):
 
 
 # What takes longest comes first, so that no worker is left alone with it at the end.
-LONG = ("test_survive", "test_study", "test_slurm", "test_distributed", "test_triton", "test_compiled", "test_native")
+LONG = (
+    "test_survive",
+    "test_study",
+    "test_slurm",
+    "test_distributed",
+    "test_triton",
+    "test_compiled",
+    "test_native",
+)
 
 
 def pytest_collection_modifyitems(items):

@@ -13,9 +13,7 @@ import sys
 from functools import cached_property
 from pathlib import Path
 
-import torch
-
-from cli_helpers import Lab, run
+from cli_helpers import Lab, make_lab, run
 from roi_lightning.export import write_export
 from roi_lightning.sealed import read_sealed, write_sealed
 from roi_lightning.sources import resolve_model
@@ -39,10 +37,6 @@ _LOG = re.compile(r"runs(/quickstart(/(events\.out\..*|hparams\.yaml))?)?")
 
 class Bench(Lab):
     """A lab with a mask file, an export and a training checkpoint of its model, made once and shared."""
-
-    @property
-    def shared(self) -> Path:
-        return self.model.parent
 
     def lean(self, *more, **options):
         """What `quick` gives, without callbacks and logger, which take most of the time that parsing takes."""
@@ -89,10 +83,9 @@ class Bench(Lab):
 
 
 def make_bench(tmp_path, tmp_path_factory, monkeypatch):
-    """A fixture's body: work in `tmp_path`, one thread."""
-    torch.set_num_threads(1)
-    monkeypatch.chdir(tmp_path)
-    return Bench(tmp_path, tmp_path_factory.getbasetemp() / "lab")
+    """A fixture's body, as a lab's."""
+    lab = make_lab(tmp_path, tmp_path_factory, monkeypatch)
+    return Bench(lab.folder, lab.shared)
 
 
 # How good things are spoiled: functions that make a function of the bench.

@@ -14,7 +14,7 @@ lab = pytest.fixture(make_lab)
 
 
 def test_nothing_is_lost(lab, capsys):
-    command = ["--signal", "KILL", "--times", "2", "--steps", "150", "--pause", "0.05", "--work", "runs"]
+    command = ["--signal", "KILL", "--times", "2", "--steps", "80", "--pause", "0.05", "--work", "runs"]
     fit = ["--model.lm", str(lab.model), "--data.corpora", str(lab.corpus), "--data.seq_len", "32"]
     assert survive.main([*command, "--json", "found.json", "--", *fit]) == 0
     assert "no file unreadable, no difference in the mask" in capsys.readouterr().out
