@@ -135,15 +135,20 @@ def build_parser() -> argparse.ArgumentParser:
 
 def start(args: argparse.Namespace, folder: Path) -> "subprocess.Popen[bytes]":
     """Start or go on with the run in a folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    config = folder / "survive.yaml"
-    config.write_text(yaml.safe_dump(settings(args.steps, str(folder))))
-    command = [sys.executable, "-m", "roi_lightning", "fit", "--config", "quickstart.yaml"]
-    command += ["--config", str(config), "--resume", "auto", *args.arguments]
+    command = [sys.executable, "-m", "roi_lightning", *what_is_typed(args, folder)]
     environment = os.environ | {_PHASE_FILE: str(folder.absolute() / "phase")}
     environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     with (folder / "log").open("ab") as log:
         return subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+
+
+def what_is_typed(args: argparse.Namespace, folder: Path) -> list[str]:
+    """The command that starts or goes on with the run in a folder; its configuration is written there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = folder / "survive.yaml"
+    config.write_text(yaml.safe_dump(settings(args.steps, str(folder))))
+    command = ["fit", "--config", "quickstart.yaml", "--config", str(config), "--resume", "auto"]
+    return [*command, *args.arguments]
 
 
 def settings(steps: int, folder: str) -> dict[str, Any]:

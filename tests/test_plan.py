@@ -146,11 +146,21 @@ def wide_llama(tmp_path):
     return str(tmp_path / "wide")
 
 
-@pytest.mark.parametrize("again", [False, True])
+STEPS = [
+    ({}, True),
+    ({"activation_checkpointing": True}, False),
+    ({"distillation": 0.5}, True),
+    ({"sampler": Categorical()}, False),
+]
+
+
 @pytest.mark.parametrize(
-    "settings",
-    [{}, {"activation_checkpointing": True}, {"distillation": 0.5}, {"sampler": Categorical()}],
-    ids=lambda settings: next(iter(settings), "plain"),
+    ("settings", "again"),
+    [
+        *STEPS,
+        *(pytest.param(settings, not again, marks=pytest.mark.slow) for settings, again in STEPS),
+    ],
+    ids=lambda value: next(iter(value), "plain") if isinstance(value, dict) else None,
 )
 def test_a_step_holds_what_was_planned(wide_llama, settings, again):
     learner = RoILightningModule(
