@@ -35,10 +35,17 @@ from roi_lightning.masks import MaskSet
 
 PHASES = ("step", "checkpoint", "validation", "export")
 _PHASE_FILE = "ROI_SURVIVE_PHASE"
+_LONGER = 8
 
 
 class Phase(Callback):
     """Writes what the run is doing, and its last whole step, where the watcher finds it."""
+
+    @override
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # A run that goes on from its last step has nothing to train, and says nothing of training's end.
+        if trainer.ckpt_path and step_of(Path(str(trainer.ckpt_path))) == trainer.max_steps:
+            _tell("export", trainer.max_steps)
 
     @override
     def on_train_batch_start(self, trainer: Trainer, *args: Any) -> None:
@@ -126,7 +133,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--pause",
         type=float,
         default=1.0,
-        help="longest time into a phase, in seconds; thrice that for an export",
+        help=f"longest time into a phase, in seconds; {_LONGER} times that for an export",
     )
     add("arguments", nargs="*", help="after --: more arguments of fit, for another model, say")
     add("--json", type=Path, help="where to write the figures")
@@ -185,7 +192,9 @@ def interrupt(args: argparse.Namespace, folder: Path, phase: str, draws: random.
             visits -= now.startswith(phase)
             last = now
         time.sleep(0.005)
-    time.sleep(draws.uniform(0, args.pause * (3 if phase == "export" else 1)))
+    time.sleep(draws.uniform(0, args.pause * (_LONGER if phase == "export" else 1)))
+    if process.poll() == 0 and phase == "export":  # too late; it exports again
+        return interrupt(args, folder, phase, draws)
     if process.poll() is not None:
         raise SystemExit(f"the run ended before its interruption ({phase}); give more --steps")
     doing, step = seen.read_text().split()
@@ -196,8 +205,12 @@ def interrupt(args: argparse.Namespace, folder: Path, phase: str, draws: random.
 
 def newest_step(folder: Path) -> int:
     """The step of the newest checkpoint, by its name."""
-    steps = [int(path.stem.rpartition("=")[2]) for path in folder.glob("checkpoints/step=*.ckpt")]
-    return max(steps, default=0)
+    return max(map(step_of, folder.glob("checkpoints/step=*.ckpt")), default=0)
+
+
+def step_of(checkpoint: Path) -> int:
+    """The step that a checkpoint's name tells."""
+    return int(checkpoint.stem.rpartition("=")[2])
 
 
 def unreadable(folder: Path) -> list[str]:
