@@ -64,7 +64,7 @@ TABLE = {
     "an anchor in itself within": (yaml("model: &a {init_args: *a}\n"), plan, r"bad\.yaml"),
     "code": (yaml("model: !!python/object/apply:os.system [touch hacked]\n"), plan, r"bad\.yaml"),
     # Names.
-    "a typo at the top": (yaml("modle: {pattern: 3}\n"), plan, "modle"),
+    "a typo at the top": (yaml("modl: {pattern: 3}\n"), plan, "modl"),
     "a typo in the model": (yaml("model: {init_args: {patern: '2:4'}}\n"), fit, "patern"),
     "a typo in the data": (yaml("data: {seqlen: 3}\n"), plan, "seqlen"),
     "an unknown learner": (yaml("model: {class_path: Learner}\n"), plan, "Learner"),
