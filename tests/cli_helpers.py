@@ -6,6 +6,7 @@ import warnings
 from functools import partial
 from pathlib import Path
 
+import pytest
 import torch
 
 from data_helpers import write_jsonl
@@ -16,6 +17,11 @@ from roi_lightning.trainer import RoITrainer
 from tiny_models import tiny_qwen2
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "two", "dogs", "run", "far", "from", "home"]
+# Lightning's remarks on going on in the folder of an interrupted run, and with other callbacks.
+GOING_ON = [
+    pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
+    pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`"),
+]
 QUICK_TRAINER = {
     "accelerator": "cpu",
     "logger": False,

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from cli_helpers import Lab
+from cli_helpers import GOING_ON, Lab
 from distributed_worker import BROKEN, SAVED, STEPS, learn
 from roi_lightning.checkpoint_files import read_checkpoint
 from roi_lightning.export import verify_export
@@ -20,8 +20,7 @@ from tiny_models import tiny_gpt2, tiny_llama, tiny_mixtral
 TESTS = Path(__file__).parent
 WHOLE = ["ddp-llama", "sharded-llama", "gathered-llama", "sharded-gpt2", "ddp-mixtral", "sharded-mixtral"]
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
-    pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`"),
+    *GOING_ON,
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
     pytest.mark.filterwarnings("ignore:The dirpath has changed"),
 ]

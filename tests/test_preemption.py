@@ -8,15 +8,12 @@ import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from cli_helpers import make_lab
+from cli_helpers import GOING_ON, make_lab
 from roi_lightning.callbacks import HardenMasks
 
 lab = pytest.fixture(make_lab)
 STEPS = 5
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
-    pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`"),
-]
+pytestmark = GOING_ON
 
 
 class TellAt(Callback):

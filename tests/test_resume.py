@@ -8,7 +8,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 import roi_lightning.module
-from cli_helpers import make_lab, run
+from cli_helpers import GOING_ON, make_lab, run
 from roi_lightning.callbacks import HardenMasks, StraightThroughToggle
 from roi_lightning.data import Corpus
 from roi_lightning.errors import UserError
@@ -17,11 +17,7 @@ from tiny_models import tiny_llama
 
 lab = pytest.fixture(make_lab)
 STEPS = 6
-# Lightning's remarks on going on in the folder of an interrupted run, and with other callbacks.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
-    pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`"),
-]
+pytestmark = GOING_ON
 
 
 class PowerCutError(RuntimeError):

@@ -20,7 +20,11 @@ from safetensors import SafetensorError
 
 from roi_lightning.errors import UserError
 
-_MACHINE: Final = re.sub(r"\W+", "_", platform.node())
+# Containers may share a name and a disk, and each count its processes by itself.
+_PROCESSES: Final = Path("/proc/self/ns/pid")
+_MACHINE: Final = re.sub(r"\W+", "_", platform.node()) + (
+    f"_{_PROCESSES.stat().st_ino}" if _PROCESSES.exists() else ""
+)
 _SIBLING: Final = re.compile(
     r"\.(?P<name>.+)\.(?P<purpose>partial|old)-(?P<machine>\w*)-(?P<process>\d+)-\w+"
 )

@@ -20,6 +20,7 @@ from roi_lightning.attention import widen_attention
 from roi_lightning.errors import UserError
 from roi_lightning.experts import is_router, split_experts
 from roi_lightning.products import widen_products
+from roi_lightning.shards import all_finite
 from roi_lightning.sources import ModelSource, resolve_model
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
@@ -161,7 +162,7 @@ def _check_report(report: dict[str, Any], source: ModelSource) -> None:
 
 def _check_weights(lm: PreTrainedModel, source: ModelSource) -> None:
     for name, weight in lm.named_parameters():
-        if weight.numel() and not torch.stack(weight.aminmax()).isfinite().all():
+        if not all_finite(weight):
             raise UserError(f"model {source.spec!r} has NaN or infinity in {name!r}; fetch it again")
 
 
