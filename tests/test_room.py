@@ -1,13 +1,13 @@
 """A run that can't fit says so before text or weights are read."""
 
 import json
-import os
+from pathlib import Path
 
 import pytest
 import torch
 
 from cli_helpers import make_lab, run
-from roi_lightning.room import memory_of
+from roi_lightning import room
 from tiny_models import tiny_qwen2
 
 lab = pytest.fixture(make_lab)
@@ -33,6 +33,11 @@ def test_a_run_that_cannot_fit_is_refused_at_the_start(lab, enormous, capsys):
     assert sorted(path for path in lab.folder.rglob("*")) == before
 
 
-def test_a_processor_has_what_is_installed_or_allowed():
-    installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    assert 0 < memory_of(torch.device("cpu")) <= installed
+@pytest.mark.parametrize("limit", ["max", "1000", "9" * 30, None])
+def test_a_processor_has_what_is_installed_or_allowed(limit, tmp_path, monkeypatch):
+    monkeypatch.setattr(room, "_CONTAINER_LIMIT", tmp_path / "memory.max")
+    if limit is not None:
+        (tmp_path / "memory.max").write_text(f"{limit}\n")
+    lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    installed = 1024 * int(lines["MemTotal"].split()[0])
+    assert room.memory_of(torch.device("cpu")) == (1000 if limit == "1000" else installed)
