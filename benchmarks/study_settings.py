@@ -67,7 +67,7 @@ def points_within(steps: int, wanted: int) -> int:
 def checkpoint_steps(steps: int, interval: int) -> int:
     """Steps between checkpoints: about a quarter of the run, and none at a step with a validation if that can be.
 
-    A run that is killed between a checkpoint and the validation at the same step never does the latter.
+    A run that goes on from a checkpoint at the step of a validation does that validation again.
     """
     wanted = max(1, steps // 4)
     apart = (n for n in range(1, steps + 1) if math.lcm(n, interval) > steps)

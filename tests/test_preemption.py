@@ -31,11 +31,15 @@ class TellAt(Callback):
 
 class Steps(Callback):
     def __init__(self):
-        self.micro_batches, self.steps = [], []
+        self.micro_batches, self.steps, self.validations = [], [], {}
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         self.micro_batches.append(batch["input_ids"].sum().item())
         self.steps.append(trainer.global_step)
+
+    def on_validation_end(self, trainer, pl_module):
+        if not trainer.sanity_checking:
+            self.validations[trainer.global_step] = trainer.callback_metrics["val/perplexity"].item()
 
 
 def learn(lab, name, *more, accumulate=2, **trainer):
@@ -87,4 +91,5 @@ def test_no_step_is_lost(lab, whole, hook, call, saved):
     learn(lab, "told", rest)
     assert rest.steps[:1] == ([saved] if saved < STEPS else [])
     assert seen.micro_batches[: 2 * saved] + rest.micro_batches == before.micro_batches
+    assert seen.validations | rest.validations == before.validations
     assert (lab.folder / "told" / "mask.safetensors").read_bytes() == mask

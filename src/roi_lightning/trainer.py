@@ -1,7 +1,7 @@
 """The Trainer with the settings that learning a mask needs, and `export` as one more thing it can do."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
@@ -9,6 +9,7 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities import rank_zero_info
 from typing_extensions import override
 
+from roi_lightning.callbacks.due_validation import DueValidation
 from roi_lightning.callbacks.preemption import Preemption
 from roi_lightning.checkpoint_files import PlainCheckpointIO, read_checkpoint
 from roi_lightning.checkpoints import check_checkpoint
@@ -17,6 +18,8 @@ from roi_lightning.export import check_destination, write_export
 from roi_lightning.learner import MaskLearner
 from roi_lightning.resuming import checkpoint_folders, newest_checkpoint
 from roi_lightning.sharded_strategy import ShardedStrategy
+
+_Callback = TypeVar("_Callback", bound=Callback)
 
 
 class RoITrainer(Trainer):
@@ -48,7 +51,8 @@ class RoITrainer(Trainer):
         Raises:
             UserError: If the checkpoint is missing or unreadable, or masks can't be learned with the strategy.
         """
-        preemption = self._preemption()
+        preemption = self._callback(Preemption)
+        self._callback(DueValidation)
         if resume == "auto" and (newest := newest_checkpoint(checkpoint_folders(self))):
             ckpt_path = preemption.resumed_from = str(newest)
         if resume is not None:
@@ -88,11 +92,12 @@ class RoITrainer(Trainer):
         self._keep_plain()
         return super().validate(model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
 
-    def _preemption(self) -> Preemption:
+    def _callback(self, kind: type[_Callback]) -> _Callback:
+        """The callback of a kind, made if there is none."""
         callbacks: list[Callback] = self.callbacks  # type: ignore[attr-defined]
-        if not any(isinstance(callback, Preemption) for callback in callbacks):
-            callbacks.insert(0, Preemption())
-        return next(callback for callback in callbacks if isinstance(callback, Preemption))
+        if not any(isinstance(callback, kind) for callback in callbacks):
+            callbacks.insert(0, kind())
+        return next(callback for callback in callbacks if isinstance(callback, kind))
 
     def _check_strategy(self) -> None:
         if not isinstance(self.strategy, SingleDeviceStrategy | DDPStrategy | ShardedStrategy):
