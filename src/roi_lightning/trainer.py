@@ -89,6 +89,7 @@ class RoITrainer(Trainer):
             UserError: If the checkpoint is missing or unreadable.
         """
         check_checkpoint(ckpt_path)
+        self._callback(DueValidation)  # or Lightning would warn of its place in the checkpoint
         self._keep_plain()
         return super().validate(model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
 
