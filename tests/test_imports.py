@@ -25,6 +25,8 @@ ORDER = [
     "schedules",
     "shards",
     "noise",
+    "fallible",
+    "native",
     "products",
     "attention",
     "sources",

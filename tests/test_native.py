@@ -11,11 +11,13 @@ from math import comb
 import pytest
 import torch
 
+from roi_lightning import native
 from roi_lightning.errors import UserError
+from roi_lightning.native import Recipe
 from roi_lightning.pattern import NMPattern
-from roi_lightning.samplers import Categorical, Draw, GumbelTopK, StraightThrough, compiling, native
+from roi_lightning.samplers import Categorical, Draw, GumbelTopK, StraightThrough, compiling
+from roi_lightning.samplers import native as sampler_loops
 from roi_lightning.samplers.kept_norm import KeptNorm
-from roi_lightning.samplers.native import Recipe
 from sampler_truth import PULL, SHAPE, exactly, relative, tensors
 
 WARM, COLD = Draw(3, 7, 0.3, 0.5), Draw(3, 7, 0.002, 0.05)
@@ -23,16 +25,16 @@ WARM, COLD = Draw(3, 7, 0.3, 0.5), Draw(3, 7, 0.002, 0.05)
 
 @pytest.fixture(autouse=True)
 def _switches(monkeypatch):
-    monkeypatch.setattr(native.loops, "broken", False)
+    monkeypatch.setattr(sampler_loops.loops, "broken", False)
     monkeypatch.setattr(compiling.kernels, "broken", False)
 
 
 @pytest.fixture
 def new_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("ROI_CACHE", str(tmp_path / "cache"))
-    native._load.cache_clear()
+    native.load.cache_clear()
     yield tmp_path / "cache"
-    native._load.cache_clear()
+    native.load.cache_clear()
 
 
 def drawn(sampler, spec, dim, draw, kept_norm=False, dtype=torch.float32, shape=SHAPE):
@@ -76,7 +78,7 @@ def test_loops_are_as_exact_as_the_eager_form(sampler, dim, spec, monkeypatch):
     weight, gradient, eager_weight, eager_gradient = (torch.tensor(errors) + 1e-7).log().mean(0).exp()
     assert weight < 2 * eager_weight
     assert gradient < 2 * eager_gradient
-    assert not native.loops.broken
+    assert not sampler_loops.loops.broken
 
 
 EIGHT_OF_SIXTEEN = pytest.param(GumbelTopK(), "8:16", marks=pytest.mark.slow)
@@ -99,7 +101,7 @@ def test_older_processors_draw_alike(new_cache, monkeypatch):
     plain = drawn(GumbelTopK(), "2:4", 1, WARM)
     exact = exactly(GumbelTopK(), "2:4", 1, WARM)
     assert max(relative(ours, true) for ours, true in zip(plain, exact, strict=False)) < 1e-5
-    assert not native.loops.broken
+    assert not sampler_loops.loops.broken
 
 
 @pytest.mark.parametrize("shape", [(1, 65540), (65540, 1), (4, 16411), (16412, 4)])
@@ -141,26 +143,26 @@ def test_logits_that_are_no_numbers_show(sampler, bad, dtype):
 # Compiling.
 
 
-RECIPE = Recipe("gumbel_top_k.cpp", (("M", 4), ("N", 1), ("WEIGHT", 0)))
+SOURCE = sampler_loops.SOURCES / "gumbel_top_k.cpp"
+RECIPE = Recipe(SOURCE, (("M", 4), ("N", 1), ("WEIGHT", 0)))
 
 
 def test_a_library_is_compiled_once_per_machine(new_cache, monkeypatch):
-    assert native.library(RECIPE) is not None
+    assert sampler_loops.library(RECIPE) is not None
     (file,) = new_cache.iterdir()
-    native._load.cache_clear()
+    native.load.cache_clear()
     monkeypatch.setattr(native, "_compile", lambda *a: pytest.fail("compiled again"))
-    assert native.library(RECIPE) is not None
+    assert sampler_loops.library(RECIPE) is not None
     assert list(new_cache.iterdir()) == [file]
 
 
-def test_another_source_is_another_library(new_cache, monkeypatch, tmp_path):
-    assert native.library(RECIPE) is not None
-    shutil.copytree(native._SOURCES, tmp_path / "cpp")
+def test_another_source_is_another_library(new_cache, tmp_path):
+    assert sampler_loops.library(RECIPE) is not None
+    shutil.copytree(SOURCE.parent, tmp_path / "cpp")
     with (tmp_path / "cpp" / "lanes.hpp").open("a") as header:
         header.write("// changed\n")
-    monkeypatch.setattr(native, "_SOURCES", tmp_path / "cpp")
-    native._load.cache_clear()
-    assert native.library(RECIPE) is not None
+    changed = replace(RECIPE, source=tmp_path / "cpp" / SOURCE.name)
+    assert sampler_loops.library(changed) is not None
     assert len(list(new_cache.iterdir())) == 2
 
 
@@ -171,18 +173,21 @@ def test_without_a_compiler_there_is_another_way(new_cache, monkeypatch, caplog)
         fast = drawn(GumbelTopK(), "2:4", 1, WARM)
     slow = drawn(GumbelTopK(compiled=False), "2:4", 1, WARM)
     assert relative(fast[1], slow[1]) < 1e-5
-    assert native.loops.broken
+    assert sampler_loops.loops.broken
     assert not list(new_cache.iterdir())
     assert "can't be compiled" in caplog.text
 
 
 def test_a_source_that_does_not_compile_is_told_by_the_compilers_own_error(new_cache):
     with pytest.raises((OSError, UserError), match="error"):
-        native._load(Recipe("gumbel_top_k.cpp", (("M", 4), ("N", 0), ("WEIGHT", 7))))
+        native.load(Recipe(SOURCE, (("M", 4), ("N", 0), ("WEIGHT", 7))))
 
 
 def test_two_processes_may_compile_at_once(new_cache):
-    program = f"from roi_lightning.samplers.native import *; assert library({RECIPE!r})"
+    program = (
+        "from roi_lightning.samplers.native import *\n"
+        f"assert library(Recipe(SOURCES / {SOURCE.name!r}, {RECIPE.constants!r}))"
+    )
     environment = {**os.environ, "ROI_CACHE": str(new_cache)}
     both = [subprocess.Popen([sys.executable, "-c", program], env=environment) for _ in range(2)]
     assert [process.wait() for process in both] == [0, 0]
@@ -192,9 +197,9 @@ def test_two_processes_may_compile_at_once(new_cache):
 def test_a_cache_that_cannot_be_written_is_done_without(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("ROI_CACHE", str(tmp_path / "file" / "cache"))
-    native._load.cache_clear()
-    assert native.library(RECIPE) is not None
-    native._load.cache_clear()
+    native.load.cache_clear()
+    assert sampler_loops.library(RECIPE) is not None
+    native.load.cache_clear()
 
 
 def test_candidates_are_in_the_order_of_the_eager_form():

@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from roi_lightning.samplers.fallible import Fallible
+from roi_lightning.fallible import Fallible
 
 # Below this many weights a layer takes less time than starting the compiled code is worth.
 WORTH_COMPILING: Final = 1 << 16

@@ -7,8 +7,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from roi_lightning.native import Recipe
 from roi_lightning.pattern import NMPattern
-from roi_lightning.samplers.native import Recipe, library, run, weight_type
+from roi_lightning.samplers.native import SOURCES, library, run, weight_type
 
 
 class TopKDraw(ctypes.Structure):
@@ -76,7 +77,7 @@ class NativeWay:
         if isinstance(self.draw, CategoricalDraw):
             constants["C"] = comb(m, n)
         source = "categorical.cpp" if "C" in constants else "gumbel_top_k.cpp"
-        loops = library(Recipe(source, tuple(constants.items())))
+        loops = library(Recipe(SOURCES / source, tuple(constants.items())))
         if loops is None:
             return False
         run(loops[name], tensors, weight.numel() // m, self.draw)

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from roi_lightning.fallible import Fallible
 from roi_lightning.pattern import NMPattern
-from roi_lightning.samplers.fallible import Fallible
 
 kernels = Fallible("Triton's kernels can't be used here", logging.INFO)
 # Weights of one program: eight for each of its threads.

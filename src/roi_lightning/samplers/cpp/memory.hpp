@@ -1,28 +1,10 @@
 /* Sixteen groups between memory and a vector per member. */
 #pragma once
-#include "vectors.hpp"
+#include "numbers.hpp"
 
 /* Loops over members are unrolled, so that members stay in registers. */
 #define MEMBERS _Pragma("GCC unroll 16") for (int m = 0; m < M; m++)
 #define POWER_OF_TWO ((M & (M - 1)) == 0)
-
-static inline vec widen(vec x) { return x; }
-static inline void narrow(vec from, vec &to) { to = from; }
-#if WEIGHT == 0
-typedef float weight_t;
-typedef vec weights_t;
-#elif WEIGHT == 1
-typedef uint16_t weight_t;
-typedef uint16_t weights_t __attribute__((vector_size(2 * LANES)));
-/* Rounded to nearest, ties to even, in the upper half; what is no number stays none where arithmetic made it. */
-static inline uvec rounded(vec x)
-{
-    uvec bits = (uvec)x;
-    return bits + 0x7FFFu + ((bits >> 16) & 1u);
-}
-static inline vec widen(weights_t x) { return (vec)(__builtin_convertvector(x, uvec) << 16); }
-static inline void narrow(vec from, weights_t &to) { to = __builtin_convertvector(rounded(from) >> 16, weights_t); }
-#endif
 
 /* Sixteen groups that one pass works on. Member m of lane w lies at start[w] + m * columns. */
 struct Block {
@@ -52,11 +34,6 @@ static inline Block block_at(int64_t group, int64_t to, int64_t columns)
     return b;
 }
 
-#ifdef __clang__
-#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
-#else
-#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, ivec{__VA_ARGS__})
-#endif
 static inline vec evens(vec a, vec b) { return SHUFFLE(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30); }
 static inline vec odds(vec a, vec b) { return SHUFFLE(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31); }
 static inline vec low(vec a, vec b) { return SHUFFLE(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23); }
