@@ -3,12 +3,12 @@
 from torch import Tensor, nn
 from typing_extensions import override
 
-from roi_lightning.products import linear
-from roi_lightning.runtime.packing import Packed, unpack
+from roi_lightning.runtime.packing import Packed
+from roi_lightning.runtime.product import packed_linear
 
 
 class PackedLinear(nn.Module):
-    """Stands in for an `nn.Linear` with a 2:4 weight; frozen.
+    """Stands in for an `nn.Linear` or GPT-2's `Conv1D` with a 2:4 weight; frozen.
 
     Args:
         packed: The weight.
@@ -38,4 +38,10 @@ class PackedLinear(nn.Module):
 
     @override
     def forward(self, x: Tensor) -> Tensor:
-        return linear(x, unpack(self.packed), self.bias)
+        return packed_linear(x, self.packed, self.bias)
+
+    @override
+    def extra_repr(self) -> str:
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+        )

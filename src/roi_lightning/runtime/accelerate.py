@@ -1,0 +1,110 @@
+"""Swap the 2:4 layers of a model for packed ones, which hold and read nine sixteenths of the bytes."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from torch import Tensor, nn
+from transformers.modeling_utils import PreTrainedModel
+
+from roi_lightning.errors import UserError
+from roi_lightning.prunable import input_dim
+from roi_lightning.runtime.candidates import Dense, Owners, owners_of, sort_layers
+from roi_lightning.runtime.packed_linear import PackedLinear
+from roi_lightning.runtime.packing import Packed, pack
+from roi_lightning.sparse_linear import MaskedLinear
+
+
+@dataclass(frozen=True)
+class Accelerated:
+    """What became of a model's layers.
+
+    Attributes:
+        packed: The new layers, by dotted name.
+        left: Why a layer stayed as it was, in a line, by its name.
+        bytes_before: Of the weights that were packed, as they were.
+        bytes_after: Of the same weights, packed.
+    """
+
+    packed: dict[str, PackedLinear]
+    left: dict[str, str]
+    bytes_before: int
+    bytes_after: int
+
+
+def accelerate(lm: PreTrainedModel) -> Accelerated:
+    """Pack every 2:4 layer inside the decoder blocks, in place, and free its dense weight.
+
+    A layer is 2:4 by its weights: at most two of four inputs are not zero. The model computes as before, summed in
+    another order. It can't be trained or saved any more.
+
+    Args:
+        lm: In eval mode, on its final device.
+
+    Raises:
+        UserError: If the model is accelerated already, learning, or in train mode, or has no 2:4 layer.
+    """
+    _check_state(lm)
+    owners = owners_of(lm)
+    layers, left = sort_layers(lm, owners)
+    before = _distinct_bytes(layer.weight for layer in layers.values())
+    stacks = {_storage(layer.weight) for layer in layers.values()}
+    packed = _swap(lm, layers, owners)
+    for name in left:
+        _leave_stack(lm.get_submodule(name), stacks)
+    refuse_saving(lm)
+    after = _distinct_bytes(part for layer in packed.values() for part in layer.packed)
+    return Accelerated(packed, left, before, after)
+
+
+def refuse_saving(lm: PreTrainedModel) -> None:
+    """Have `save_pretrained` refuse: transformers would load random weights in the place of packed ones."""
+    lm.save_pretrained = _refuse  # type: ignore[method-assign]
+
+
+def _refuse(*_: Any, **__: Any) -> NoReturn:
+    raise UserError(
+        "transformers can't save packed layers: it would load them with random weights; keep the directory that the "
+        "model was loaded from, or write a packed one: roi-lightning pack DIR --out DIR"
+    )
+
+
+def _check_state(lm: PreTrainedModel) -> None:
+    modules = list(lm.modules())
+    if count := sum(isinstance(module, PackedLinear) for module in modules):
+        raise UserError(f"nothing is left to do: {count} layers of this model are packed already")
+    if any(isinstance(module, MaskedLinear) for module in modules):
+        raise UserError("this model is learning a mask; export it, and accelerate what was exported")
+    if lm.training:
+        raise UserError("this model is in train mode, and packed layers can't be trained; call .eval() first")
+
+
+def _swap(lm: nn.Module, layers: dict[str, Dense], owners: Owners) -> dict[str, PackedLinear]:
+    """Replace layers one by one, so that only one is there in both forms; empties `layers` and `owners`."""
+    packed: dict[str, PackedLinear] = {}
+    shared: dict[int, Packed] = {}
+    for name in list(layers):
+        layer = layers.pop(name)
+        key, weight = id(layer.weight), layer.weight.detach()
+        if key not in shared:
+            shared[key] = pack(weight.t() if input_dim(layer) == 0 else weight, name=name)
+        packed[name] = PackedLinear(shared[key], layer.bias)
+        for other in [other for other, module in owners[key].items() if module is layer]:
+            lm.set_submodule(other, packed[name])
+            del owners[key][other]
+    return packed
+
+
+def _leave_stack(layer: nn.Module, stacks: set[int]) -> None:
+    """Give a layer a weight of its own if it views a tensor that packed ones viewed too, which can then go."""
+    weight = layer.weight
+    if isinstance(weight, nn.Parameter) and _storage(weight) in stacks:
+        layer.weight = nn.Parameter(weight.detach().clone(), requires_grad=weight.requires_grad)
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _distinct_bytes(tensors: Iterable[Tensor]) -> int:
+    return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())

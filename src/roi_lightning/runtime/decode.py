@@ -1,0 +1,67 @@
+"""Products with packed matrices on processors, through the loop of `cpp/decode.cpp`.
+
+Decoding reads every weight once for each token, and memory is what it waits for: here nine bytes are read where a
+dense matrix has sixteen. Products are summed in fp32 in an order that the source states, and rounded once.
+"""
+
+import ctypes
+import logging
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from roi_lightning.fallible import Fallible
+from roi_lightning.native import Recipe, load, share_out
+from roi_lightning.runtime.packing import Packed
+
+loops = Fallible(
+    "packed layers run many times slower: their C++ loop can't be compiled here", logging.WARNING
+)
+_SOURCE: Final = Path(__file__).with_name("cpp") / "decode.cpp"
+_DTYPES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+# Bytes of a matrix that a thread takes at a time, and those that are worth another thread.
+_PART: Final = 1 << 15
+_LEAST: Final = 1 << 16
+_ADDRESS, _COUNT = ctypes.c_void_p, ctypes.c_int64
+_ARGUMENTS: Final = (_ADDRESS, _COUNT, *4 * (_ADDRESS,), *5 * (_COUNT,), _ADDRESS, ctypes.c_uint32)
+
+
+def multiply(x: Tensor, packed: Packed, bias: Tensor | None) -> Tensor | None:
+    """X times a packed matrix's transpose, plus a bias; no gradient.
+
+    Args:
+        x: [..., in], of the matrix's dtype, on the CPU.
+        packed: The matrix, contiguous.
+        bias: [out] or None.
+
+    Returns:
+        [..., out] of the same dtype; None if this machine can't compile the loop, and the caller takes a slower way.
+    """
+    values, places = packed
+    if loops.broken or not loops.try_to(lambda: _loop(values.dtype)):
+        return None
+    outputs, kept = values.shape
+    x = x.contiguous()
+    rows = x.numel() // (2 * kept)
+    y = x.new_empty(*x.shape[:-1], outputs)
+    loop, row_bytes = _loop(values.dtype), kept * values.itemsize + places.shape[1]
+    data = (values.data_ptr(), places.data_ptr(), None if bias is None else bias.data_ptr(), y.data_ptr())
+    shape, part = (outputs, kept), max(1, _PART // row_bytes)
+
+    def work(start: int, end: int, openmp: ctypes.c_void_p | None, threads: int) -> None:
+        if loop(x.data_ptr(), rows, *data, *shape, start, end, part, openmp, threads):
+            raise MemoryError(f"no memory for {x.numel()} numbers in fp32")
+
+    if rows:
+        share_out(work, outputs, max(1, _LEAST // row_bytes))
+    return y
+
+
+@cache
+def _loop(dtype: torch.dtype) -> Any:
+    loop = load(Recipe(_SOURCE, (("WEIGHT", _DTYPES[dtype]),))).multiply_packed
+    loop.argtypes = _ARGUMENTS
+    return loop

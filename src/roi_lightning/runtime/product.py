@@ -1,0 +1,63 @@
+"""The product of a layer with a packed weight, by whichever way is there: one operator that compilers leave alone."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from roi_lightning.errors import UserError
+from roi_lightning.products import linear
+from roi_lightning.runtime import decode
+from roi_lightning.runtime.packing import Packed, unpack
+
+
+def packed_linear(x: Tensor, packed: Packed, bias: Tensor | None = None) -> Tensor:
+    """`torch.nn.functional.linear` with a packed weight, differentiable in x alone.
+
+    Args:
+        x: [..., in].
+        packed: The weight [out, in], of the same dtype.
+        bias: [out] or None.
+
+    Returns:
+        [..., out] of the same dtype.
+
+    Raises:
+        UserError: If x is of another dtype than the weight.
+    """
+    if torch.compiler.is_compiling() or (x.requires_grad and torch.is_grad_enabled()):
+        result: Tensor = _operator(x, packed.values, packed.places, bias)
+        return result
+    return _product(x, packed, bias)
+
+
+def _product(x: Tensor, packed: Packed, bias: Tensor | None) -> Tensor:
+    if x.dtype != packed.values.dtype:
+        raise UserError(
+            f"a packed layer of {packed.values.dtype} was given {x.dtype}; run without autocast, and cast the model "
+            "as a whole with .to(dtype)"
+        )
+    product = decode.multiply(x, packed, bias) if x.device.type == "cpu" else None
+    return linear(x, unpack(packed), bias) if product is None else product
+
+
+@torch.library.custom_op("roi_lightning::packed_linear", mutates_args=())
+def _operator(x: Tensor, values: Tensor, places: Tensor, bias: Tensor | None) -> Tensor:
+    return _product(x, Packed(values, places), bias)
+
+
+@_operator.register_fake
+def _shape(x: Tensor, values: Tensor, places: Tensor, bias: Tensor | None) -> Tensor:
+    return x.new_empty(*x.shape[:-1], values.shape[0])
+
+
+def _remember(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    ctx.save_for_backward(inputs[1], inputs[2])
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    values, places = ctx.saved_tensors
+    return linear(grad, unpack(Packed(values, places)).t()), None, None, None
+
+
+_operator.register_autograd(_backward, setup_context=_remember)
