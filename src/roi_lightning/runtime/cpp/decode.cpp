@@ -10,11 +10,11 @@
 
 /* Inputs of one step, of which it keeps a vector. */
 #define INPUTS (2 * LANES)
-/* Rows of x that one pass over the matrix takes at most; rows of the matrix that share what is loaded of x. */
+/* Rows of x that one pass over the matrix takes at most; lines of the matrix that share what is loaded of x. */
 #define ROWS 8
 #define LINES 2
 #define EACH_ROW _Pragma("GCC unroll 8") for (int r = 0; r < R; r++)
-#define EACH_LINE _Pragma("GCC unroll 4") for (int w = 0; w < W; w++)
+#define EACH_LINE _Pragma("GCC unroll 2") for (int w = 0; w < LINES; w++)
 
 /* A packed matrix, the bias that goes with it (or null), and where the product goes. */
 struct Product {
@@ -24,16 +24,32 @@ struct Product {
     int64_t outputs, kept;
 };
 
-/* Of 32 inputs in eight groups, those at sixteen places. */
+/* Of 32 inputs in eight groups, those at sixteen places, two of each group. */
 static inline vec picked(const float *x, uvec place)
 {
+#if defined __AVX512F__
     uvec at = place | (count_up() >> 1 << 2);
-#ifdef __AVX512F__
     return (vec)_mm512_permutex2var_ps(_mm512_loadu_ps(x), (__m512i)at, _mm512_loadu_ps(x + LANES));
+#elif defined __AVX2__
+    __m256i at[2];
+    __m256 found[2];
+    uvec in_eight = place | ((count_up() >> 1 & 1) << 2);
+    std::memcpy(at, &in_eight, sizeof at);
+    for (int h = 0; h < 2; h++, x += LANES) {
+        __m256 first = _mm256_permutevar8x32_ps(_mm256_loadu_ps(x), at[h]);
+        found[h] = _mm256_blend_ps(first, _mm256_permutevar8x32_ps(_mm256_loadu_ps(x + LANES / 2), at[h]), 0xF0);
+    }
+    vec both;
+    std::memcpy(&both, found, sizeof both);
+    return both;
 #else
-    vec found;
-    for (int l = 0; l < LANES; l++) found[l] = x[at[l]];
-    return found;
+    uint32_t at[LANES];
+    float found[LANES];
+    vec all;
+    std::memcpy(at, &place, sizeof at);
+    _Pragma("GCC unroll 1") for (int l = 0; l < LANES; l++) found[l] = x[l / 2 * 4 + at[l]];
+    std::memcpy(&all, found, sizeof all);
+    return all;
 #endif
 }
 
@@ -45,13 +61,13 @@ static inline uvec sixteen_places(const uint8_t *from)
     return ((uvec{} + word) >> (2 * count_up())) & 3u;
 }
 
-/* Rows of the matrix from one on: where their values and places lie. */
-template <int W> struct Lines {
-    const weight_t *values[W];
-    const uint8_t *places[W];
+/* Where the values and places of some lines of the matrix lie. */
+struct Lines {
+    const weight_t *values[LINES];
+    const uint8_t *places[LINES];
 };
 
-template <int R, int W> static inline void add_step(const float *x, Lines<W> lines, int64_t step, vec sum[W][R])
+template <int R> static inline void add_step(const float *x, const Lines &lines, int64_t step, vec sum[LINES][R])
 {
     EACH_LINE {
         weights_t values;
@@ -62,24 +78,19 @@ template <int R, int W> static inline void add_step(const float *x, Lines<W> lin
     }
 }
 
-/* What is left behind the last whole step, with zeros behind. */
-template <int W> struct Rest {
-    weight_t values[W][LANES] = {};
-    uint8_t places[W][LANES / 4] = {};
+/* What is left of some lines behind the last whole step, with zeros behind. */
+struct Rest {
+    weight_t values[LINES][LANES] = {};
+    uint8_t places[LINES][LANES / 4] = {};
+    Lines lines;
 
-    Rest(Lines<W> lines, int64_t step, int64_t kept)
+    Rest(const Lines &whole, int64_t step, int64_t left)
     {
-        int64_t left = kept - step * LANES;
         EACH_LINE {
-            std::memcpy(values[w], lines.values[w] + step * LANES, left * sizeof(weight_t));
-            std::memcpy(places[w], lines.places[w] + step * LANES / 4, (left + 3) / 4);
+            std::memcpy(values[w], whole.values[w] + step * LANES, left * sizeof(weight_t));
+            std::memcpy(places[w], whole.places[w] + step * LANES / 4, (left + 3) / 4);
+            lines.values[w] = values[w], lines.places[w] = places[w];
         }
-    }
-    Lines<W> lines()
-    {
-        Lines<W> found;
-        EACH_LINE found.values[w] = values[w], found.places[w] = places[w];
-        return found;
     }
 };
 
@@ -91,8 +102,8 @@ static inline float added_up(vec s)
     return s[0] + s[1];
 }
 
-/* Of every row of x, one number of the product. */
-template <int R> static inline void finish(const vec sum[R], Product p, int64_t row, int64_t o)
+/* One number of the product for each of the first `rows` rows of x. */
+template <int R> static inline void finish(const vec sum[R], const Product &p, int64_t row, int64_t rows, int64_t o)
 {
     vec total = {};
     weights_t bias = {}, out;
@@ -102,48 +113,45 @@ template <int R> static inline void finish(const vec sum[R], Product p, int64_t 
         total += widen(bias)[0];
     }
     narrow(total, out);
-    EACH_ROW p.y[(row + r) * p.outputs + o] = out[r];
+    for (int64_t r = 0; r < rows; r++) p.y[(row + r) * p.outputs + o] = out[r];
 }
 
-/* R rows of x, as `widen_rows` lays them out, with W rows of the matrix. */
-template <int R, int W> static inline void multiply_lines(const float *x, Product p, int64_t row, int64_t o)
+/* R rows of x, as `widen_rows` lays them out, of which `rows` count, with lines [from, to) of the matrix. */
+template <int R> static void multiply(const float *x, Product p, int64_t row, int64_t rows, int64_t from, int64_t to)
 {
-    int64_t steps = p.kept / LANES, places_line = (p.kept + 3) / 4;
-    Lines<W> lines;
-    vec sum[W][R] = {};
-    EACH_LINE lines.values[w] = p.values + (o + w) * p.kept, lines.places[w] = p.places + (o + w) * places_line;
-    for (int64_t s = 0; s < steps; s++) add_step<R, W>(x + s * R * INPUTS, lines, s, sum);
-    if (p.kept % LANES) add_step<R, W>(x + steps * R * INPUTS, Rest<W>(lines, steps, p.kept).lines(), 0, sum);
-    EACH_LINE finish<R>(sum[w], p, row, o + w);
+    int64_t steps = p.kept / LANES, left = p.kept % LANES, places_line = (p.kept + 3) / 4;
+    for (int64_t o = from; o < to; o += LINES) {
+        Lines lines;
+        vec sum[LINES][R] = {};
+        EACH_LINE {
+            int64_t line = o + w < to ? o + w : o; /* an odd last one is taken twice */
+            lines.values[w] = p.values + line * p.kept, lines.places[w] = p.places + line * places_line;
+        }
+        for (int64_t s = 0; s < steps; s++) add_step<R>(x + s * R * INPUTS, lines, s, sum);
+        if (left) add_step<R>(x + steps * R * INPUTS, Rest(lines, steps, left).lines, 0, sum);
+        EACH_LINE if (o + w < to) finish<R>(sum[w], p, row, rows, o + w);
+    }
 }
 
-template <int R> static void multiply(const float *x, Product p, int64_t row, int64_t from, int64_t to)
-{
-    int64_t o = from;
-    for (; o + LINES <= to; o += LINES) multiply_lines<R, LINES>(x, p, row, o);
-    for (; o < to; o++) multiply_lines<R, 1>(x, p, row, o);
-}
-
-/* Rows of x in fp32: `rows` times 32 inputs side by side, then the next 32 of each; zeros behind the last. */
-static void widen_rows(const weight_t *x, int64_t rows, int64_t inputs, float *to)
+/* Rows of x in fp32: 32 inputs of each of `wide` rows side by side, then the next 32 of each; zeros where none are. */
+static void widen_rows(const weight_t *x, int64_t rows, int64_t wide, int64_t inputs, float *to)
 {
     for (int64_t start = 0; start < inputs; start += INPUTS)
-        for (int64_t r = 0; r < rows; r++, to += INPUTS) {
+        for (int64_t r = 0; r < wide; r++, to += INPUTS) {
             weight_t some[INPUTS] = {};
-            std::memcpy(some, x + r * inputs + start, (inputs - start < INPUTS ? inputs - start : INPUTS) * sizeof *x);
+            int64_t count = inputs - start < INPUTS ? inputs - start : INPUTS;
+            if (r < rows) std::memcpy(some, x + r * inputs + start, count * sizeof *x);
             for (int i = 0; i < INPUTS; i += LANES) {
                 weights_t part;
                 std::memcpy(&part, some + i, sizeof part);
-                vec wide = widen(part);
-                std::memcpy(to + i, &wide, sizeof wide);
+                vec numbers = widen(part);
+                std::memcpy(to + i, &numbers, sizeof numbers);
             }
         }
 }
 
-typedef void (*Multiply)(const float *, Product, int64_t, int64_t, int64_t);
-static const Multiply MULTIPLY[ROWS] = {
-    multiply<1>, multiply<2>, multiply<3>, multiply<4>, multiply<5>, multiply<6>, multiply<7>, multiply<8>,
-};
+/* As many rows of x as are multiplied at a time where so many are left. */
+static inline int64_t wide_for(int64_t rows) { return rows > 4 ? ROWS : rows > 2 ? 4 : rows; }
 
 /* Rows [from, to) of the matrix, `part` at a time. Non-zero where there is no memory for the rows of x in fp32. */
 extern "C" int multiply_packed(
@@ -152,14 +160,22 @@ extern "C" int multiply_packed(
 {
     Product product{values, bias, places, y, outputs, kept};
     int64_t inputs = 2 * kept, wide_row = (inputs + INPUTS - 1) / INPUTS * INPUTS;
-    float *wide = (float *)std::aligned_alloc(4 * LANES, rows * wide_row * sizeof(float));
+    float *wide = (float *)std::aligned_alloc(4 * LANES, (rows + ROWS) * wide_row * sizeof(float));
     if (!wide) return 1;
-    for (int64_t row = 0; row < rows; row += ROWS)
-        widen_rows(x + row * inputs, rows - row < ROWS ? rows - row : ROWS, inputs, wide + row * wide_row);
+    for (int64_t row = 0; row < rows; row += ROWS) {
+        int64_t some = rows - row < ROWS ? rows - row : ROWS;
+        widen_rows(x + row * inputs, some, wide_for(some), inputs, wide + row * wide_row);
+    }
     in_threads(from, to, part, parallel, threads, [=](int64_t from, int64_t to) {
         for (int64_t row = 0; row < rows; row += ROWS) {
+            const float *here = wide + row * wide_row;
             int64_t some = rows - row < ROWS ? rows - row : ROWS;
-            MULTIPLY[some - 1](wide + row * wide_row, product, row, from, to);
+            switch (wide_for(some)) {
+            case 1: multiply<1>(here, product, row, some, from, to); break;
+            case 2: multiply<2>(here, product, row, some, from, to); break;
+            case 4: multiply<4>(here, product, row, some, from, to); break;
+            default: multiply<ROWS>(here, product, row, some, from, to);
+            }
         }
     });
     std::free(wide);
