@@ -1,0 +1,232 @@
+"""Products with packed matrices, against double precision and against each other."""
+
+import logging
+from itertools import product as product_of
+
+import pytest
+import torch
+
+from roi_lightning import native
+from roi_lightning.errors import UserError
+from roi_lightning.pattern import NMPattern
+from roi_lightning.runtime import PackedLinear, decode, pack, unpack
+from roi_lightning.runtime.packing import Packed
+from roi_lightning.runtime.product import packed_linear
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+@pytest.fixture(autouse=True)
+def _switch(monkeypatch):
+    monkeypatch.setattr(decode.loops, "broken", False)
+
+
+def numbers(dtype, *shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def packed_matrix(dtype, outputs, inputs):
+    weight = numbers(dtype, outputs, inputs, seed=1)
+    return pack(weight.masked_fill(~NMPattern("2:4").top(numbers(torch.float32, outputs, inputs, seed=2)), 0))
+
+
+def product(x, packed, bias=None):
+    """By the loop, and nothing else."""
+    y = decode.multiply(x, packed, bias)
+    assert y is not None
+    return y
+
+
+def in_stated_order(x, packed, bias):
+    """The sums of `decode.cpp`, one number at a time; exact products, as those of 16-bit numbers are in fp32."""
+    dense = unpack(packed)
+    out = []
+    for row in x.flatten(0, -2).float():
+        for o, line in enumerate(dense.float()):
+            places = packed_inputs(packed)[o]
+            terms = line[places] * row[places]
+            terms = torch.nn.functional.pad(terms, (0, -len(terms) % 16)).view(-1, 16)
+            sums = torch.zeros(16)
+            for term in terms:
+                sums = sums + term
+            while len(sums) > 1:
+                half = len(sums) // 2
+                sums = sums[:half] + sums[half:]
+            out.append(sums[0] + (0 if bias is None else bias[o].float()))
+    return torch.stack(out).view(*x.shape[:-1], -1).to(x.dtype)
+
+
+def packed_inputs(packed):
+    """Where the kept weights stand, read off one by one."""
+    rows = []
+    for values, places in zip(packed.values, packed.places, strict=True):
+        bits = "".join(f"{byte:08b}"[::-1] for byte in places.tolist())
+        rows.append([k // 2 * 4 + int(bits[2 * k : 2 * k + 2][::-1], 2) for k in range(len(values))])
+    return torch.tensor(rows)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("outputs", "inputs"), [(1, 4), (5, 12), (7, 32), (3, 132), (33, 576), (64, 1028)])
+def test_products_are_those_of_the_dense_matrix(dtype, outputs, inputs):
+    packed, bias = packed_matrix(dtype, outputs, inputs), numbers(dtype, outputs, seed=3)
+    for rows, given in ((1, None), (2, bias), (8, None), (9, bias), (20, bias)):
+        x = numbers(dtype, rows, inputs)
+        exact = x.double() @ unpack(packed).double().T + (0 if given is None else given.double())
+        # Half a unit of the last place, and what sums in fp32 leave: a unit of each of their additions.
+        size = x.double().abs() @ unpack(packed).double().abs().T + 1
+        rounding = (
+            0.5 * torch.finfo(dtype).eps * exact.abs() + inputs / 32 * 2**-23 * size + 8 * 2**-24 * size
+        )
+        error = (product(x, packed, given).double() - exact).abs()
+        assert (error <= rounding).all(), (rows, float((error / rounding).max()))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("inputs", [12, 128, 212])
+def test_sums_are_in_the_stated_order(dtype, inputs):
+    packed, bias = packed_matrix(dtype, 3, inputs), numbers(dtype, 3, seed=3)
+    for rows, given in ((1, bias), (5, None)):
+        x = numbers(dtype, rows, inputs)
+        assert torch.equal(product(x, packed, given), in_stated_order(x, packed, given))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_do_not_depend_on_those_beside_them(dtype):
+    packed, x = packed_matrix(dtype, 19, 200), numbers(dtype, 20, 200)
+    alone = torch.cat([product(row, packed) for row in x.split(1)])
+    assert torch.equal(product(x, packed), alone)
+
+
+@pytest.mark.parametrize("openmp", [True, False])
+def test_the_number_of_threads_changes_no_bit(openmp, monkeypatch):
+    if not openmp:
+        monkeypatch.setattr(native, "_openmp", lambda: None)
+    packed, x = packed_matrix(torch.bfloat16, 1001, 256), numbers(torch.bfloat16, 3, 256)
+    results = []
+    for threads in (1, 2, 3):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        results.append(product(x, packed))
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
+@pytest.fixture
+def compile_again():
+    """Whatever was compiled is forgotten, now and at the end."""
+
+    def forget():
+        native.load.cache_clear()
+        decode._loop.cache_clear()
+
+    yield forget
+    forget()
+
+
+SOME, NONE = ("-mavx2",), ()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "instructions"),
+    [
+        (torch.bfloat16, NONE),
+        (torch.bfloat16, SOME),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in product_of((torch.float32, torch.float16), (NONE, SOME))
+        ),
+    ],
+)
+def test_older_processors_compute_alike(dtype, instructions, compile_again, monkeypatch):
+    if instructions and not torch.cpu.get_capabilities().get("avx2"):
+        pytest.skip("this processor has no AVX2")
+    packed, x = packed_matrix(dtype, 19, 212), numbers(dtype, 9, 212)
+    bias = numbers(dtype, 19, seed=3)
+    here = product(x, packed, bias)
+    monkeypatch.setattr(native, "_TUNED", (instructions,))
+    compile_again()
+    there = product(x, packed, bias)
+    if dtype is torch.float32:  # multiplied and added in one rounding here, in two there
+        torch.testing.assert_close(there, here, rtol=1e-5, atol=1e-5)
+    else:
+        assert torch.equal(there, here)
+
+
+@pytest.mark.parametrize("shape", [(576,), (2, 3, 64), (0, 64), (2, 0, 64)])
+def test_any_shape_is_taken(shape):
+    packed, x = packed_matrix(torch.bfloat16, 11, shape[-1]), numbers(torch.bfloat16, *shape)
+    y = product(x, packed)
+    assert y.shape == (*shape[:-1], 11)
+    torch.testing.assert_close(y, torch.nn.functional.linear(x, unpack(packed)), rtol=2**-7, atol=1e-2)
+
+
+def test_rows_may_lie_anywhere():
+    packed, x = packed_matrix(torch.bfloat16, 11, 64), numbers(torch.bfloat16, 64, 6)
+    assert torch.equal(product(x.t(), packed), product(x.t().contiguous(), packed))
+    assert torch.equal(product(x.t()[::2], packed), product(x.t(), packed)[::2])
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_no_number_shows(bad, dtype):
+    packed, x = packed_matrix(dtype, 4, 36), torch.ones(2, 36, dtype=dtype)
+    x[1, int(packed_inputs(packed)[2, 17])] = bad
+    y = product(x, packed)
+    assert y[0].isfinite().all()
+    assert not y[1, 2].isfinite()
+
+
+def test_without_a_compiler_there_is_another_way(compile_again, monkeypatch, caplog, tmp_path):
+    packed, x = packed_matrix(torch.bfloat16, 11, 64), numbers(torch.bfloat16, 3, 64)
+    fast = packed_linear(x, packed)
+    monkeypatch.setenv("ROI_CACHE", str(tmp_path))
+    monkeypatch.setattr(native, "_compiler", lambda: "false")
+    monkeypatch.setattr(native, "_version", lambda compiler: "1")
+    compile_again()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            torch.testing.assert_close(packed_linear(x, packed), fast, rtol=2**-7, atol=1e-2)
+    assert [record.message.split(":")[0] for record in caplog.records] == [
+        "packed layers run many times slower"
+    ]
+
+
+def test_the_gradient_of_x_is_that_of_the_dense_matrix():
+    packed, x = packed_matrix(torch.float32, 11, 64), numbers(torch.float32, 3, 64).requires_grad_()
+    bias = numbers(torch.float32, 11, seed=3)
+    upstream = numbers(torch.float32, 3, 11, seed=4)
+    (gradient,) = torch.autograd.grad(packed_linear(x, packed, bias), x, upstream)
+    torch.testing.assert_close(gradient, upstream @ unpack(packed))
+    with torch.no_grad():
+        assert not packed_linear(x, packed).requires_grad
+
+
+def test_other_dtypes_are_refused():
+    with pytest.raises(
+        UserError, match=r"packed layer of torch.bfloat16 was given torch.float32; run without autocast"
+    ):
+        packed_linear(torch.zeros(1, 64), packed_matrix(torch.bfloat16, 4, 64))
+
+
+def test_casting_a_layer_leaves_its_places():
+    layer = PackedLinear(packed_matrix(torch.float32, 11, 64), numbers(torch.float32, 11))
+    before, x = layer.packed, numbers(torch.float32, 3, 64)
+    exact = layer(x)
+    layer.to(torch.bfloat16)
+    assert torch.equal(layer.places, before.places)
+    assert layer.places.dtype == torch.uint8
+    assert torch.equal(unpack(layer.packed), unpack(before).bfloat16())
+    torch.testing.assert_close(layer(x.bfloat16()).float(), exact, rtol=0.02, atol=0.1)
+    assert sorted(layer.state_dict()) == ["bias", "places", "values"]
+
+
+def test_the_operator_is_as_torch_expects():
+    packed = packed_matrix(torch.float32, 8, 16)
+    for bias in (None, torch.ones(8)):
+        for x in (torch.randn(3, 16, requires_grad=True), torch.randn(2, 3, 16)):
+            torch.library.opcheck(torch.ops.roi_lightning.packed_linear, (x, *packed, bias))
+
+
+def test_a_matrix_is_what_it_was():
+    packed = packed_matrix(torch.bfloat16, 4, 64)
+    before = Packed(*(part.clone() for part in packed))
+    product(torch.ones(2, 64, dtype=torch.bfloat16), packed)
+    assert all(torch.equal(mine, its) for mine, its in zip(packed, before, strict=True))
