@@ -49,10 +49,15 @@ def sort_layers(lm: PreTrainedModel, owners: Owners) -> tuple[dict[str, Dense], 
     left = {name: reason for name, reason in reasons.items() if reason is not None}
     if len(left) == len(layers):
         raise _nothing_to_pack(layers, left)
-    for reason, count in Counter(left.values()).items():
-        first = next(name for name in left if left[name] == reason)
-        _log.warning("%d of %d layers stay dense, %s first: %s", count, len(layers), first, reason)
+    tell_reasons(left, len(layers), "stay dense")
     return {name: layer for name, layer in layers.items() if name not in left}, left
+
+
+def tell_reasons(reasons: Mapping[str, str], layers: int, what: str) -> None:
+    """Log each reason once, with the number of layers it holds for and the first."""
+    for reason, count in Counter(reasons.values()).items():
+        first = next(name for name in reasons if reasons[name] == reason)
+        _log.warning("%d of %d layers %s, %s first: %s", count, layers, what, first, reason)
 
 
 def _why_dense(layer: Dense, owners: Owners, known: set[int]) -> str | None:

@@ -1,10 +1,14 @@
 """A linear layer that holds a packed 2:4 weight."""
 
+from collections.abc import Callable
+from typing import Self
+
 from torch import Tensor, nn
 from typing_extensions import override
 
+from roi_lightning.runtime.large_batches import LargeBatches
 from roi_lightning.runtime.packing import Packed
-from roi_lightning.runtime.product import packed_linear
+from roi_lightning.runtime.product import needs_gradient, packed_linear
 
 
 class PackedLinear(nn.Module):
@@ -18,6 +22,7 @@ class PackedLinear(nn.Module):
         values: See `Packed`; a buffer.
         places: See `Packed`; a buffer.
         bias: A buffer, or None.
+        large: The weight once more, for large batches; goes when the layer is moved or cast.
     """
 
     values: Tensor
@@ -30,6 +35,7 @@ class PackedLinear(nn.Module):
         self.register_buffer("values", packed.values)
         self.register_buffer("places", packed.places)
         self.register_buffer("bias", None if bias is None else bias.detach())
+        self.large: LargeBatches | None = None
 
     @property
     def packed(self) -> Packed:
@@ -38,7 +44,18 @@ class PackedLinear(nn.Module):
 
     @override
     def forward(self, x: Tensor) -> Tensor:
+        large = self.large
+        if large is not None and not needs_gradient(x) and large.is_quicker(x):
+            return large.multiply(x, self.bias)
         return packed_linear(x, self.packed, self.bias)
+
+    @override
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        before = self.values
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if (self.values.device, self.values.dtype) != (before.device, before.dtype):
+            self.large = None
+        return self
 
     @override
     def extra_repr(self) -> str:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from roi_lightning.errors import UserError
 from roi_lightning.products import linear
-from roi_lightning.runtime import decode
+from roi_lightning.runtime import decode, gpu_products
 from roi_lightning.runtime.packing import Packed, unpack
 
 
@@ -25,10 +25,15 @@ def packed_linear(x: Tensor, packed: Packed, bias: Tensor | None = None) -> Tens
     Raises:
         UserError: If x is of another dtype than the weight.
     """
-    if torch.compiler.is_compiling() or (x.requires_grad and torch.is_grad_enabled()):
+    if torch.compiler.is_compiling() or needs_gradient(x):
         result: Tensor = _operator(x, packed.values, packed.places, bias)
         return result
     return _product(x, packed, bias)
+
+
+def needs_gradient(x: Tensor) -> bool:
+    """Whether what is computed of x now will be differentiated."""
+    return x.requires_grad and torch.is_grad_enabled()
 
 
 def _product(x: Tensor, packed: Packed, bias: Tensor | None) -> Tensor:
@@ -37,6 +42,8 @@ def _product(x: Tensor, packed: Packed, bias: Tensor | None) -> Tensor:
             f"a packed layer of {packed.values.dtype} was given {x.dtype}; run without autocast, and cast the model "
             "as a whole with .to(dtype)"
         )
+    if x.is_cuda:
+        return gpu_products.multiply(x, packed, bias)
     product = decode.multiply(x, packed, bias) if x.device.type == "cpu" else None
     return linear(x, unpack(packed), bias) if product is None else product
 

@@ -1,0 +1,79 @@
+"""A second packing of a layer for large batches, multiplied by the 2:4 tensor cores of NVIDIA GPUs."""
+
+import warnings
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from roi_lightning.errors import UserError
+from roi_lightning.runtime import gpu_products
+from roi_lightning.runtime.choice import Choice, choose
+from roi_lightning.runtime.packing import Packed, unpack
+
+_DTYPES: Final = (torch.float16, torch.bfloat16)
+# What cuSPARSELt wants both sides of a matrix to be multiples of.
+_MULTIPLE: Final = 16
+_choices: dict[tuple[tuple[int, int], torch.dtype, torch.device], Choice] = {}
+
+
+@dataclass(frozen=True)
+class LargeBatches:
+    """A matrix as `torch.sparse` packs it, for inference only.
+
+    Attributes:
+        weight: [out, in], semi-structured.
+        choice: Whether `sparse` is quicker than `packed`, by rows.
+    """
+
+    weight: Tensor
+    choice: Choice
+
+    def is_quicker(self, x: Tensor) -> bool:
+        """Whether rows [..., in] are multiplied quicker here."""
+        return self.choice.way(x.numel() // x.shape[-1]) == "sparse"
+
+    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """X [..., in] times the matrix's transpose, plus a bias: [..., out]."""
+        return F.linear(x, self.weight, bias)
+
+
+def check_device(device: torch.device) -> None:
+    """Refuse devices without 2:4 tensor cores.
+
+    Raises:
+        UserError: If the device is no GPU of compute capability 8.0 or more, or the library for it is missing.
+    """
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
+    if capability < (8, 0):
+        raise UserError(
+            f"large_batches needs a GPU of compute capability 8.0 or more, not {device}; leave it out"
+        )
+    if not torch.backends.cusparselt.is_available():
+        raise UserError("large_batches needs cuSPARSELt, which this PyTorch was built without; leave it out")
+
+
+def why_not(packed: Packed) -> str | None:
+    """Why a matrix can't be packed for large batches, in words that fit others too; None if it can."""
+    if packed.values.dtype not in _DTYPES:
+        return f"the weight is {packed.values.dtype}"
+    if any(side % _MULTIPLE for side in packed.shape):
+        return f"{_MULTIPLE} does not divide both sides of the weight"
+    return None
+
+
+def pack_for_large_batches(packed: Packed) -> LargeBatches:
+    """Pack a matrix once more; the first of a shape and dtype on a device is measured."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*SparseSemiStructuredTensor is in prototype stage")
+        weight: Tensor = torch.sparse.to_sparse_semi_structured(unpack(packed).contiguous())
+    key = packed.shape, packed.values.dtype, packed.values.device
+    if key not in _choices:
+        runs = {
+            "packed": lambda x: gpu_products.multiply(x, packed, None),
+            "sparse": lambda x: F.linear(x, weight),
+        }
+        _choices[key] = choose(gpu_products.measured(runs, packed, {}))
+    return LargeBatches(weight, _choices[key])

@@ -1,0 +1,52 @@
+"""Run by test_packed_triton in a process where Triton interprets its kernels: errors against double precision, as JSON."""
+
+import json
+
+import torch
+
+from roi_lightning.pattern import NMPattern
+from roi_lightning.runtime import pack, triton_products, unpack
+
+# One of each: what is interpreted is not tuned.
+triton_products.CONFIGS |= {
+    "few_rows": (({"LINES": 2, "WORDS": 16}, 4, 1),),
+    "tiles": (({"LINES": 16, "GROUPS": 16}, 4, 1),),
+    "unpacked": (({"LINES": 4, "GROUPS": 16}, 4, 1),),
+}
+SHAPES = [(1, 16), (5, 48), (33, 288)]
+ODD = [(3, 4), (5, 132)]
+
+
+def numbers(dtype, *shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def error(out, exact):
+    return float((out.double() - exact).norm() / exact.norm())
+
+
+def cases(dtype, shape):
+    weight = numbers(dtype, *shape, seed=1)
+    weight = weight.masked_fill(~NMPattern("2:4").top(numbers(torch.float32, *shape, seed=2)), 0)
+    packed, bias = pack(weight), numbers(dtype, shape[0], seed=3)
+    yield "unpacked", error(triton_products.unpacked(packed), unpack(packed).double())
+    counts = {"few_rows": (1, 3, 8) if triton_products.takes_few(packed) else (), "tiles": (1, 20, 70)}
+    for way, rows in counts.items():
+        for count, given in zip(rows, (None, bias, None, bias), strict=False):
+            x = numbers(dtype, shape[1], count).t()
+            exact = x.double() @ weight.double().t() + (0 if given is None else given.double())
+            yield f"{way} of {count}", error(getattr(triton_products, way)(x, packed, given), exact)
+
+
+def main():
+    found = {
+        f"{name} {list(shape)} {dtype}": value
+        for dtype, shapes in ((torch.float32, SHAPES + ODD), (torch.float16, SHAPES[2:]))
+        for shape in shapes
+        for name, value in cases(dtype, shape)
+    }
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
