@@ -8,6 +8,7 @@ import ctypes
 import logging
 from functools import cache
 from pathlib import Path
+from struct import Struct
 from typing import Any, Final
 
 import torch
@@ -25,8 +26,8 @@ _DTYPES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 # Bytes of a matrix that a thread takes at a time, and those that are worth another thread.
 _PART: Final = 1 << 15
 _LEAST: Final = 1 << 16
-_ADDRESS, _COUNT = ctypes.c_void_p, ctypes.c_int64
-_ARGUMENTS: Final = (_ADDRESS, _COUNT, *4 * (_ADDRESS,), *5 * (_COUNT,), _ADDRESS, ctypes.c_uint32)
+# The source's `Call`; ctypes takes microseconds over as many arguments.
+_CALL: Final = Struct("=13q")
 
 
 def multiply(x: Tensor, packed: Packed, bias: Tensor | None) -> Tensor | None:
@@ -41,18 +42,20 @@ def multiply(x: Tensor, packed: Packed, bias: Tensor | None) -> Tensor | None:
         [..., out] of the same dtype; None if this machine can't compile the loop, and the caller takes a slower way.
     """
     values, places = packed
-    if loops.broken or not loops.try_to(lambda: _loop(values.dtype)):
+    loop = _loop(values.dtype)
+    if loop is None:
         return None
     outputs, kept = values.shape
     x = x.contiguous()
-    rows = x.numel() // (2 * kept)
+    rows, row_bytes = x.numel() // (2 * kept), kept * values.itemsize + places.shape[1]
     y = x.new_empty(*x.shape[:-1], outputs)
-    loop, row_bytes = _loop(values.dtype), kept * values.itemsize + places.shape[1]
-    data = (values.data_ptr(), places.data_ptr(), None if bias is None else bias.data_ptr(), y.data_ptr())
-    shape, part = (outputs, kept), max(1, _PART // row_bytes)
+    data = (values.data_ptr(), places.data_ptr(), 0 if bias is None else bias.data_ptr(), y.data_ptr())
+    part = max(1, _PART // row_bytes)
 
     def work(start: int, end: int, openmp: ctypes.c_void_p | None, threads: int) -> None:
-        if loop(x.data_ptr(), rows, *data, *shape, start, end, part, openmp, threads):
+        parallel = (openmp.value or 0) if openmp else 0
+        call = _CALL.pack(x.data_ptr(), rows, *data, outputs, kept, start, end, part, parallel, threads)
+        if loop(call):
             raise MemoryError(f"no memory for {x.numel()} numbers in fp32")
 
     if rows:
@@ -61,7 +64,11 @@ def multiply(x: Tensor, packed: Packed, bias: Tensor | None) -> Tensor | None:
 
 
 @cache
-def _loop(dtype: torch.dtype) -> Any:
-    loop = load(Recipe(_SOURCE, (("WEIGHT", _DTYPES[dtype]),))).multiply_packed
-    loop.argtypes = _ARGUMENTS
+def _loop(dtype: torch.dtype) -> Any | None:
+    """The compiled function for matrices of a dtype; None if there can be none."""
+    recipe = Recipe(_SOURCE, (("WEIGHT", _DTYPES[dtype]),))
+    if not loops.try_to(lambda: load(recipe)):
+        return None
+    loop = load(recipe).multiply_packed
+    loop.argtypes = (ctypes.c_char_p,)
     return loop

@@ -44,7 +44,7 @@ def _product(x: Tensor, packed: Packed, bias: Tensor | None) -> Tensor:
         )
     if x.is_cuda:
         return gpu_products.multiply(x, packed, bias)
-    product = decode.multiply(x, packed, bias) if x.device.type == "cpu" else None
+    product = decode.multiply(x, packed, bias) if x.is_cpu else None
     return linear(x, unpack(packed), bias) if product is None else product
 
 

@@ -18,8 +18,9 @@
 
 /* A packed matrix, the bias that goes with it (or null), and where the product goes. */
 struct Product {
-    const weight_t *values, *bias;
+    const weight_t *values;
     const uint8_t *places;
+    const weight_t *bias;
     weight_t *y;
     int64_t outputs, kept;
 };
@@ -153,20 +154,29 @@ static void widen_rows(const weight_t *x, int64_t rows, int64_t wide, int64_t in
 /* As many rows of x as are multiplied at a time where so many are left. */
 static inline int64_t wide_for(int64_t rows) { return rows > 4 ? ROWS : rows > 2 ? 4 : rows; }
 
-/* Rows [from, to) of the matrix, `part` at a time. Non-zero where there is no memory for the rows of x in fp32. */
-extern "C" int multiply_packed(
-    const weight_t *x, int64_t rows, const weight_t *values, const uint8_t *places, const weight_t *bias, weight_t *y,
-    int64_t outputs, int64_t kept, int64_t from, int64_t to, int64_t part, Parallel parallel, uint32_t threads)
+/* What Python packs: rows [from, to) of the matrix, `part` at a time, in so many threads. */
+struct Call {
+    const weight_t *x;
+    int64_t rows;
+    Product product;
+    int64_t from, to, part;
+    Parallel parallel;
+    int64_t threads;
+};
+
+/* Non-zero where there is no memory for the rows of x in fp32. */
+extern "C" int multiply_packed(const Call *call)
 {
-    Product product{values, bias, places, y, outputs, kept};
-    int64_t inputs = 2 * kept, wide_row = (inputs + INPUTS - 1) / INPUTS * INPUTS;
-    float *wide = (float *)std::aligned_alloc(4 * LANES, (rows + ROWS) * wide_row * sizeof(float));
+    Product product = call->product;
+    int64_t rows = call->rows, inputs = 2 * product.kept, wide_row = (inputs + INPUTS - 1) / INPUTS * INPUTS;
+    int64_t all_rows = rows / ROWS * ROWS + wide_for(rows % ROWS);
+    float *wide = (float *)std::aligned_alloc(4 * LANES, all_rows * wide_row * sizeof(float));
     if (!wide) return 1;
     for (int64_t row = 0; row < rows; row += ROWS) {
         int64_t some = rows - row < ROWS ? rows - row : ROWS;
-        widen_rows(x + row * inputs, some, wide_for(some), inputs, wide + row * wide_row);
+        widen_rows(call->x + row * inputs, some, wide_for(some), inputs, wide + row * wide_row);
     }
-    in_threads(from, to, part, parallel, threads, [=](int64_t from, int64_t to) {
+    in_threads(call->from, call->to, call->part, call->parallel, call->threads, [=](int64_t from, int64_t to) {
         for (int64_t row = 0; row < rows; row += ROWS) {
             const float *here = wide + row * wide_row;
             int64_t some = rows - row < ROWS ? rows - row : ROWS;
