@@ -16,7 +16,8 @@ from roi_lightning.errors import UserError
 from roi_lightning.language_model import load_language_model
 from roi_lightning.pattern import NMPattern
 from roi_lightning.prunable import input_dim, prunable_layers
-from roi_lightning.runtime import accelerate, unpack
+from roi_lightning.runtime import accelerate, pack, unpack
+from roi_lightning.runtime.large_batches import why_not
 from roi_lightning.samplers import GumbelTopK
 from roi_lightning.sources import resolve_model
 from roi_lightning.sparse_linear import SharedState, SparseLinear, attach
@@ -201,6 +202,28 @@ def test_models_that_cannot_be_accelerated_are_left_alone(spoil, message, sparse
     with pytest.raises(UserError, match=message):
         accelerate(lm)
     assert all(mine is its for mine, its in zip(lm.modules(), modules, strict=True))
+
+
+def test_large_batches_need_a_gpu(sparse):
+    lm = sparse()
+    with pytest.raises(
+        UserError, match=r"large_batches needs a GPU of compute capability 8.0 or more, not cpu"
+    ):
+        accelerate(lm, large_batches=True)
+    assert len(prunable_layers(lm)) == 14
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "reason"),
+    [
+        (torch.bfloat16, (32, 48), None),
+        (torch.float32, (32, 48), "the weight is torch.float32"),
+        (torch.float16, (24, 48), "16 does not divide both sides of the weight"),
+        (torch.float16, (32, 24), "16 does not divide both sides of the weight"),
+    ],
+)
+def test_what_large_batches_can_hold(dtype, shape, reason):
+    assert why_not(pack(torch.zeros(shape, dtype=dtype))) == reason
 
 
 def test_a_sparser_pattern_is_2_of_4_too(sparse):

@@ -1,5 +1,6 @@
 """What must hold on a CUDA device as well; skipped without one."""
 
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,8 @@ from roi_lightning.oneshot import Calibration, SparseGPT, Wanda, prune_layers
 from roi_lightning.pattern import NMPattern
 from roi_lightning.prox import apply_prox_
 from roi_lightning.prunable import prunable_layers
+from roi_lightning.runtime import accelerate, gpu_products, pack, triton_products, unpack
+from roi_lightning.runtime.choice import Choice
 from roi_lightning.samplers import Categorical, Draw, GumbelTopK, StraightThrough, compiling, triton_draws
 from roi_lightning.samplers.kept_norm import KeptNorm
 from sampler_truth import relative, tensors
@@ -129,3 +132,43 @@ def test_perplexity_is_the_same_on_every_device(tmp_path):
     lm = AutoModelForCausalLM.from_pretrained(tiny_llama(tmp_path / "m")).eval()
     windows = torch.randint(0, 250, (4, 32), generator=torch.Generator().manual_seed(0))
     assert window_perplexity(lm, windows) == pytest.approx(window_perplexity(lm.cuda(), windows), rel=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(5, 48), (33, 132), (512, 3584), (896, 4864)])
+def test_packed_products_are_those_of_the_dense_matrix(dtype, shape):
+    torch.manual_seed(0)
+    weight = torch.randn(shape, dtype=dtype, device="cuda")
+    packed = pack(weight.masked_fill(~NMPattern("2:4").top(weight.abs()), 0))
+    bias, dense = torch.randn(shape[0], dtype=dtype, device="cuda"), unpack(packed)
+    assert torch.equal(triton_products.unpacked(packed), dense)
+    ways = dict(gpu_products.WAYS)
+    if not triton_products.takes_few(packed):
+        del ways["few_rows"]
+    for rows in (1, 3, 8, 16, 70):
+        x = torch.randn(rows, shape[1], dtype=dtype, device="cuda")
+        exact = x.double() @ dense.double().t() + bias.double()
+        for name, way in ways.items():
+            if name != "few_rows" or rows <= triton_products.MOST_FEW:
+                error = (way(x, packed, bias).double() - exact).norm() / exact.norm()
+                assert error < max(torch.finfo(dtype).eps, 1e-5), (name, rows)
+    assert not gpu_products.kernels.broken
+
+
+@pytest.mark.parametrize("large_batches", [False, True])
+def test_an_accelerated_model_computes_what_it_did(tmp_path, large_batches):
+    lm = AutoModelForCausalLM.from_pretrained(tiny_llama(tmp_path)).eval().bfloat16().cuda()
+    with torch.no_grad():
+        for layer in prunable_layers(lm).values():
+            layer.weight.masked_fill_(~NMPattern("2:4").top(layer.weight.abs()), 0)
+        ids = torch.randint(0, 250, (16, 40), device="cuda")
+        before, exact = lm(ids).logits, deepcopy(lm).double()(ids).logits
+        result = accelerate(lm, large_batches=large_batches)
+        after = lm(ids).logits
+        for layer in result.packed.values():
+            if large_batches:
+                layer.large = replace(layer.large, choice=Choice((0,), ("sparse",)))
+        assert not gpu_products.kernels.broken
+        for logits in (after, lm(ids).logits):
+            assert (logits.double() - exact).norm() < 1.5 * (before.double() - exact).norm()
+        torch.testing.assert_close(torch.compile(lm, fullgraph=True)(ids).logits, after, rtol=0.05, atol=0.05)

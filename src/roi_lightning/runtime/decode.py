@@ -31,7 +31,7 @@ _CALL: Final = Struct("=13q")
 
 
 def multiply(x: Tensor, packed: Packed, bias: Tensor | None) -> Tensor | None:
-    """X times a packed matrix's transpose, plus a bias; no gradient.
+    """Multiply rows by a packed matrix's transpose and add a bias; no gradient.
 
     Args:
         x: [..., in], of the matrix's dtype, on the CPU.

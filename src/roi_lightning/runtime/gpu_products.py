@@ -31,7 +31,7 @@ _choices: dict[tuple[tuple[int, int], torch.dtype, torch.device], Choice] = {}
 
 
 def multiply(x: Tensor, packed: Packed, bias: Tensor | None) -> Tensor:
-    """X times a packed matrix's transpose, plus a bias; no gradient.
+    """Multiply rows by a packed matrix's transpose and add a bias; no gradient.
 
     Args:
         x: [..., in], of the matrix's dtype and on its device.

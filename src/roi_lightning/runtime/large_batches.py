@@ -36,7 +36,7 @@ class LargeBatches:
         return self.choice.way(x.numel() // x.shape[-1]) == "sparse"
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """X [..., in] times the matrix's transpose, plus a bias: [..., out]."""
+        """Rows [..., in] times the matrix's transpose, plus a bias: [..., out]."""
         return F.linear(x, self.weight, bias)
 
 

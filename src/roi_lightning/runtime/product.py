@@ -23,7 +23,7 @@ def packed_linear(x: Tensor, packed: Packed, bias: Tensor | None = None) -> Tens
         [..., out] of the same dtype.
 
     Raises:
-        UserError: If x is of another dtype than the weight.
+        UserError: If x is of another dtype than the weight, or on another device, or has another number of inputs.
     """
     if torch.compiler.is_compiling() or needs_gradient(x):
         result: Tensor = _operator(x, packed.values, packed.places, bias)
@@ -37,15 +37,21 @@ def needs_gradient(x: Tensor) -> bool:
 
 
 def _product(x: Tensor, packed: Packed, bias: Tensor | None) -> Tensor:
-    if x.dtype != packed.values.dtype:
-        raise UserError(
-            f"a packed layer of {packed.values.dtype} was given {x.dtype}; run without autocast, and cast the model "
-            "as a whole with .to(dtype)"
-        )
+    values = packed.values
+    if x.dtype != values.dtype or x.device != values.device or x.shape[-1] != packed.shape[1]:
+        raise _misfit(x, packed)
     if x.is_cuda:
         return gpu_products.multiply(x, packed, bias)
     product = decode.multiply(x, packed, bias) if x.is_cpu else None
     return linear(x, unpack(packed), bias) if product is None else product
+
+
+def _misfit(x: Tensor, packed: Packed) -> UserError:
+    values, inputs = packed.values, packed.shape[1]
+    return UserError(
+        f"a packed layer of {values.dtype} on {values.device} with {inputs} inputs was given {x.dtype} on {x.device} "
+        f"with {x.shape[-1]}; move and cast the model as a whole, and run it without autocast"
+    )
 
 
 @torch.library.custom_op("roi_lightning::packed_linear", mutates_args=())
