@@ -13,6 +13,8 @@
 /* Rows of x that one pass over the matrix takes at most; lines of the matrix that share what is loaded of x. */
 #define ROWS 8
 #define LINES 2
+/* Bytes of the values that are fetched ahead: lines are too short for a processor to see where it is going. */
+#define AHEAD 4096
 #define EACH_ROW _Pragma("GCC unroll 8") for (int r = 0; r < R; r++)
 #define EACH_LINE _Pragma("GCC unroll 2") for (int w = 0; w < LINES; w++)
 
@@ -71,10 +73,14 @@ struct Lines {
 template <int R> static inline void add_step(const float *x, const Lines &lines, int64_t step, vec sum[LINES][R])
 {
     EACH_LINE {
+        const weight_t *from = lines.values[w] + step * LANES;
+        const uint8_t *places = lines.places[w] + step * LANES / 4;
+        __builtin_prefetch((const char *)from + AHEAD);
+        __builtin_prefetch(places + AHEAD / (4 * sizeof *from));
         weights_t values;
-        std::memcpy(&values, lines.values[w] + step * LANES, sizeof values);
+        std::memcpy(&values, from, sizeof values);
         vec value = widen(values);
-        uvec place = sixteen_places(lines.places[w] + step * LANES / 4);
+        uvec place = sixteen_places(places);
         EACH_ROW sum[w][r] += value * picked(x + r * INPUTS, place);
     }
 }
