@@ -117,11 +117,11 @@ def test_groups_that_fill_no_block(shape):
 def test_the_number_of_threads_changes_no_bit(sampler, openmp, monkeypatch):
     results = []
     if not openmp:
-        monkeypatch.setattr(native, "_openmp", lambda: None)
+        monkeypatch.setattr(native, "openmp", lambda: 0)
     elif not torch.backends.openmp.is_available():
         pytest.skip("this torch works without OpenMP")
     else:
-        assert native._openmp()
+        assert native.openmp()
     for threads in (1, 2, 3):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
         results.append(drawn(sampler, "2:4", 1, WARM, shape=(512, 268)))

@@ -31,8 +31,8 @@ _FLAGS: Final = ("-std=gnu++17", *_SPEED, "-fPIC", "-shared")
 _TUNED: Final = (("-march=native", "-ffp-contract=fast"), ("-mcpu=native", "-ffp-contract=fast"), ())
 _PATIENCE: Final = 300  # seconds for the compiler
 
-# From the first to before the last of what is to be done, OpenMP's entry point or None, the number of threads.
-Work = Callable[[int, int, ctypes.c_void_p | None, int], object]
+# From the first to before the last of what is to be done, OpenMP's entry point or 0, the number of threads.
+Work = Callable[[int, int, int, int], object]
 
 
 @dataclass(frozen=True)
@@ -76,28 +76,33 @@ def share_out(work: Work, count: int, least: int, multiple: int = 1) -> None:
         least: What one thread does at least: less is not worth waking another for.
         multiple: Threads start at multiples of this.
     """
-    threads = max(1, min(torch.get_num_threads(), count // least))
-    openmp = _openmp() if threads > 1 else None
-    if threads == 1 or openmp:
-        work(0, count, openmp, threads)
+    threads = threads_for(count, least)
+    entry = openmp() if threads > 1 else 0
+    if threads == 1 or entry:
+        work(0, count, entry, threads)
         return
     size = -(-count // threads // multiple) * multiple
     starts = range(0, count, size)
     ends = (min(start + size, count) for start in starts)
-    list(_workers(threads).map(lambda start, end: work(start, end, None, 1), starts, ends))
+    list(_workers(threads).map(lambda start, end: work(start, end, 0, 1), starts, ends))
+
+
+def threads_for(count: int, least: int) -> int:
+    """How many threads share out `count` things, if each takes `least` or more."""
+    return max(1, min(torch.get_num_threads(), count // least))
 
 
 @cache
-def _openmp() -> ctypes.c_void_p | None:
-    """How torch's own OpenMP runs something in parallel; None if torch does not use it.
+def openmp() -> int:
+    """The address by which torch's own OpenMP runs something in parallel; 0 if torch does not use it.
 
     Its threads wait for work busily for a while: others beside them would have to share the processors with them.
     """
     try:
         runtime = ctypes.CDLL(torch._C.__file__)  # with everything it was linked to
-        return ctypes.cast(runtime.GOMP_parallel, ctypes.c_void_p)
+        return ctypes.cast(runtime.GOMP_parallel, ctypes.c_void_p).value or 0
     except (AttributeError, OSError):
-        return None
+        return 0
 
 
 @cache

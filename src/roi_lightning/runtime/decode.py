@@ -6,7 +6,7 @@ dense matrix has sixteen. Products are summed in fp32 in an order that the sourc
 
 import ctypes
 import logging
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from struct import Struct
 from typing import Any, Final
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from roi_lightning.fallible import Fallible
-from roi_lightning.native import Recipe, load, share_out
+from roi_lightning.native import Recipe, load, openmp, share_out, threads_for
 from roi_lightning.runtime.packing import Packed
 
 loops = Fallible(
@@ -28,6 +28,7 @@ _PART: Final = 1 << 15
 _LEAST: Final = 1 << 16
 # The source's `Call`; ctypes takes microseconds over as many arguments.
 _CALL: Final = Struct("=13q")
+_NO_MEMORY: Final = "no memory for the rows in fp32"
 
 
 def multiply(x: Tensor, packed: Packed, bias: Tensor | None) -> Tensor | None:
@@ -48,19 +49,24 @@ def multiply(x: Tensor, packed: Packed, bias: Tensor | None) -> Tensor | None:
     outputs, kept = values.shape
     x = x.contiguous()
     rows, row_bytes = x.numel() // (2 * kept), kept * values.itemsize + places.shape[1]
-    y = x.new_empty(*x.shape[:-1], outputs)
-    data = (values.data_ptr(), places.data_ptr(), 0 if bias is None else bias.data_ptr(), y.data_ptr())
-    part = max(1, _PART // row_bytes)
-
-    def work(start: int, end: int, openmp: ctypes.c_void_p | None, threads: int) -> None:
-        parallel = (openmp.value or 0) if openmp else 0
-        call = _CALL.pack(x.data_ptr(), rows, *data, outputs, kept, start, end, part, parallel, threads)
-        if loop(call):
-            raise MemoryError(f"no memory for {x.numel()} numbers in fp32")
-
-    if rows:
-        share_out(work, outputs, max(1, _LEAST // row_bytes))
+    y = x.new_empty((*x.shape[:-1], outputs))
+    if rows == 0:
+        return y
+    bias_at = 0 if bias is None else bias.data_ptr()
+    tensors = x.data_ptr(), rows, values.data_ptr(), places.data_ptr(), bias_at, y.data_ptr()
+    least, part = _LEAST // row_bytes or 1, _PART // row_bytes or 1
+    if not openmp():
+        share_out(partial(_call, loop, (*tensors, outputs, kept), part), outputs, least)
+    elif loop(_CALL.pack(*tensors, outputs, kept, 0, outputs, part, openmp(), threads_for(outputs, least))):
+        raise MemoryError(_NO_MEMORY)
     return y
+
+
+def _call(
+    loop: Any, head: tuple[int, ...], part: int, start: int, end: int, entry: int, threads: int
+) -> None:
+    if loop(_CALL.pack(*head, start, end, part, entry, threads)):
+        raise MemoryError(_NO_MEMORY)
 
 
 @cache

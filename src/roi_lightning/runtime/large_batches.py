@@ -31,8 +31,10 @@ class LargeBatches:
     weight: Tensor
     choice: Choice
 
-    def is_quicker(self, x: Tensor) -> bool:
-        """Whether rows [..., in] are multiplied quicker here."""
+    def takes(self, x: Tensor) -> bool:
+        """Whether rows [..., in] can be multiplied here, and quicker so."""
+        if x.requires_grad and torch.is_grad_enabled():
+            return False
         return self.choice.way(x.numel() // x.shape[-1]) == "sparse"
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:

@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from roi_lightning.runtime.large_batches import LargeBatches
 from roi_lightning.runtime.packing import Packed
-from roi_lightning.runtime.product import needs_gradient, packed_linear
+from roi_lightning.runtime.product import packed_linear
 
 
 class PackedLinear(nn.Module):
@@ -45,7 +45,7 @@ class PackedLinear(nn.Module):
     @override
     def forward(self, x: Tensor) -> Tensor:
         large = self.large
-        if large is not None and not needs_gradient(x) and large.is_quicker(x):
+        if large is not None and large.takes(x):
             return large.multiply(x, self.bias)
         held: dict[str, Any] = self._buffers  # attributes of a module take a microsecond each
         return packed_linear(x, Packed(held["values"], held["places"]), held["bias"])

@@ -48,7 +48,8 @@ def run(
     """
     addresses = [ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors]
 
-    def work(start: int, end: int, openmp: ctypes.c_void_p | None, threads: int) -> None:
-        function(*addresses, ctypes.c_int64(start), ctypes.c_int64(end), ctypes.byref(draw), openmp, threads)
+    def work(start: int, end: int, openmp: int, threads: int) -> None:
+        shared = ctypes.byref(draw), ctypes.c_void_p(openmp), threads
+        function(*addresses, ctypes.c_int64(start), ctypes.c_int64(end), *shared)
 
     share_out(work, groups, _LEAST_GROUPS, _LANES)
