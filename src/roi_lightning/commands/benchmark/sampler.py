@@ -1,0 +1,69 @@
+"""`benchmark sampler`: time and memory of drawing masks, per weight."""
+
+import argparse
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from roi_lightning.commands.benchmark.cells import times
+from roi_lightning.commands.benchmark.kind import Kind, Row, Table
+from roi_lightning.commands.benchmark.numbers import numbers
+
+if TYPE_CHECKING:
+    import torch
+
+    from roi_lightning.bench.timing import Figure
+
+_LABELS: Final = {
+    "": "RoI",
+    "eager": "eager",
+    "autograd": "autograd",
+    "maskllm": "MaskLLM",
+    "maskllm_published": "published",
+}
+_NOTE: Final = (
+    "÷: times one torch.exp (on a GPU torch.add) over as many fp32 numbers; bytes: a weight, at once; "
+    "saved: for the backward pass."
+)
+_RIVALS_NOTE: Final = "eager: plain torch; autograd: RoI without a backward pass of its own; published: MaskLLM as its authors wrote it."
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--patterns", default="2:4", help="N:M, several with commas (default: %(default)s)")
+    parser.add_argument(
+        "--weights", default="16777216", help="in a layer, several with commas (default: %(default)s)"
+    )
+    parser.add_argument("--rivals", action="store_true", help="also the forms one would write first")
+
+
+def _measure(args: argparse.Namespace, device: "torch.device") -> Iterable["Figure"]:
+    from roi_lightning.bench.sampler import Job, sampler_figures
+    from roi_lightning.pattern import NMPattern
+
+    patterns = [NMPattern(text) for text in args.patterns.split(",")]
+    for weights in numbers("--weights", args.weights, "1e6,16777216"):
+        yield from sampler_figures(Job(weights, patterns, args.rounds, args.rivals), device)
+
+
+def _table(rows: Sequence[Row], args: argparse.Namespace) -> Table:
+    reference = str(rows[0]["reference"]).removeprefix("torch.")
+    heads = "sampler", "N:M", "size", "way", "ms", "spread", f"÷ {reference}", "bytes", "saved"
+    cells = [
+        (
+            _LABELS[kind],
+            row["pattern"],
+            f"{row['weights'] / 1e6:.1f}M",
+            "fwd" if way == "forward" else "bwd",
+            *times(row),
+            f"{row['ratio']:,.2f}",
+            f"{row['temporary_bytes_per_weight']:,.1f}",
+            f"{row['saved_bytes_per_weight']:,.1f}",
+        )
+        for row in rows
+        for way, _, kind in [row["name"].removeprefix("sampler.").partition("_")]
+    ]
+    return Table(heads, cells, f"{_NOTE} {_RIVALS_NOTE}" if args.rivals else _NOTE)
+
+
+KIND: Final = Kind(
+    "time and memory per weight, against one simple pass over memory", 10, _add_options, _measure, _table
+)
