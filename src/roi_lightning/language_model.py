@@ -99,6 +99,43 @@ def load_tokenizer(
     return tokenizer
 
 
+def plain_language_model(
+    source: ModelSource,
+    dtype: DType = "auto",
+    trust_remote_code: bool = False,
+    attn_implementation: str | None = None,
+) -> PreTrainedModel:
+    """What `AutoModelForCausalLM.from_pretrained` gives, on the CPU in eval mode; nothing of it is replaced.
+
+    Args:
+        source: Where the model lies.
+        dtype: Of the weights; `auto` takes the stored one.
+        trust_remote_code: Let the repository's own Python code run.
+        attn_implementation: Passed on to transformers (`sdpa`, `eager`, `flash_attention_2`).
+
+    Raises:
+        UserError: If it can't be read, or its weights are not those of its configuration.
+    """
+    options: dict[str, Any] = {} if source.kind == "gguf" else {"use_safetensors": True}
+    if attn_implementation:
+        options["attn_implementation"] = attn_implementation
+    try:
+        with _quietly():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                **source.pretrained,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are refused below, by name
+                dtype=dtype,
+                trust_remote_code=trust_remote_code,
+                **options,
+            )
+    except Exception as error:
+        raise _unreadable(source, error) from error
+    lm: PreTrainedModel = loaded[0]
+    _check_report(loaded[1], source)
+    return lm
+
+
 def load_language_model(
     source: ModelSource,
     dtype: DType = "auto",
@@ -120,23 +157,7 @@ def load_language_model(
         UserError: If it can't be read, or has weights that are no numbers.
     """
     is_gguf = source.kind == "gguf"
-    options: dict[str, Any] = {} if is_gguf else {"use_safetensors": True}
-    if attn_implementation:
-        options["attn_implementation"] = attn_implementation
-    try:
-        with _quietly():
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
-                **source.pretrained,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,  # they are refused below, by name
-                dtype="float32" if is_gguf else dtype,
-                trust_remote_code=trust_remote_code,
-                **options,
-            )
-    except Exception as error:
-        raise _unreadable(source, error) from error
-    lm: PreTrainedModel = loaded[0]
-    _check_report(loaded[1], source)
+    lm = plain_language_model(source, "float32" if is_gguf else dtype, trust_remote_code, attn_implementation)
     split_experts(lm)
     if is_gguf:
         _forget_gguf(lm)
@@ -200,11 +221,17 @@ def random_language_model(
     source: ModelSource, device: torch.device, dtype: DType = "auto"
 ) -> PreTrainedModel:
     """A frozen model of the source's shape with random weights, bfloat16 for `auto`; no weight is read."""
+    lm = plain_random_model(source, device, dtype)
+    split_experts(lm)
+    return freeze(_widened(lm))
+
+
+def plain_random_model(source: ModelSource, device: torch.device, dtype: DType = "auto") -> PreTrainedModel:
+    """What `AutoModelForCausalLM.from_config` gives; nothing of it is replaced, and no weight is read."""
     kind = torch.bfloat16 if dtype == "auto" else getattr(torch, dtype)
     with torch.device(device):
         lm: PreTrainedModel = AutoModelForCausalLM.from_config(load_config(source), dtype=kind)
-    split_experts(lm)
-    return freeze(_widened(lm))
+    return lm
 
 
 def _widened(lm: PreTrainedModel) -> PreTrainedModel:
