@@ -2,14 +2,17 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.profiler import ProfilerActivity, profile
+from typing_extensions import override
 
 Task = Callable[[], object]
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,17 @@ class Figure:
         }
 
 
+@dataclass(frozen=True)
+class Speedup(Figure):
+    """A figure whose ratio is one of speeds: above 1 is faster than the reference."""
+
+    @property
+    @override
+    def ratio(self) -> float:
+        """The reference's median ÷ median."""
+        return median(self.reference_seconds) / median(self.seconds)
+
+
 def in_turns(tasks: Mapping[str, Task], rounds: int, device: torch.device) -> dict[str, list[float]]:
     """Seconds of every task in every round; each runs once before, uncounted.
 
@@ -62,17 +76,27 @@ def in_turns(tasks: Mapping[str, Task], rounds: int, device: torch.device) -> di
         rounds: How often.
         device: Where the tasks work; a GPU is waited for.
     """
+    return results_in_turns({name: partial(seconds, task, device) for name, task in tasks.items()}, rounds)
+
+
+def results_in_turns(tasks: Mapping[str, Callable[[], _Result]], rounds: int) -> dict[str, list[_Result]]:
+    """What every task returns in every round; each runs once before, and what it returns then is dropped."""
     for task in tasks.values():
         task()
-    times: dict[str, list[float]] = {name: [] for name in tasks}
+    results: dict[str, list[_Result]] = {name: [] for name in tasks}
     for _ in range(rounds):
         for name, task in tasks.items():
-            _wait(device)
-            started = perf_counter()
-            task()
-            _wait(device)
-            times[name].append(perf_counter() - started)
-    return times
+            results[name].append(task())
+    return results
+
+
+def seconds(task: Task, device: torch.device) -> float:
+    """How long a task takes; a GPU is waited for before and after."""
+    _wait(device)
+    started = perf_counter()
+    task()
+    _wait(device)
+    return perf_counter() - started
 
 
 def most_allocated(task: Task, device: torch.device) -> int:

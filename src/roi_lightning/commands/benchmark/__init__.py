@@ -1,4 +1,4 @@
-"""`benchmark sampler | step`: each figure beside its reference from the same run."""
+"""`benchmark sampler | step | linear`: each figure beside its reference from the same run."""
 
 import argparse
 import json
@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from roi_lightning.commands.benchmark import sampler, step
+from roi_lightning.commands.benchmark import linear, sampler, step
 from roi_lightning.commands.benchmark.kind import Table
 from roi_lightning.errors import UserError
 
 if TYPE_CHECKING:
     import torch
 
-_KINDS: Final = {"sampler": sampler.KIND, "step": step.KIND}
+_KINDS: Final = {"sampler": sampler.KIND, "step": step.KIND, "linear": linear.KIND}
 _LEAST: Final = {"rounds": 1, "batch_size": 1, "seq_len": 2}
 _PIPED_WIDTH: Final = 160
 
@@ -23,7 +23,7 @@ def build_parser() -> argparse.ArgumentParser:
     """The options of `benchmark`."""
     parser = argparse.ArgumentParser(
         prog="roi-lightning benchmark",
-        description="Time and memory of drawing masks, alone or within a training step.",
+        description="Time and memory of drawing masks, alone or within a training step, and of 2:4 products.",
     )
     kinds = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
     for name, kind in _KINDS.items():
@@ -33,6 +33,8 @@ def build_parser() -> argparse.ArgumentParser:
         add("--rounds", type=int, default=kind.rounds, help="medians are over these (default: %(default)s)")
         add("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: %(default)s)")
         add("--json", metavar="OUT", type=Path, help="also write the rows as JSON")
+        if kind.picture:
+            add("--figure", metavar="OUT", type=Path, help="also draw them, as PNG")
     return parser
 
 
@@ -46,12 +48,12 @@ def main(argv: Sequence[str]) -> int:
         UserError: For a device or model that is not there, or a number that makes no sense.
     """
     args = build_parser().parse_args(argv)
-    kind = _KINDS[args.what]
+    kind, figure = _KINDS[args.what], getattr(args, "figure", None)
     _check(args)
     from roi_lightning.atomic import check_writable
 
-    if args.json:
-        check_writable(args.json)
+    for out in filter(None, (args.json, figure)):
+        check_writable(out)
     os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # its profiler tells of every start and stop
     from roi_lightning.devices import choose_device
 
@@ -62,6 +64,10 @@ def main(argv: Sequence[str]) -> int:
     if args.json:
         content = {"device": _name(device), "rows": rows}
         _write(args.json, (json.dumps(content, indent=2) + "\n").encode())
+    if kind.picture and figure:
+        from roi_lightning.figures import to_png
+
+        _write(figure, to_png(kind.picture(rows, title)))
     return 0
 
 

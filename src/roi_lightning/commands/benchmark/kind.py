@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
+    from matplotlib.figure import Figure as Picture
 
     from roi_lightning.bench.timing import Figure
 
@@ -32,6 +33,7 @@ class Kind:
         add_options: Adds the kind's own options to its parser.
         measure: The figures, measured while they are taken.
         table: How rows of the JSON are shown.
+        picture: A picture of them, from rows and the title, for kinds that have one.
     """
 
     help: str
@@ -39,3 +41,4 @@ class Kind:
     add_options: Callable[[argparse.ArgumentParser], None]
     measure: Callable[[argparse.Namespace, "torch.device"], Iterable["Figure"]]
     table: Callable[[Sequence[Row], argparse.Namespace], Table]
+    picture: "Callable[[Sequence[Row], str], Picture] | None" = None

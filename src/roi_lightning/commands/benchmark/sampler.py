@@ -24,7 +24,10 @@ _NOTE: Final = (
     "÷: times one torch.exp (on a GPU torch.add) over as many fp32 numbers; bytes: a weight, at once; "
     "saved: for the backward pass."
 )
-_RIVALS_NOTE: Final = "eager: plain torch; autograd: RoI without a backward pass of its own; published: MaskLLM as its authors wrote it."
+_RIVALS_NOTE: Final = (
+    "eager: plain torch; autograd: RoI without a backward pass of its own; "
+    "published: MaskLLM as its authors wrote it."
+)
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:

@@ -1,0 +1,122 @@
+"""Products with 2:4 weights, packed against dense, for every shape and number of rows."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, Final
+
+import torch
+
+from roi_lightning.bench.crossover import best_way
+from roi_lightning.bench.memory import Reading, cold_bytes
+from roi_lightning.bench.shapes import Shape
+from roi_lightning.bench.timing import Speedup, in_turns
+from roi_lightning.bench.walk import Walk
+from roi_lightning.bench.ways import ALONE, DENSE, PACKED, Weights
+from roi_lightning.runtime.packing import PATTERN
+
+_READ: Final = "read"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to measure.
+
+    Attributes:
+        shapes: (out, in), and how many layers have it.
+        rows: Of activations, each.
+        dtype: Of weights and activations.
+        rounds: How often.
+    """
+
+    shapes: Mapping[Shape, int]
+    rows: Sequence[int]
+    dtype: torch.dtype
+    rounds: int
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Products with so many rows.
+
+    Attributes:
+        shape: `OUTxIN`, or `all` for the layers of a model together.
+        count: How many layers.
+        rows: Of activations.
+        seconds: Of one product with each of the layers, one per round, by way.
+        nbytes: Of the weights of the layers, dense and packed.
+        bandwidth: Bytes a second that memory gave meanwhile.
+    """
+
+    shape: str
+    count: int
+    rows: int
+    seconds: Mapping[str, list[float]]
+    nbytes: Mapping[str, int]
+    bandwidth: float
+
+
+def linear_figures(job: Job, device: torch.device) -> Iterator[Speedup]:
+    """Every way against `F.linear` on the same weights with their zeros.
+
+    Where several layers share a shape, as in a model, the last figures are of all layers together.
+    """
+    found: list[Measured] = []
+    with torch.inference_mode():
+        for measured in _measure(job, device):
+            found.append(measured)
+            yield from _figures(measured, job.dtype)
+    if sum(job.shapes.values()) > len(job.shapes):
+        for rows in job.rows:
+            yield from _figures(together([one for one in found if one.rows == rows]), job.dtype)
+
+
+def _measure(job: Job, device: torch.device) -> Iterator[Measured]:
+    reading = Reading(device)
+    for shape, count in job.shapes.items():
+        weights = Weights(shape, job.dtype, device, cold_bytes(device))
+        for rows in job.rows:
+            x = torch.randn(rows, shape[1], dtype=job.dtype, device=device)
+            walks = {way: Walk(products, x) for way, products in weights.ways(x).items()}
+            times = in_turns({**walks, _READ: reading}, job.rounds, device)
+            bandwidth = reading.nbytes / median(times.pop(_READ))
+            seconds = {way: [s / walks[way].steps for s in found] for way, found in times.items()}
+            yield Measured(f"{shape[0]}x{shape[1]}", count, rows, seconds, weights.nbytes, bandwidth)
+
+
+def together(measured: Sequence[Measured]) -> Measured:
+    """All layers of a model, from one measurement of each of their shapes with equally many rows."""
+    first = measured[0]
+    seconds = {
+        way: [
+            sum(one.count * s for one, s in zip(measured, round_, strict=True))
+            for round_ in zip(*(one.seconds[way] for one in measured), strict=True)
+        ]
+        for way in first.seconds
+    }
+    nbytes = {form: sum(one.count * one.nbytes[form] for one in measured) for form in first.nbytes}
+    count, bandwidth = sum(one.count for one in measured), median(one.bandwidth for one in measured)
+    return Measured("all", count, first.rows, seconds, nbytes, bandwidth)
+
+
+def _figures(measured: Measured, dtype: torch.dtype) -> Iterator[Speedup]:
+    reference = measured.seconds[DENSE]
+    facts: dict[str, Any] = {
+        "shape": measured.shape,
+        "layers": measured.count,
+        "rows": measured.rows,
+        "dtype": str(dtype).removeprefix("torch."),
+        "bytes": measured.nbytes[PACKED],
+        "reference_bytes": measured.nbytes[DENSE],
+        "bandwidth_bytes_per_s": measured.bandwidth,
+    }
+    for way, seconds in measured.seconds.items():
+        if way != DENSE:
+            more = facts | (_choice(measured) if way == PACKED else {})
+            yield Speedup(f"linear.{way}_over_dense", str(PATTERN), seconds, DENSE, reference, more)
+
+
+def _choice(measured: Measured) -> dict[str, Any]:
+    alone = {way: median(seconds) for way, seconds in measured.seconds.items() if way in ALONE}
+    best, over = best_way(alone, median(measured.seconds[PACKED]))
+    return {"best": best, "over_best": over}
