@@ -1,4 +1,4 @@
-"""How fast 2:4 models run, from the rows of `benchmark linear`."""
+"""How fast 2:4 models run, from the rows of `benchmark linear` and `benchmark decode`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -31,3 +31,29 @@ def speedup_figure(rows: Sequence[_Row], machine: str) -> Figure:
         level=1,
     )
     return chart.draw([*lines, Line("bytes", most, len(lines), "bound")])
+
+
+def decode_figure(rows: Sequence[_Row], machine: str) -> Figure:
+    """Draw tokens per second by batch, dense and packed, under what memory allows for each.
+
+    Args:
+        rows: Of `decode.packed_over_dense`.
+        machine: Named below the title.
+    """
+    lines = []
+    for i, (label, whose) in enumerate((("dense", "reference_"), ("2:4 packed", ""))):
+        measured, bound = (
+            {row["batch"]: row[f"{whose}{key}"] for row in rows}
+            for key in ("tokens_per_s", "most_tokens_per_s")
+        )
+        lines += [Line(label, measured, i), Line(f"{label}, at most", bound, i, "bound")]
+    first = rows[0]
+    chart = Chart(
+        "Tokens per second in decoding",
+        f"Greedy, {first['prompt']} tokens of prompt and {first['tokens']} new ones, {first['dtype']}. Dashed: what "
+        f"reading weights and cache allows. {machine}.",
+        "sequences",
+        "tokens per second",
+        "log",
+    )
+    return chart.draw(lines)

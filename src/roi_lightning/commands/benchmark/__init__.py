@@ -1,4 +1,4 @@
-"""`benchmark sampler | step | linear`: each figure beside its reference from the same run."""
+"""`benchmark sampler | step | linear | decode`: each figure beside its reference from the same run."""
 
 import argparse
 import json
@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from roi_lightning.commands.benchmark import linear, sampler, step
+from roi_lightning.commands.benchmark import decode, linear, sampler, step
 from roi_lightning.commands.benchmark.kind import Table
 from roi_lightning.errors import UserError
 
 if TYPE_CHECKING:
     import torch
 
-_KINDS: Final = {"sampler": sampler.KIND, "step": step.KIND, "linear": linear.KIND}
-_LEAST: Final = {"rounds": 1, "batch_size": 1, "seq_len": 2}
+_KINDS: Final = {"sampler": sampler.KIND, "step": step.KIND, "linear": linear.KIND, "decode": decode.KIND}
+_LEAST: Final = {"rounds": 1, "batch_size": 1, "seq_len": 2, "prompt": 1, "tokens": 2}
 _PIPED_WIDTH: Final = 160
 
 
@@ -23,7 +23,7 @@ def build_parser() -> argparse.ArgumentParser:
     """The options of `benchmark`."""
     parser = argparse.ArgumentParser(
         prog="roi-lightning benchmark",
-        description="Time and memory of drawing masks, alone or within a training step, and of 2:4 products.",
+        description="Time and memory of drawing masks, alone or within a training step, and of running 2:4 models.",
     )
     kinds = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
     for name, kind in _KINDS.items():

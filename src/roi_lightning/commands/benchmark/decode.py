@@ -1,0 +1,122 @@
+"""`benchmark decode`: real generation with packed 2:4 layers against the same model dense."""
+
+import argparse
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from roi_lightning.commands.benchmark.cells import spread
+from roi_lightning.commands.benchmark.kind import Kind, Row, Table
+from roi_lightning.commands.benchmark.numbers import numbers
+from roi_lightning.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+    from matplotlib.figure import Figure as Picture
+
+    from roi_lightning.bench.timing import Figure
+    from roi_lightning.sources import ModelSource
+
+_DECODE: Final = "decode.packed_over_dense"
+_HEADS: Final = (
+    *("batch", "", "dense tokens/s", "spread", "packed tokens/s", "spread", "×"),
+    *("dense ≤", "packed ≤", "dense MB", "packed MB", "tokens"),
+)
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--model", metavar="DIR", help="an exported 2:4 directory")
+    add("--lm", metavar="MODEL", help="with --random: only its configuration is read")
+    add("--random", action="store_true", help="random 2:4 weights, in bfloat16")
+    add("--batch", default="1,4,16,64", help="sequences, several with commas (default: %(default)s)")
+    add(
+        "--prompt",
+        type=int,
+        default=128,
+        help="tokens of each before the first new one (default: %(default)s)",
+    )
+    add("--tokens", type=int, default=128, help="new ones of each (default: %(default)s)")
+    add("--large_batches", action="store_true", help="with the second packing for many rows")
+    add("--compile", action="store_true", help="compile the pass that decodes, with a cache of fixed size")
+
+
+def _measure(args: argparse.Namespace, device: "torch.device") -> Iterable["Figure"]:
+    batches, source = numbers("--batch", args.batch, "1,4,16"), _source(args)
+    from roi_lightning.bench.decode import Job, decode_figures
+    from roi_lightning.bench.generation import Settings
+    from roi_lightning.bench.pairs import check_source, make_pair, random_model, stored_model
+    from roi_lightning.bench.prompts import random_prompts, text_prompts
+    from roi_lightning.language_model import load_tokenizer
+
+    check_source(source, args.prompt + args.tokens)
+    if args.random:
+        lm = random_model(source, device)
+        prompts = partial(random_prompts, lm.config.get_text_config().vocab_size)
+    else:
+        prompts = partial(text_prompts, load_tokenizer(source.spec))
+        lm = stored_model(source, device)
+    settings = Settings(args.tokens, args.compile)
+    pair = make_pair(lm, args.large_batches)
+    return decode_figures(Job(pair, prompts, batches, args.prompt, settings, args.rounds), device)
+
+
+def _source(args: argparse.Namespace) -> "ModelSource":
+    from roi_lightning.sources import resolve_model
+
+    if bool(args.model) == bool(args.lm) or bool(args.lm) != args.random:
+        raise UserError("benchmark decode: give either --model DIR, or --lm MODEL with --random")
+    return resolve_model(args.model or args.lm)
+
+
+def _table(rows: Sequence[Row], args: argparse.Namespace) -> Table:
+    return Table(_HEADS, [_cells(row) for row in rows], _note(rows[-1]))
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    decode = row["name"] == _DECODE
+    kinds = "reference_", ""
+    return (
+        f"{row['batch']}",
+        row["name"].partition(".")[0],
+        *(cell for whose in kinds for cell in (f"{row[f'{whose}tokens_per_s']:,.1f}", spread(row, whose))),
+        f"{row['ratio']:,.2f}",
+        *(f"{row[f'{whose}most_tokens_per_s']:,.1f}" if decode else "" for whose in kinds),
+        *(f"{row[f'{whose}bytes_per_token'] / 1e6:,.1f}" if decode else "" for whose in kinds),
+        _agreement(row) if decode else "",
+    )
+
+
+def _agreement(row: Row) -> str:
+    found = row["divergence"]
+    if found is None:
+        return "the same"
+    return f"{found['sequences']} part, from {found['position']} on, at most {found['gap']:.2g} units apart"
+
+
+def _note(row: Row) -> str:
+    """What the table's numbers mean, and how it was measured; `row` is any of decoding."""
+    left = row["layers_left_dense"]
+    return (
+        f"Greedy, {row['prompt']} tokens of prompt and {row['tokens']} new ones, {row['dtype']}, {row['attention']} "
+        f"attention{', compiled' if row['compiled'] else ''}{f', {left} layers left dense' if left else ''}. "
+        f"×: packed tokens/s ÷ dense. MB: of weights, keys and values that a token reads; ≤: tokens/s at the "
+        f"{row['bandwidth_bytes_per_s'] / 1e9:,.1f} GB/s that reading a large buffer gives meanwhile. tokens: "
+        f"whether both say the same; a unit is the rounding of logits in {row['dtype']}, and few of them are a tie."
+    )
+
+
+def _picture(rows: Sequence[Row], title: str) -> "Picture":
+    from roi_lightning.figures.speed import decode_figure
+
+    return decode_figure([row for row in rows if row["name"] == _DECODE], title)
+
+
+KIND: Final = Kind(
+    "generation with packed 2:4 layers against the same model dense",
+    3,
+    _add_options,
+    _measure,
+    _table,
+    _picture,
+)
