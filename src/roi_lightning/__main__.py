@@ -19,7 +19,7 @@ _PLAIN: Final = {
     "apply": "a base model and a mask file to the same directory",
     "compare": "how much of what one mask keeps the others keep too: tables and pictures",
     "verify": "check an exported directory: pattern, zeros, survivors, every byte",
-    "benchmark": "what masks cost: the sampler alone, or a training step",
+    "benchmark": "what masks cost, alone or in a training step, and what 2:4 models save",
     "evaluate": "perplexities and zero-shot accuracy of models and masks, side by side",
 }
 # transformers imports torchao wherever it is installed, and torchao tells of parts that other machines need.
