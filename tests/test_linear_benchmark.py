@@ -55,14 +55,12 @@ def test_a_speedup_is_above_1_where_less_time_is_taken():
 
 
 def test_layers_together_take_the_sum_of_their_times():
-    wide = Measured(
-        "8x4", 2, 16, {"dense": [1.0, 2.0], "packed": [0.5, 1.0]}, {"dense": 64, "packed": 36}, 10.0
-    )
-    tall = Measured(
-        "4x8", 3, 16, {"dense": [10.0, 0.0], "packed": [1.0, 1.0]}, {"dense": 64, "packed": 36}, 20.0
-    )
+    nbytes = {"dense": 64, "packed": 36}
+    of_wide = {"dense": [1.0, 2.0], "packed": [0.5, 1.0], "kernel": [0.4, 0.4]}
+    wide = Measured("8x4", 2, 16, of_wide, nbytes, 10.0)
+    tall = Measured("4x8", 3, 16, {"dense": [10.0, 0.0], "packed": [1.0, 1.0]}, nbytes, 20.0)
     both = together([wide, tall])
-    assert both.seconds == {"dense": [32.0, 4.0], "packed": [4.0, 5.0]}
+    assert both.seconds == {"dense": [32.0, 4.0], "packed": [4.0, 5.0]}, "tall ones have no kernel"
     assert both.nbytes == {"dense": 5 * 64, "packed": 5 * 36}
     assert (both.shape, both.count, both.rows, both.bandwidth) == ("all", 5, 16, 15.0)
 

@@ -12,7 +12,7 @@ from roi_lightning.bench.memory import Reading, cold_bytes
 from roi_lightning.bench.shapes import Shape
 from roi_lightning.bench.timing import Speedup, in_turns
 from roi_lightning.bench.walk import Walk
-from roi_lightning.bench.ways import ALONE, DENSE, PACKED, Weights
+from roi_lightning.bench.ways import DENSE, NOT_ALONE, PACKED, Weights
 from roi_lightning.runtime.packing import PATTERN
 
 _READ: Final = "read"
@@ -85,14 +85,18 @@ def _measure(job: Job, device: torch.device) -> Iterator[Measured]:
 
 
 def together(measured: Sequence[Measured]) -> Measured:
-    """All layers of a model, from one measurement of each of their shapes with equally many rows."""
-    first = measured[0]
+    """All layers of a model, from one measurement of each of their shapes with equally many rows.
+
+    Ways that some shape can't go are left out.
+    """
+    first, *others = measured
     seconds = {
         way: [
             sum(one.count * s for one, s in zip(measured, round_, strict=True))
             for round_ in zip(*(one.seconds[way] for one in measured), strict=True)
         ]
         for way in first.seconds
+        if all(way in other.seconds for other in others)
     }
     nbytes = {form: sum(one.count * one.nbytes[form] for one in measured) for form in first.nbytes}
     count, bandwidth = sum(one.count for one in measured), median(one.bandwidth for one in measured)
@@ -117,6 +121,6 @@ def _figures(measured: Measured, dtype: torch.dtype) -> Iterator[Speedup]:
 
 
 def _choice(measured: Measured) -> dict[str, Any]:
-    alone = {way: median(seconds) for way, seconds in measured.seconds.items() if way in ALONE}
+    alone = {way: median(seconds) for way, seconds in measured.seconds.items() if way not in NOT_ALONE}
     best, over = best_way(alone, median(measured.seconds[PACKED]))
     return {"best": best, "over_best": over}

@@ -17,8 +17,8 @@ DENSE: Final = "dense"
 WIDE: Final = "wide"
 PACKED: Final = "packed"
 UNPACKED: Final = "unpacked"
-# What the automatic choice chooses from.
-ALONE: Final = (UNPACKED,)
+# What the automatic choice does not choose from.
+NOT_ALONE: Final = (DENSE, WIDE, PACKED)
 
 
 class Weights:

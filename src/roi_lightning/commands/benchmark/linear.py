@@ -60,8 +60,8 @@ def _shapes(args: argparse.Namespace) -> "Mapping[Shape, int]":
 
 
 def _table(rows: Sequence[Row], args: argparse.Namespace) -> Table:
-    cells = [_cells(of_packed, others) for of_packed, others in _grouped(rows)]
-    ways = [_way(row) for row in _grouped(rows)[0][1]]
+    ways = list(dict.fromkeys(_way(row) for row in rows if row["name"] != _PACKED))
+    cells = [_cells(of_packed, others, ways) for of_packed, others in _grouped(rows)]
     heads = (
         "weights",
         "rows",
@@ -76,16 +76,16 @@ def _table(rows: Sequence[Row], args: argparse.Namespace) -> Table:
     return Table([*heads, *ways, "best", "÷ best"], cells, f"{_NOTE} {_stretches(rows)}")
 
 
-def _grouped(rows: Sequence[Row]) -> list[tuple[Row, list[Row]]]:
-    """The automatic choice's row of every measurement, and the other ways' rows."""
-    groups: list[tuple[Row, list[Row]]] = []
+def _grouped(rows: Sequence[Row]) -> list[tuple[Row, dict[str, float]]]:
+    """The automatic choice's row of every measurement, and the other ways' speeds."""
+    groups: list[tuple[Row, dict[str, float]]] = []
     for of_packed in (row for row in rows if row["name"] == _PACKED):
         same = [row for row in rows if all(row[key] == of_packed[key] for key in ("shape", "rows"))]
-        groups.append((of_packed, [row for row in same if row is not of_packed]))
+        groups.append((of_packed, {_way(row): row["ratio"] for row in same if row is not of_packed}))
     return groups
 
 
-def _cells(row: Row, others: Sequence[Row]) -> tuple[str, ...]:
+def _cells(row: Row, others: Mapping[str, float], ways: Sequence[str]) -> tuple[str, ...]:
     rate = row["bandwidth_bytes_per_s"]
     return (
         f"{row['layers']} × {row['shape']}",
@@ -97,7 +97,7 @@ def _cells(row: Row, others: Sequence[Row]) -> tuple[str, ...]:
         f"{row['reference_bytes'] / row['reference_median_s'] / 1e9:,.1f}",
         f"{row['bytes'] / row['median_s'] / 1e9:,.1f}",
         f"{rate / 1e9:,.1f}",
-        *(f"{other['ratio']:,.2f}" for other in others),
+        *(f"{others[way]:,.2f}" if way in others else "" for way in ways),
         row["best"],
         f"{row['over_best']:,.2f}",
     )
