@@ -28,7 +28,7 @@ PRUNABLE = 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128)
 @pytest.fixture(autouse=True)
 def _small_caches(monkeypatch):
     """As if caches held next to nothing, so that little is read to learn what memory gives."""
-    monkeypatch.setattr(memory, "_LEAST", {"cpu": 1 << 16})
+    monkeypatch.setattr(memory, "_LEAST", {"cpu": 1 << 16, "cuda": 1 << 24})
     monkeypatch.setattr(memory, "_TIMES_THE_CACHE", 0)
 
 
@@ -250,3 +250,11 @@ def test_what_can_t_be_run_is_refused_before_weights_are_read(tmp_path, capsys):
     assert "make 129 tokens" in capsys.readouterr().err
     assert run("benchmark", "decode", "--model", directory, "--prompt", "10", "--tokens", "29") == 1
     assert "4:8 sparse" in capsys.readouterr().err
+
+
+def test_a_dense_model_and_a_second_packing_on_a_processor_are_refused(llama, tmp_path, capsys):
+    size = ("--prompt", "10", "--tokens", "9", "--device", "cpu")
+    assert run("benchmark", "decode", "--model", llama, *size, "--large_batches") == 1
+    assert "large_batches needs a GPU" in capsys.readouterr().err
+    assert run("benchmark", "decode", "--model", tiny_llama(tmp_path / "dense"), *size) == 1
+    assert "2:4" in capsys.readouterr().err

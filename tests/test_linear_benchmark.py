@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def _small_caches(monkeypatch):
     """As if caches held next to nothing, so that a few copies of tiny weights exceed them."""
-    monkeypatch.setattr(memory, "_LEAST", {"cpu": 1 << 16})
+    monkeypatch.setattr(memory, "_LEAST", {"cpu": 1 << 16, "cuda": 1 << 24})
     monkeypatch.setattr(memory, "_TIMES_THE_CACHE", 0)
 
 
@@ -95,6 +95,7 @@ def test_every_way_multiplies_by_every_copy_of_the_same_weight(dtype):
     weight = ways["dense"][0].keywords["weight"]
     assert ((weight.view(12, 4, 4) != 0).sum(-1) == 2).all()
     exact = F.linear(x.double(), weight.double())
+    assert {"packed", "unpacked"} < set(ways)
     for products in ways.values():
         assert len(products) == 5
         for product in products:
@@ -141,6 +142,19 @@ def test_rows_of_a_model(tmp_path, capsys):
     assert "14 × all" in plain_text(capsys.readouterr().out)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_ways_on_a_gpu(tmp_path):
+    out = tmp_path / "rows.json"
+    options = ("--rows", "1,64", "--rounds", "2", "--device", "cuda", "--large_batches", "--json", out)
+    assert run("benchmark", "linear", "--shapes", "512x1024", *options) == 0
+    ways = {rows: set() for rows in (1, 64)}
+    for row in json.loads(out.read_text())["rows"]:
+        ways[row["rows"]].add(row["name"].removeprefix("linear.").removesuffix("_over_dense"))
+    assert ways[64] == {"packed", "tiles", "unpacked", "sparse"}
+    assert ways[1] == ways[64] | {"few_rows"}
+
+
 @pytest.mark.parametrize(
     ("args", "told"),
     [
@@ -153,6 +167,7 @@ def test_rows_of_a_model(tmp_path, capsys):
         (("--shapes", "8x8", "--rows", "1,many"), "--rows '1,many'"),
         (("--shapes", "8x8", "--device", "cuda:9"), "cuda:9"),
         (("--shapes", "8x8", "--figure", "."), "'.'"),
+        (("--shapes", "8x8", "--device", "cpu", "--large_batches"), "large_batches needs a GPU"),
         (("--lm", "./nowhere"), "./nowhere"),
     ],
     ids=str,

@@ -27,12 +27,14 @@ class Job:
         rows: Of activations, each.
         dtype: Of weights and activations.
         rounds: How often.
+        large_batches: Also with the second packing for many rows.
     """
 
     shapes: Mapping[Shape, int]
     rows: Sequence[int]
     dtype: torch.dtype
     rounds: int
+    large_batches: bool
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ def linear_figures(job: Job, device: torch.device) -> Iterator[Speedup]:
 def _measure(job: Job, device: torch.device) -> Iterator[Measured]:
     reading = Reading(device)
     for shape, count in job.shapes.items():
-        weights = Weights(shape, job.dtype, device, cold_bytes(device))
+        weights = Weights(shape, job.dtype, device, cold_bytes(device), job.large_batches)
         for rows in job.rows:
             x = torch.randn(rows, shape[1], dtype=job.dtype, device=device)
             walks = {way: Walk(products, x) for way, products in weights.ways(x).items()}

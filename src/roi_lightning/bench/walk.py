@@ -10,7 +10,7 @@ from torch import Tensor
 
 from roi_lightning.bench.timing import Task, seconds
 
-Product = Callable[[Tensor], Tensor]
+Product = Callable[[Tensor], object]
 # Of one measurement on a processor; there a product may take long.
 _SECONDS: Final = 0.03
 

@@ -37,7 +37,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help="tokens of each before the first new one (default: %(default)s)",
     )
     add("--tokens", type=int, default=128, help="new ones of each (default: %(default)s)")
-    add("--large_batches", action="store_true", help="with the second packing for many rows")
+    add("--large_batches", action="store_true", help="with the second packing for many rows, on GPUs")
     add("--compile", action="store_true", help="compile the pass that decodes, with a cache of fixed size")
 
 
@@ -48,8 +48,11 @@ def _measure(args: argparse.Namespace, device: "torch.device") -> Iterable["Figu
     from roi_lightning.bench.pairs import check_source, make_pair, random_model, stored_model
     from roi_lightning.bench.prompts import random_prompts, text_prompts
     from roi_lightning.language_model import load_tokenizer
+    from roi_lightning.runtime.large_batches import check_device
 
     check_source(source, args.prompt + args.tokens)
+    if args.large_batches:
+        check_device(device)
     if args.random:
         lm = random_model(source, device)
         prompts = partial(random_prompts, lm.config.get_text_config().vocab_size)

@@ -38,6 +38,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         default="bfloat16",
         help="of weights and activations (default: %(default)s)",
     )
+    add("--large_batches", action="store_true", help="with the second packing for many rows, on GPUs")
 
 
 def _measure(args: argparse.Namespace, device: "torch.device") -> Iterable["Figure"]:
@@ -46,7 +47,7 @@ def _measure(args: argparse.Namespace, device: "torch.device") -> Iterable["Figu
     from roi_lightning.bench.linear import Job, linear_figures
 
     rows = numbers("--rows", args.rows, "1,16,256")
-    job = Job(_shapes(args), rows, getattr(torch, args.dtype), args.rounds)
+    job = Job(_shapes(args), rows, getattr(torch, args.dtype), args.rounds, args.large_batches)
     return linear_figures(job, device)
 
 
