@@ -17,6 +17,7 @@ from roi_lightning.bench.pairs import Pair, make_pair, random_model, stored_mode
 from roi_lightning.bench.prompts import random_prompts, text_prompts
 from roi_lightning.bench.traffic import mean_cache_bytes, most_tokens_per_second, weight_bytes
 from roi_lightning.export import write_export
+from roi_lightning.runtime import Accelerated
 from roi_lightning.sources import resolve_model
 from tiny_models import random_masks, tiny_gpt2, tiny_llama, tiny_qwen2
 
@@ -124,7 +125,14 @@ def test_models_that_differ_are_told_apart_where_slow_loops_part(llama, tmp_path
     generator = torch.Generator().manual_seed(1)
     weight = other.lm_head.weight.data
     weight += 0.02 * torch.randn(weight.shape, generator=generator)
-    job = Job(Pair(lm, other, 0), lambda *size: random_prompts(256, *size), [3], PROMPT, Settings(TOKENS), 1)
+    job = Job(
+        Pair(lm, other, Accelerated({}, {}, 0, 0)),
+        lambda *size: random_prompts(256, *size),
+        [3],
+        PROMPT,
+        Settings(TOKENS),
+        1,
+    )
     decode = next(one for one in decode_figures(job, CPU) if one.name == "decode.packed_over_dense")
     ids = random_prompts(256, 3, PROMPT)
     (ours, high), (theirs, low) = greedy(lm, ids, TOKENS), greedy(other, ids, TOKENS)
@@ -204,6 +212,7 @@ def test_rows_of_every_batch(llama, tmp_path, capsys):
         row = rows["decode.packed_over_dense", batch]
         weights = weight_bytes(load(llama))
         assert row["same_tokens"]
+        assert row["dense_weight_bytes"] == weights - PRUNABLE * 4
         assert row["reference_bytes_per_token"] == pytest.approx(weights / batch + cache)
         for whose in ("", "reference_"):
             most = row["bandwidth_bytes_per_s"] / row[f"{whose}bytes_per_token"]

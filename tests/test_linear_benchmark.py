@@ -1,6 +1,7 @@
 """`benchmark linear`: shapes and bytes against what can be counted, its pure functions against hand-made cases."""
 
 import json
+from itertools import cycle
 
 import pytest
 import torch
@@ -104,16 +105,18 @@ def test_every_way_multiplies_by_every_copy_of_the_same_weight(dtype):
     assert len(set(copies)) == 5, "else a cache would hold them"
 
 
-def test_a_walk_goes_on_where_it_stopped(monkeypatch):
+def test_walks_over_the_same_copies_take_turns(monkeypatch):
     monkeypatch.setattr(walk, "_SECONDS", 0.0)
-    taken = []
-    products = [lambda x, i=i: taken.append(i) for i in range(3)]
-    steps = Walk(products, torch.ones(1, 4))
+    taken, turn, x = [], cycle(range(5)), torch.ones(1, 4)
+    ways = ([lambda x, way=way, i=i: taken.append((way, i)) for i in range(5)] for way in "ab")
+    a, b = (Walk(products, x, turn) for products in ways)
+    assert (a.steps, b.steps) == (1, 1)
     taken.clear()
-    for _ in range(4):
-        steps()
-    assert steps.steps == 1
-    assert taken == [0, 1, 2, 0]
+    while next(turn) != 4:
+        pass
+    for task in (a, b, a, b, a, b):
+        task()
+    assert taken == [("a", 0), ("b", 1), ("a", 2), ("b", 3), ("a", 4), ("b", 0)]
 
 
 # The command.

@@ -91,13 +91,14 @@ def _setting(job: Job, batch: int) -> dict[str, Any]:
         "dtype": str(lm.dtype).removeprefix("torch."),
         "attention": lm.config._attn_implementation,
         "compiled": job.settings.compiled,
-        "layers_left_dense": job.pair.left,
+        "layers_left_dense": len(job.pair.accelerated.left),
     }
 
 
 def _bytes(job: Job, measured: _Measured) -> dict[str, Any]:
     """What a step reads, and how many tokens a second that allows."""
-    facts: dict[str, Any] = {"bandwidth_bytes_per_s": measured.bandwidth}
+    rest = weight_bytes(job.pair.packed) - job.pair.accelerated.bytes_after
+    facts: dict[str, Any] = {"bandwidth_bytes_per_s": measured.bandwidth, "dense_weight_bytes": rest}
     kinds = ("", job.pair.packed, measured.packed), ("reference_", job.pair.dense, measured.dense)
     for whose, lm, (first, *_) in kinds:
         batch, new = first.tokens.shape

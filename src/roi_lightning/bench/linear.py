@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from statistics import median
 from typing import Any, Final
 
@@ -64,10 +65,9 @@ def linear_figures(job: Job, device: torch.device) -> Iterator[Speedup]:
     Where several layers share a shape, as in a model, the last figures are of all layers together.
     """
     found: list[Measured] = []
-    with torch.inference_mode():
-        for measured in _measure(job, device):
-            found.append(measured)
-            yield from _figures(measured, job.dtype)
+    for measured in _measure(job, device):
+        found.append(measured)
+        yield from _figures(measured, job.dtype)
     if sum(job.shapes.values()) > len(job.shapes):
         for rows in job.rows:
             yield from _figures(together([one for one in found if one.rows == rows]), job.dtype)
@@ -79,7 +79,8 @@ def _measure(job: Job, device: torch.device) -> Iterator[Measured]:
         weights = Weights(shape, job.dtype, device, cold_bytes(device), job.large_batches)
         for rows in job.rows:
             x = torch.randn(rows, shape[1], dtype=job.dtype, device=device)
-            walks = {way: Walk(products, x) for way, products in weights.ways(x).items()}
+            turn = cycle(range(weights.copies))
+            walks = {way: Walk(products, x, turn) for way, products in weights.ways(x).items()}
             times = in_turns({**walks, _READ: reading}, job.rounds, device)
             bandwidth = reading.nbytes / median(times.pop(_READ))
             seconds = {way: [s / walks[way].steps for s in found] for way, found in times.items()}

@@ -11,18 +11,24 @@ from roi_lightning.export.base import SIDECAR
 from roi_lightning.export.sidecar import read_sidecar
 from roi_lightning.language_model import load_config, max_positions, plain_language_model, plain_random_model
 from roi_lightning.prunable import input_dim, prunable_layers
-from roi_lightning.runtime import accelerate
+from roi_lightning.runtime import Accelerated, accelerate
 from roi_lightning.runtime.packing import PATTERN
 from roi_lightning.sources import ModelSource
 
 
 @dataclass(frozen=True)
 class Pair:
-    """One model twice; `left` says of how many of its layers the packed one has dense."""
+    """One model twice.
+
+    Attributes:
+        dense: As transformers runs it.
+        packed: The twin, which shares nothing with it.
+        accelerated: What became of the twin's layers.
+    """
 
     dense: PreTrainedModel
     packed: PreTrainedModel
-    left: int
+    accelerated: Accelerated
 
 
 def check_source(source: ModelSource, length: int) -> None:
@@ -73,5 +79,4 @@ def make_pair(lm: PreTrainedModel, large_batches: bool) -> Pair:
         UserError: If the model is not 2:4 sparse.
     """
     packed = deepcopy(lm)
-    accelerated = accelerate(packed, large_batches=large_batches)
-    return Pair(lm, packed, len(accelerated.left))
+    return Pair(lm, packed, accelerate(packed, large_batches=large_batches))

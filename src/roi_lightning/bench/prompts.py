@@ -1,6 +1,7 @@
 """Prompts of a given length."""
 
 import sysconfig
+from itertools import cycle
 
 import torch
 from torch import Tensor
@@ -10,10 +11,10 @@ from roi_lightning.data.python_docs import python_documents
 
 
 def text_prompts(tokenizer: PreTrainedTokenizerBase, batch: int, length: int) -> Tensor:
-    """Consecutive stretches of the documentation that comes with Python, int64 [batch, length]."""
+    """Consecutive stretches of the documentation that comes with Python, over and over, int64 [batch, length]."""
     ids: list[int] = []
-    for document in python_documents(sysconfig.get_paths()["stdlib"], ""):
-        ids += tokenizer(document["text"], add_special_tokens=False)["input_ids"]
+    for document in cycle(python_documents(sysconfig.get_paths()["stdlib"], "")):
+        ids += tokenizer(document["text"], add_special_tokens=False, verbose=False)["input_ids"]
         if len(ids) >= batch * length:
             break
     return torch.tensor(ids[: batch * length]).view(batch, length)

@@ -1,8 +1,7 @@
 """Products with weights that no cache holds, as in decoding, where every layer's weight is read once a token."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import cycle, islice
 from typing import Final
 
 import torch
@@ -16,7 +15,7 @@ _SECONDS: Final = 0.03
 
 
 class Walk:
-    """A task: products with one copy of a weight after the other, going on where it stopped.
+    """A task: products with one copy of a weight after the other.
 
     On a GPU it replays all of them as one graph, so that the host's time for each launch plays no part; on a
     processor it takes as many as fit a measurement.
@@ -24,25 +23,27 @@ class Walk:
     Args:
         products: With copies of one weight, in all more than the caches hold.
         x: [rows, in], for all of them.
+        turn: Which copy is next, over and over; walks over the same copies share it, and none meets what another
+            has just read.
 
     Attributes:
         steps: How many products it takes.
     """
 
-    def __init__(self, products: Sequence[Product], x: Tensor) -> None:
+    def __init__(self, products: Sequence[Product], x: Tensor, turn: Iterator[int]) -> None:
         if x.is_cuda:
             self.steps, self._task = len(products), _captured(partial(_run, products, x))
         else:
-            self._next = cycle(products)
-            once = min(seconds(partial(_run, islice(self._next, 1), x), x.device) for _ in range(3))
+            self.steps, self._task = 1, lambda: _run((products[next(turn)] for _ in range(self.steps)), x)
+            once = min(seconds(self._task, x.device) for _ in range(3))
             self.steps = max(1, min(len(products), int(_SECONDS / once)))
-            self._task = lambda: _run(islice(self._next, self.steps), x)
 
     def __call__(self) -> None:
         """Take the next `steps` products."""
         self._task()
 
 
+@torch.inference_mode()
 def _run(products: Iterable[Product], x: Tensor) -> None:
     for product in products:
         product(x)

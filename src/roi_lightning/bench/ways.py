@@ -36,6 +36,7 @@ class Weights:
         large_batches: Pack them for large batches, too.
 
     Attributes:
+        copies: How many of each.
         nbytes: Of one weight, dense and packed.
 
     Raises:
@@ -49,9 +50,9 @@ class Weights:
         mask = PATTERN.top(weight.abs())
         weight.masked_fill_(~mask, 0)
         packed = pack(weight, mask)
-        copies = -(-least // weight.nbytes)
-        self._dense = [weight.clone() for _ in range(copies)]
-        self._packed = [PackedLinear(Packed(*(part.clone() for part in packed))) for _ in range(copies)]
+        self.copies = -(-least // weight.nbytes)
+        self._dense = [weight.clone() for _ in range(self.copies)]
+        self._packed = [PackedLinear(Packed(*(part.clone() for part in packed))) for _ in range(self.copies)]
         self.nbytes = {DENSE: weight.nbytes, PACKED: packed.nbytes}
         if large_batches:
             _add_large(self._packed)

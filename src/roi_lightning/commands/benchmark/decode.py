@@ -103,7 +103,8 @@ def _note(row: Row) -> str:
     return (
         f"Greedy, {row['prompt']} tokens of prompt and {row['tokens']} new ones, {row['dtype']}, {row['attention']} "
         f"attention{', compiled' if row['compiled'] else ''}{f', {left} layers left dense' if left else ''}. "
-        f"×: packed tokens/s ÷ dense. MB: of weights, keys and values that a token reads; ≤: tokens/s at the "
+        f"×: packed tokens/s ÷ dense. MB: of weights, keys and values that a token reads (weights outside the packed "
+        f"layers, the head above all, are {row['dense_weight_bytes'] / 1e6:,.1f} MB a step); ≤: tokens/s at the "
         f"{row['bandwidth_bytes_per_s'] / 1e9:,.1f} GB/s that reading a large buffer gives meanwhile. tokens: "
         f"whether both say the same; a unit is the rounding of logits in {row['dtype']}, and few of them are a tie."
     )
