@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle
 from statistics import median
 from typing import Any, Final
@@ -11,7 +12,7 @@ import torch
 from roi_lightning.bench.crossover import best_way
 from roi_lightning.bench.memory import Reading, cold_bytes
 from roi_lightning.bench.shapes import Shape
-from roi_lightning.bench.timing import Speedup, in_turns
+from roi_lightning.bench.timing import Speedup, results_in_turns, seconds
 from roi_lightning.bench.walk import Walk
 from roi_lightning.bench.ways import DENSE, NOT_ALONE, PACKED, Weights
 from roi_lightning.runtime.packing import PATTERN
@@ -81,10 +82,17 @@ def _measure(job: Job, device: torch.device) -> Iterator[Measured]:
             x = torch.randn(rows, shape[1], dtype=job.dtype, device=device)
             turn = cycle(range(weights.copies))
             walks = {way: Walk(products, x, turn) for way, products in weights.ways(x).items()}
-            times = in_turns({**walks, _READ: reading}, job.rounds, device)
+            tasks = {way: partial(_seconds_after, reading, walk, device) for way, walk in walks.items()}
+            times = results_in_turns({**tasks, _READ: partial(seconds, reading, device)}, job.rounds)
             bandwidth = reading.nbytes / median(times.pop(_READ))
-            seconds = {way: [s / walks[way].steps for s in found] for way, found in times.items()}
-            yield Measured(f"{shape[0]}x{shape[1]}", count, rows, seconds, weights.nbytes, bandwidth)
+            of_one = {way: [s / walks[way].steps for s in found] for way, found in times.items()}
+            yield Measured(f"{shape[0]}x{shape[1]}", count, rows, of_one, weights.nbytes, bandwidth)
+
+
+def _seconds_after(reading: Reading, walk: Walk, device: torch.device) -> float:
+    """Time a walk with caches as the reading leaves them, whatever ran before that."""
+    reading()
+    return seconds(walk, device)
 
 
 def together(measured: Sequence[Measured]) -> Measured:
@@ -93,7 +101,7 @@ def together(measured: Sequence[Measured]) -> Measured:
     Ways that some shape can't go are left out.
     """
     first, *others = measured
-    seconds = {
+    summed = {
         way: [
             sum(one.count * s for one, s in zip(measured, round_, strict=True))
             for round_ in zip(*(one.seconds[way] for one in measured), strict=True)
@@ -103,7 +111,7 @@ def together(measured: Sequence[Measured]) -> Measured:
     }
     nbytes = {form: sum(one.count * one.nbytes[form] for one in measured) for form in first.nbytes}
     count, bandwidth = sum(one.count for one in measured), median(one.bandwidth for one in measured)
-    return Measured("all", count, first.rows, seconds, nbytes, bandwidth)
+    return Measured("all", count, first.rows, summed, nbytes, bandwidth)
 
 
 def _figures(measured: Measured, dtype: torch.dtype) -> Iterator[Speedup]:
@@ -117,13 +125,13 @@ def _figures(measured: Measured, dtype: torch.dtype) -> Iterator[Speedup]:
         "reference_bytes": measured.nbytes[DENSE],
         "bandwidth_bytes_per_s": measured.bandwidth,
     }
-    for way, seconds in measured.seconds.items():
+    for way, found in measured.seconds.items():
         if way != DENSE:
             more = facts | (_choice(measured) if way == PACKED else {})
-            yield Speedup(f"linear.{way}_over_dense", str(PATTERN), seconds, DENSE, reference, more)
+            yield Speedup(f"linear.{way}_over_dense", str(PATTERN), found, DENSE, reference, more)
 
 
 def _choice(measured: Measured) -> dict[str, Any]:
-    alone = {way: median(seconds) for way, seconds in measured.seconds.items() if way not in NOT_ALONE}
+    alone = {way: median(found) for way, found in measured.seconds.items() if way not in NOT_ALONE}
     best, over = best_way(alone, median(measured.seconds[PACKED]))
     return {"best": best, "over_best": over}
