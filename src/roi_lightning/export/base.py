@@ -135,9 +135,7 @@ class LoadedBase:
     def write_weights(self, file_name: str, folder: Path) -> None:
         """Write the tensors of one shard."""
         tensors = {n: self[n].contiguous() for n, file in self.files.items() if file == file_name}
-        save_file(tensors, folder / file_name, {"format": "pt"})
-        # safetensors makes its files readable by their owner alone; a checkpoint is there to be shared.
-        (folder / file_name).chmod(0o644)
+        save_tensors(tensors, folder / file_name, "pt")
 
     def write_companions(self, folder: Path) -> None:
         """Save the configurations and the tokenizer that transformers read out of the GGUF file."""
@@ -177,6 +175,19 @@ def open_base(source: ModelSource, dtype: str = "auto", lm: PreTrainedModel | No
     if dtype not in get_args(DType):
         raise UserError(f"dtype {dtype!r} is none of {', '.join(get_args(DType))}")
     return LoadedBase(source, lm or load_language_model(source, cast(DType, dtype)))
+
+
+def save_tensors(tensors: dict[str, Tensor], path: Path, form: str) -> None:
+    """Write a safetensors file.
+
+    Args:
+        tensors: Contiguous.
+        path: The file.
+        form: What its header calls its format; transformers knows `pt`.
+    """
+    save_file(tensors, path, {"format": form})
+    # safetensors makes its files readable by their owner alone; a checkpoint is there to be shared.
+    path.chmod(0o644)
 
 
 def bits(tensor: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ Which weights were pruned is read from the mask file and never from where the ze
 weight may be zero too.
 """
 
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,10 @@ class Exported:
     def tensors(self) -> StoredTensors:
         """Raises UserError if weight files are missing."""
         return StoredTensors(self.directory)
+
+    def copies(self, companions: Iterable[str]) -> dict[str, Path]:
+        """Where the copy of each of the base model's files should lie."""
+        return {name: self.directory / name for name in companions}
 
 
 def files(export: Exported) -> str:
@@ -117,12 +122,10 @@ def copied(export: Exported, base: BaseTensors) -> str:
     """What is no weight is as in the base model's directory."""
     if not isinstance(base, StoredBase):
         return "none to compare: the base is a GGUF file"
-    names = base.companions()
-    wrong = [
-        name for name in names if file_sha256(export.directory / name) != file_sha256(base.directory / name)
-    ]
+    copies = export.copies(base.companions())
+    wrong = [name for name, copy in copies.items() if file_sha256(copy) != file_sha256(base.directory / name)]
     _require(wrong, "differs from the base model's")
-    return f"{len(names)} as in the base model"
+    return f"{len(copies)} as in the base model"
 
 
 def same_tensors(export: Exported, base: BaseTensors) -> str:

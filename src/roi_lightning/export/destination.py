@@ -7,7 +7,7 @@ from typing import Final
 
 from roi_lightning.errors import UserError
 from roi_lightning.export.base import SIDECAR, BaseTensors
-from roi_lightning.export.sidecar import read_sidecar, written_files
+from roi_lightning.export.sidecar import EXPORTED, PACKED, read_sidecar, written_files
 from roi_lightning.sources import ModelSource
 
 _MARGIN: Final = 1.05
@@ -67,7 +67,7 @@ def _require_replaceable(out: Path) -> None:
 
 def _require_nothing_else(out: Path) -> None:
     try:
-        strangers = set(written_files(out)) - set(read_sidecar(out)["files"])
+        strangers = set(written_files(out)) - set(read_sidecar(out, (EXPORTED, PACKED))["files"])
     except UserError as error:
         raise UserError(f"{str(out)!r} exists and its {error}; choose another --out or remove it") from error
     if strangers:

@@ -7,15 +7,17 @@ import hashlib
 import importlib.metadata
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from roi_lightning.errors import UserError
 from roi_lightning.export.base import SIDECAR, BaseTensors
 from roi_lightning.masks import MASK_FILE, MaskSet
+from roi_lightning.progress import progress
 
-_FORMAT: Final = "roi_lightning.sparsity"
+EXPORTED: Final = "roi_lightning.sparsity"
+PACKED: Final = "roi_lightning.packed"
 _VERSION: Final = 1
 
 
@@ -28,10 +30,7 @@ def describe(masks: MaskSet, base: BaseTensors, facts: Mapping[str, object]) -> 
         facts: More entries, anything that JSON can spell; entries that are None are left out.
     """
     parameters = sum(math.prod(base.shape(name)) for name in base.files)
-    return {
-        "format": _FORMAT,
-        "version": _VERSION,
-        "package_version": importlib.metadata.version("roi-lightning"),
+    return heading(EXPORTED) | {
         "pattern": str(masks.pattern),
         "n": masks.pattern.n,
         "m": masks.pattern.m,
@@ -49,6 +48,15 @@ def describe(masks: MaskSet, base: BaseTensors, facts: Mapping[str, object]) -> 
     }
 
 
+def heading(form: str) -> dict[str, Any]:
+    """How every sidecar begins: what kind of directory it belongs to, and who wrote it."""
+    return {
+        "format": form,
+        "version": _VERSION,
+        "package_version": importlib.metadata.version("roi-lightning"),
+    }
+
+
 def seal(directory: Path, description: Mapping[str, Any]) -> None:
     """Hash every file of a directory and write the sidecar, checksum included.
 
@@ -62,11 +70,15 @@ def seal(directory: Path, description: Mapping[str, Any]) -> None:
     (directory / SIDECAR).write_text(render(content), encoding="utf-8")
 
 
-def read_sidecar(directory: Path) -> dict[str, Any]:
+def read_sidecar(directory: Path, formats: Collection[str] = (EXPORTED,)) -> dict[str, Any]:
     """Read a directory's sidecar and check that it is intact.
 
+    Args:
+        directory: Any.
+        formats: The kinds of directory that are wanted, `EXPORTED` and `PACKED`.
+
     Raises:
-        UserError: If there is none, or it is not as `seal` wrote it.
+        UserError: If there is none, it is not as `seal` wrote it, or of another kind.
     """
     try:
         text = (directory / SIDECAR).read_bytes()
@@ -77,7 +89,7 @@ def read_sidecar(directory: Path) -> dict[str, Any]:
         raise UserError(f"{SIDECAR} can't be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{SIDECAR} is not one that roi_lightning wrote") from error
-    if version != (_FORMAT, _VERSION):
+    if version[0] not in formats or version[1] != _VERSION:
         raise UserError(f"{SIDECAR} has the unknown format {version}")
     if not intact:
         raise UserError(f"{SIDECAR} does not match its own checksum")
@@ -88,6 +100,24 @@ def written_files(directory: Path) -> list[str]:
     """Every file but the sidecar, as sorted paths relative to the directory."""
     found = (path for path in directory.rglob("*") if not path.is_dir() or path.is_symlink())
     return sorted(path.relative_to(directory).as_posix() for path in found if path != directory / SIDECAR)
+
+
+def require_intact(directory: Path, hashes: Mapping[str, str | None]) -> None:
+    """Refuse a directory with files that are missing or not as they were sealed.
+
+    Args:
+        directory: Any.
+        hashes: SHA-256 by file, from its sidecar.
+
+    Raises:
+        UserError: Naming the first such file.
+    """
+    for name, digest in progress(list(hashes.items()), "hashing files"):
+        path = directory / name
+        if not path.is_file():
+            raise UserError(f"{str(path)!r} is missing; fetch or write the directory again")
+        if file_sha256(path) != digest:
+            raise UserError(f"{str(path)!r} has changed since it was written; fetch or write it again")
 
 
 def file_sha256(path: Path) -> str:

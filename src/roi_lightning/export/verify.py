@@ -43,6 +43,11 @@ class VerifyReport:
         """The checks that did not hold."""
         return [check for check in self.checks if not check.ok]
 
+    @property
+    def complaint(self) -> str:
+        """The failures in a line."""
+        return "; ".join(f"{check.name}: {check.detail}" for check in self.failures)
+
     def to_json(self) -> dict[str, Any]:
         """The report as JSON can hold it."""
         rows = [asdict(check) for check in self.checks]
@@ -67,25 +72,26 @@ def verify_export(directory: Path, base: ModelSource | BaseTensors | None = None
 
 def _checks(directory: Path, base: ModelSource | BaseTensors | None) -> Iterator[Check]:
     export = checks.Exported(directory)
-    yield _run("sidecar", lambda: f"pattern {export.sidecar['pattern']}, checksum right")
-    yield _run("files", lambda: checks.files(export))
-    yield _run("checksums", lambda: checks.checksums(export))
-    yield _run("config", lambda: checks.config(export))
-    yield _run("mask", lambda: checks.mask(export))
-    yield _run("zeros", lambda: checks.zeros(export))
+    yield run_check("sidecar", lambda: f"pattern {export.sidecar['pattern']}, checksum right")
+    yield run_check("files", lambda: checks.files(export))
+    yield run_check("checksums", lambda: checks.checksums(export))
+    yield run_check("config", lambda: checks.config(export))
+    yield run_check("mask", lambda: checks.mask(export))
+    yield run_check("zeros", lambda: checks.zeros(export))
     if checks.has_updates(export):
-        yield _run("updates", lambda: checks.updates(export))
+        yield run_check("updates", lambda: checks.updates(export))
     if base is None:
         return
     tensors = open_base(base, _dtype(export)) if isinstance(base, ModelSource) else base
-    yield _run("copied files", lambda: checks.copied(export, tensors))
-    yield _run("same tensors", lambda: checks.same_tensors(export, tensors))
-    yield _run("base hashes", lambda: checks.base_hashes(export, tensors))
-    yield _run("survivors", lambda: checks.survivors(export, tensors))
-    yield _run("other tensors", lambda: checks.others(export, tensors))
+    yield run_check("copied files", lambda: checks.copied(export, tensors))
+    yield run_check("same tensors", lambda: checks.same_tensors(export, tensors))
+    yield run_check("base hashes", lambda: checks.base_hashes(export, tensors))
+    yield run_check("survivors", lambda: checks.survivors(export, tensors))
+    yield run_check("other tensors", lambda: checks.others(export, tensors))
 
 
-def _run(name: str, check: Callable[[], str]) -> Check:
+def run_check(name: str, check: Callable[[], str]) -> Check:
+    """The outcome of one check, whichever way it ends."""
     try:
         return Check(name, True, check())
     except checks.CheckFailedError as error:

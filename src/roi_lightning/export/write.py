@@ -124,5 +124,4 @@ def _describe(
 def _require_verified(directory: Path, base: BaseTensors) -> None:
     report = verify_export(directory, base)
     if not report.ok:
-        failures = "; ".join(f"{check.name}: {check.detail}" for check in report.failures)
-        raise UserError(f"the export does not verify and was not kept ({failures})")
+        raise UserError(f"the export does not verify and was not kept ({report.complaint})")
