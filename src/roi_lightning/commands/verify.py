@@ -17,7 +17,7 @@ def build_parser() -> argparse.ArgumentParser:
         description="Check N:M along the input dimension, exact zeros and every file's hash; with --base "
         "also that the survivors are bit for bit the base model's and nothing else changed.",
     )
-    parser.add_argument("directory", metavar="DIR", type=Path, help="an exported directory")
+    parser.add_argument("directory", metavar="DIR", type=Path, help="an exported or packed directory")
     parser.add_argument("--base", metavar="MODEL", help="the base model: hub id, directory, or GGUF file")
     parser.add_argument("--json", metavar="OUT", type=Path, help="also write the result as JSON")
     return parser
@@ -35,12 +35,14 @@ def main(argv: Sequence[str]) -> int:
     args = build_parser().parse_args(argv)
     from roi_lightning.atomic import check_writable, written_aside
     from roi_lightning.export import verify_export
-    from roi_lightning.sources import resolve_model
+    from roi_lightning.runtime import verify_packed
+    from roi_lightning.sources import is_packed, resolve_model
 
     if args.json:
         check_writable(args.json)
     base = resolve_model(args.base, _revision(args.directory)) if args.base else None
-    report = verify_export(args.directory, base)
+    verify = verify_packed if is_packed(args.directory) else verify_export
+    report = verify(args.directory, base)
     _show(report)
     if args.json:
         with written_aside(args.json) as partial:
@@ -50,10 +52,10 @@ def main(argv: Sequence[str]) -> int:
 
 def _revision(directory: Path) -> str | None:
     from roi_lightning.errors import UserError
-    from roi_lightning.export.sidecar import read_sidecar
+    from roi_lightning.export.sidecar import EXPORTED, PACKED, read_sidecar
 
     try:
-        revision: str | None = read_sidecar(directory)["base"]["revision"]
+        revision: str | None = read_sidecar(directory, (EXPORTED, PACKED))["base"]["revision"]
     except UserError:
         return None
     return revision

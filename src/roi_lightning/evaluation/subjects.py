@@ -13,7 +13,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from roi_lightning.errors import UserError
 from roi_lightning.export.base import SIDECAR, BaseTensors, open_base
 from roi_lightning.export.fit import check_masks_fit
-from roi_lightning.export.sidecar import file_sha256, read_sidecar
+from roi_lightning.export.sidecar import EXPORTED, PACKED, read_sidecar, require_intact
 from roi_lightning.language_model import (
     DType,
     load_config,
@@ -22,7 +22,7 @@ from roi_lightning.language_model import (
     max_positions,
 )
 from roi_lightning.masks import MaskSet
-from roi_lightning.progress import progress
+from roi_lightning.runtime import from_packed, open_packed
 from roi_lightning.sources import ModelSource, StoredTensors, resolve_model
 from roi_lightning.stored_names import loaded_names
 
@@ -60,9 +60,13 @@ class Subject:
         """
         if self.source.kind == "gguf":
             return
+        if self.source.kind == "packed":
+            open_packed(self.source.directory)
+            return
         weights = set(StoredTensors(self.source.directory).files.values())
         if self.masks is None and self.updated is not None:
-            _check_export(self.source.directory, weights)
+            hashes = read_sidecar(self.source.directory)["files"]
+            require_intact(self.source.directory, {name: hashes.get(name) for name in sorted(weights)})
 
     def load(self, dtype: DType, device: torch.device, trust_remote_code: bool = False) -> PreTrainedModel:
         """The model on its device, in eval mode, masks applied.
@@ -77,6 +81,8 @@ class Subject:
         """
         if self.masks is not None and self.source.kind == "gguf" and dtype == "auto":
             dtype = cast(DType, self.masks.base.dtype)
+        if self.source.kind == "packed":
+            return from_packed(self.source.directory, dtype, device)
         lm = load_language_model(self.source, dtype, trust_remote_code)
         if self.masks is not None:
             apply_masks(lm, self.masks)
@@ -105,7 +111,7 @@ def resolve_subjects(
     """Find out what every argument is, and check what can be checked without loading a model.
 
     Args:
-        specs: Each a hub id, a directory, a GGUF file, or a mask file (`.safetensors`).
+        specs: Each a hub id, a directory (packed or not), a GGUF file, or a mask file (`.safetensors`).
         base: The model that mask files apply to.
         trust_remote_code: Let the repositories' own Python code run.
 
@@ -134,7 +140,7 @@ def _resolve(spec: str, base: str | None, trust_remote_code: bool) -> Subject:
             raise UserError(f"{spec!r} is a mask file: name the model it applies to with --base")
         source, updated = resolve_model(base, masks.base.revision), cast("bool | None", False)
     else:
-        masks, source = None, resolve_model(spec)
+        masks, source = None, resolve_model(spec, packed=True)
         updated = _survivors_updated(source)
     config = load_config(source, trust_remote_code)
     tokenizer = load_tokenizer(source.spec, source.revision, trust_remote_code)
@@ -157,18 +163,10 @@ def _survivors_updated(source: ModelSource) -> bool | None:
     if source.kind == "gguf" or not (source.directory / SIDECAR).is_file():
         return None
     try:
-        return bool(read_sidecar(source.directory).get("updated"))
+        form = PACKED if source.kind == "packed" else EXPORTED
+        return bool(read_sidecar(source.directory, (form,)).get("updated"))
     except UserError as error:
         raise UserError(f"model {source.spec!r}: its {error}") from error
-
-
-def _check_export(directory: Path, weights: set[str]) -> None:
-    hashes = read_sidecar(directory)["files"]
-    for name in progress(sorted(weights), "hashing files"):
-        if file_sha256(directory / name) != hashes.get(name):
-            raise UserError(
-                f"{str(directory / name)!r} has changed since the export; fetch or export it again"
-            )
 
 
 def _check_masks(subjects: Sequence[Subject]) -> None:

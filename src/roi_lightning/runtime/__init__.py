@@ -1,7 +1,21 @@
 """Run 2:4 models in less memory: kept weights and two bits for the place of each."""
 
-from roi_lightning.runtime.accelerate import Accelerated, accelerate, refuse_saving
+from roi_lightning.runtime.accelerate import Accelerated, accelerate
+from roi_lightning.runtime.checkpoint import from_packed, open_packed, verify_packed, write_packed
 from roi_lightning.runtime.packed_linear import PackedLinear
 from roi_lightning.runtime.packing import Packed, pack, unpack
+from roi_lightning.runtime.saving import refuse_saving
 
-__all__ = ["Accelerated", "Packed", "PackedLinear", "accelerate", "pack", "refuse_saving", "unpack"]
+__all__ = [
+    "Accelerated",
+    "Packed",
+    "PackedLinear",
+    "accelerate",
+    "from_packed",
+    "open_packed",
+    "pack",
+    "refuse_saving",
+    "unpack",
+    "verify_packed",
+    "write_packed",
+]

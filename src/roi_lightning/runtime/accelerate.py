@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
 
 from torch import Tensor, nn
 from transformers.modeling_utils import PreTrainedModel
@@ -14,6 +13,7 @@ from roi_lightning.runtime.gpu_products import choice_for
 from roi_lightning.runtime.large_batches import check_device, pack_for_large_batches, why_not
 from roi_lightning.runtime.packed_linear import PackedLinear
 from roi_lightning.runtime.packing import Packed, pack
+from roi_lightning.runtime.saving import refuse_saving
 from roi_lightning.sparse_linear import MaskedLinear
 
 
@@ -63,18 +63,6 @@ def accelerate(lm: PreTrainedModel, *, large_batches: bool = False) -> Accelerat
     _choose_ways(packed, large_batches)
     after = _distinct_bytes(part for layer in packed.values() for part in layer.packed)
     return Accelerated(packed, left, before, after)
-
-
-def refuse_saving(lm: PreTrainedModel) -> None:
-    """Have `save_pretrained` refuse: transformers would load random weights in the place of packed ones."""
-    lm.save_pretrained = _refuse  # type: ignore[method-assign]
-
-
-def _refuse(*_: Any, **__: Any) -> NoReturn:
-    raise UserError(
-        "transformers can't save packed layers: it would load them with random weights; keep the directory that the "
-        "model was loaded from, or write a packed one: roi-lightning pack DIR --out DIR"
-    )
 
 
 def _check_state(lm: PreTrainedModel) -> None:

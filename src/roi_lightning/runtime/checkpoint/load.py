@@ -1,0 +1,154 @@
+"""Load a packed directory as a transformers model that never had its dense weights.
+
+transformers builds the model on the meta device and loads what was not packed, with all it knows of names, tied
+weights and buffers; the weights of the other layers are empty meanwhile, so that it makes up nothing for them.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import GenerationConfig, PreTrainedConfig
+from transformers.modeling_utils import PreTrainedModel
+
+from roi_lightning.errors import UserError
+from roi_lightning.experts import expert_layers, split_experts
+from roi_lightning.export.sidecar import require_intact
+from roi_lightning.language_model import DType, load_config, meta_language_model, read_model, widened
+from roi_lightning.prunable import input_dim
+from roi_lightning.runtime.checkpoint.tensors import PackedTensors
+from roi_lightning.runtime.packed_linear import PackedLinear
+from roi_lightning.runtime.packing import Packed
+from roi_lightning.runtime.saving import refuse_saving
+from roi_lightning.sources import ModelSource, is_packed, resolve_model
+from roi_lightning.stored_names import loaded_names, stored_names
+
+
+def from_packed(
+    directory: str | Path, dtype: DType = "auto", device: str | torch.device | None = None
+) -> PreTrainedModel:
+    """Load a packed directory, in eval mode, frozen; it takes as much memory as its files.
+
+    Args:
+        directory: What `pack` wrote, or a hub id of it.
+        dtype: Of the weights; `auto` takes the stored one.
+        device: Where to; the CPU if left out.
+
+    Raises:
+        UserError: If it is no packed directory, or any of its files is missing or has changed since it was packed.
+    """
+    source = _packed_source(str(directory))
+    tensors = open_packed(source.directory)
+    lm = widened(_load(source, tensors, dtype))
+    lm.requires_grad_(False)
+    lm.config.name_or_path = source.spec
+    if (source.directory / "generation_config.json").is_file():
+        lm.generation_config = GenerationConfig.from_pretrained(source.directory)
+    refuse_saving(lm)
+    if device is not None:
+        lm.to(device)  # type: ignore[arg-type]
+    return cast(PreTrainedModel, lm.eval())
+
+
+def open_packed(directory: Path) -> PackedTensors:
+    """The tensors of a packed directory, once all its files have been hashed.
+
+    Raises:
+        UserError: If any of them is missing or has changed since it was packed.
+    """
+    tensors = PackedTensors(directory)
+    require_intact(directory, tensors.sidecar["files"])
+    return tensors
+
+
+def _packed_source(spec: str) -> ModelSource:
+    source = resolve_model(spec, packed=True)
+    if not is_packed(source.directory):
+        raise UserError(
+            f"{spec!r} is not packed: load it with transformers' from_pretrained, or pack it first "
+            "(`python -m roi_lightning pack`)"
+        )
+    return ModelSource(spec, "packed", source.directory)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Which layers get their weights here and not from transformers.
+
+    Attributes:
+        kind: The model's class.
+        splits: Whether experts get layers of their own, since some of them are packed.
+        packed: The name of the weight in a dense checkpoint, by layer.
+        plain: The same of dense layers beside packed ones in split experts.
+    """
+
+    kind: type[PreTrainedModel]
+    splits: bool
+    packed: dict[str, str]
+    plain: dict[str, str]
+
+    @property
+    def weights(self) -> list[str]:
+        """The parameters that transformers does not find."""
+        return [f"{name}.weight" for name in (*self.packed, *self.plain)]
+
+
+def _load(source: ModelSource, tensors: PackedTensors, dtype: DType) -> PreTrainedModel:
+    config = load_config(source)
+    plan = _plan(meta_language_model(config), tensors)
+    lm = read_model(
+        source,
+        _without_weights(plan),
+        absent=plan.weights,
+        pretrained_model_name_or_path=None,
+        config=config,
+        state_dict={name: tensors[name] for name in tensors.others if name not in plan.plain.values()},
+        dtype=dtype,
+    )
+    lm.__class__ = plan.kind
+    for name, stored in plan.plain.items():
+        lm.get_submodule(name).weight = nn.Parameter(tensors[stored].to(lm.dtype))
+    for name, stored in plan.packed.items():
+        values, places = tensors.packed(stored)
+        bias = cast("Tensor | None", lm.get_submodule(name).bias)
+        lm.set_submodule(name, PackedLinear(Packed(values.to(lm.dtype), places), bias))
+    return lm
+
+
+def _plan(shape: PreTrainedModel, tensors: PackedTensors) -> _Plan:
+    weights = loaded_names(shape, tensors.layers, dict(shape.named_parameters()))
+    packed = {name.removesuffix(".weight"): stored for stored, name in weights.items()}
+    for name, stored in packed.items():
+        _check_shape(shape, name, stored, tensors)
+    experts = expert_layers(shape)
+    if experts.isdisjoint(packed):
+        return _Plan(type(shape), False, packed, {})
+    dense = experts.difference(packed)
+    stored_weights = stored_names(shape, [f"{name}.weight" for name in dense], tensors.files)
+    return _Plan(type(shape), True, packed, {name: stored_weights[f"{name}.weight"] for name in dense})
+
+
+def _check_shape(shape: PreTrainedModel, name: str, stored: str, tensors: PackedTensors) -> None:
+    weight = shape.get_parameter(f"{name}.weight")
+    wanted = weight.shape if input_dim(shape.get_submodule(name)) else weight.T.shape
+    if (found := tensors.packed(stored).shape) != tuple(wanted):
+        raise UserError(
+            f"{str(tensors.directory)!r}: {stored!r} is {list(found)} and its configuration wants {list(wanted)}; "
+            "fetch or pack it again"
+        )
+
+
+def _without_weights(plan: _Plan) -> type[PreTrainedModel]:
+    """The model's class, but that some weights have no rows; by the same name, which transformers goes by."""
+
+    def init(self: Any, config: PreTrainedConfig) -> None:
+        plan.kind.__init__(self, config)
+        if plan.splits:
+            split_experts(self)
+        for name in (*plan.packed, *plan.plain):
+            layer = self.get_submodule(name)
+            layer.weight = nn.Parameter(layer.weight[:0].detach())
+
+    return type(plan.kind.__name__, (plan.kind,), {"__init__": init, "__module__": plan.kind.__module__})

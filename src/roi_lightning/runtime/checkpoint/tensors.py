@@ -1,0 +1,73 @@
+"""The tensors of a packed directory: kept weights and places of those that were masked, all others as they were.
+
+Of a masked tensor `NAME.weight` there are `NAME.values` and `NAME.places`, see `Packed`. Which tensors these are, and
+which of them a dense checkpoint has as [in, out] (GPT-2's `Conv1D`), the sidecar tells.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from roi_lightning.errors import UserError
+from roi_lightning.export.sidecar import PACKED, read_sidecar
+from roi_lightning.layer_mask import LayerMask
+from roi_lightning.runtime.packing import Packed, kept_inputs, unpack
+from roi_lightning.sources import PACKED_STEM, StoredTensors
+
+
+def packed_names(name: str) -> tuple[str, str]:
+    """What values and places of a masked tensor are called on disk."""
+    stem = name.removesuffix(".weight")
+    return f"{stem}.values", f"{stem}.places"
+
+
+class PackedTensors:
+    """A packed directory's tensors under the names of the dense checkpoint, read one at a time.
+
+    Args:
+        directory: Written by `write_packed`.
+
+    Attributes:
+        sidecar: Its content.
+        layers: Whether a dense checkpoint has the tensor as [in, out], by the name of every packed tensor.
+        files: The weight file of every tensor.
+
+    Raises:
+        UserError: If the sidecar is not intact or not a packed directory's, or tensors are missing.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.sidecar: dict[str, Any] = read_sidecar(directory, (PACKED,))
+        self._stored = StoredTensors(directory, PACKED_STEM)
+        self.layers = {name: bool(entry["transposed"]) for name, entry in self.sidecar["layers"].items()}
+        parts = {part: name for name in self.layers for part in packed_names(name)}
+        if lost := parts.keys() - self._stored.files.keys():
+            raise UserError(f"{str(directory)!r} lacks {min(lost)!r}; fetch or pack it again")
+        self.files = {parts.get(name, name): file for name, file in self._stored.files.items()}
+
+    @property
+    def others(self) -> list[str]:
+        """The tensors that were not masked."""
+        return [name for name in self.files if name not in self.layers]
+
+    def __getitem__(self, name: str) -> Tensor:
+        """A tensor as the dense checkpoint has it."""
+        if name not in self.layers:
+            return self._stored[name]
+        weight = unpack(self.packed(name))
+        return weight.T.contiguous() if self.layers[name] else weight
+
+    def packed(self, name: str) -> Packed:
+        """A masked tensor, its rows the layer's outputs."""
+        values, places = packed_names(name)
+        return Packed(self._stored[values], self._stored[places])
+
+    def mask(self, name: str) -> LayerMask:
+        """Which weights of a masked tensor were kept."""
+        packed = self.packed(name)
+        kept = torch.zeros(packed.shape, dtype=torch.bool).scatter_(1, kept_inputs(packed), True)
+        transposed = self.layers[name]
+        return LayerMask.from_bool(kept.T if transposed else kept, transposed)

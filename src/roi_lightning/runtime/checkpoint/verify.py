@@ -1,0 +1,101 @@
+"""Prove that a packed directory is what `pack` left, and with the base model that its weights are the base's."""
+
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import override
+
+from roi_lightning.errors import UserError
+from roi_lightning.export import checks
+from roi_lightning.export.base import INDEX, BaseTensors, open_base
+from roi_lightning.export.sidecar import PACKED, read_sidecar
+from roi_lightning.export.verify import Check, VerifyReport, run_check
+from roi_lightning.masks import BaseModel, MaskSet
+from roi_lightning.progress import progress
+from roi_lightning.runtime.checkpoint.tensors import PackedTensors
+from roi_lightning.runtime.packing import PATTERN, check_places
+from roi_lightning.sources import DENSE_CONFIG, ModelSource
+
+
+class _PackedExport(checks.Exported):
+    """A packed directory under suspicion, as the checks of an export see it: masks from places, tensors unpacked."""
+
+    @cached_property
+    @override
+    def sidecar(self) -> dict[str, Any]:
+        return read_sidecar(self.directory, (PACKED,))
+
+    @cached_property
+    @override
+    def tensors(self) -> PackedTensors:  # type: ignore[override]
+        return PackedTensors(self.directory)
+
+    @cached_property
+    @override
+    def masks(self) -> MaskSet:
+        base, layers = self.sidecar["base"], self.sidecar["layers"]
+        hashes = {name: entry["base_sha256"] for name, entry in layers.items()}
+        masks = {name: self.tensors.mask(name) for name in progress(list(layers), "reading places")}
+        return MaskSet(PATTERN, masks, BaseModel(**base, sha256=hashes), self.sidecar["updated"])
+
+    @override
+    def copies(self, companions: Iterable[str]) -> dict[str, Path]:
+        copies = super().copies(name for name in companions if name != INDEX)
+        return copies | {"config.json": self.directory / DENSE_CONFIG}
+
+
+def verify_packed(directory: Path, base: ModelSource | None = None) -> VerifyReport:
+    """Check a packed directory.
+
+    Args:
+        directory: Any directory.
+        base: The model whose mask was packed; without it the kept weights are only known by the files' hashes.
+
+    Raises:
+        UserError: If the base can't be read. Whatever is wrong inside the directory is reported, not raised.
+    """
+    return VerifyReport(directory, list(_checks(directory, base)))
+
+
+def _checks(directory: Path, base: ModelSource | None) -> Iterator[Check]:
+    export = _PackedExport(directory)
+    yield run_check("sidecar", lambda: f"pattern {export.sidecar['pattern']}, packed, checksum right")
+    yield run_check("files", lambda: checks.files(export))
+    yield run_check("checksums", lambda: checks.checksums(export))
+    yield run_check("places", lambda: _places(export))
+    facts = _readable(export)
+    if facts.get("updated"):
+        yield run_check("updates", lambda: checks.updates(export))
+    if base is None:
+        return
+    tensors = open_base(base, facts["base"]["dtype"] if facts else "auto")
+    yield run_check("copied files", lambda: checks.copied(export, tensors))
+    yield run_check("same tensors", lambda: _same_tensors(export, tensors))
+    yield run_check("base hashes", lambda: checks.base_hashes(export, tensors))
+    yield run_check("survivors", lambda: checks.survivors(export, tensors))
+    yield run_check("other tensors", lambda: checks.others(export, tensors))
+
+
+def _readable(export: _PackedExport) -> dict[str, Any]:
+    """The sidecar, empty where it can't be read."""
+    try:
+        return export.sidecar
+    except UserError:  # the check of the sidecar says so
+        return {}
+
+
+def _places(export: _PackedExport) -> str:
+    """Every group of every packed tensor keeps two different weights, in their order."""
+    tensors = export.tensors
+    for name in progress(list(tensors.layers), "checking places"):
+        check_places(tensors.packed(name), name)
+    return f"{PATTERN} in every group of {len(tensors.layers)} tensors"
+
+
+def _same_tensors(export: _PackedExport, base: BaseTensors) -> str:
+    """The names are the base model's."""
+    if moved := export.tensors.files.keys() ^ base.files.keys():
+        raise checks.CheckFailedError(f"missing or extra: {min(moved)}")
+    return f"{len(base.files)} tensors have the base model's names"

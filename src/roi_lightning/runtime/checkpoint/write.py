@@ -1,0 +1,186 @@
+"""Write an exported 2:4 directory again at 9/16 of the bytes of what was masked: aside, unpacked, then renamed."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from roi_lightning.atomic import written_aside
+from roi_lightning.errors import UserError
+from roi_lightning.export import check_destination, check_not_base, verify_export
+from roi_lightning.export.base import INDEX, StoredBase, bits, save_tensors
+from roi_lightning.export.sidecar import PACKED, heading, read_sidecar, seal
+from roi_lightning.masks import LayerMask, MaskSet
+from roi_lightning.progress import progress
+from roi_lightning.runtime.checkpoint.card import packed_card
+from roi_lightning.runtime.checkpoint.tensors import PackedTensors, packed_names
+from roi_lightning.runtime.packing import PATTERN, pack
+from roi_lightning.sources import DENSE_CONFIG, PACKED_STEM, is_packed, resolve_model
+
+# transformers knows no such type of model, nor such a format of weights: it ends before it makes up what is missing.
+_STRANGE_CONFIG: Final = {
+    "model_type": PACKED.replace(".", "_"),
+    "load_with": "roi_lightning.runtime.from_packed",
+}
+# What a packed directory goes on saying of the export it was made from.
+_KEPT_FACTS: Final = ("pattern", "n", "m", "base", "parameters", "zero_fraction", "training", "perplexity")
+
+
+@dataclass(frozen=True)
+class PackedSizes:
+    """What packing saves.
+
+    Attributes:
+        layers: How many tensors were packed.
+        linears: Their bytes before.
+        packed: Their bytes after.
+        before: Bytes of all files of the directory that was packed.
+        after: Bytes of all files of the one that was written.
+    """
+
+    layers: int
+    linears: int
+    packed: int
+    before: int
+    after: int
+
+    @property
+    def ratio(self) -> float:
+        """What remains of the bytes of the packed tensors."""
+        return self.packed / self.linears
+
+    def to_json(self) -> dict[str, Any]:
+        """The sizes as JSON can hold them."""
+        return asdict(self) | {"ratio": self.ratio}
+
+
+def write_packed(directory: Path, out: Path) -> PackedSizes:
+    """Pack an export.
+
+    Args:
+        directory: Written by `write_export`, with a 2:4 mask.
+        out: The directory to make; an earlier one there is replaced.
+
+    Raises:
+        UserError: If the directory is no such export or does not verify, `out` can't be used, or what was written
+            does not unpack to what it was made of; nothing new is left behind then.
+    """
+    out = out.absolute()
+    sidecar = _packable(directory)
+    masks, base = MaskSet.load(directory), StoredBase(directory)
+    linears = sum(base[name].nbytes for name in masks.layers)
+    packed = sum(_packed_bytes(base[name]) for name in masks.layers)
+    check_not_base(out, resolve_model(str(directory)))
+    check_destination(out, base.nbytes - linears + packed + 2**20)
+    _require_verified(directory)
+    with written_aside(out) as partial:
+        partial.mkdir()
+        _write_weights(base, masks, partial)
+        _write_companions(base, partial)
+        description = _describe(sidecar, masks)
+        (partial / "README.md").write_text(packed_card(description), encoding="utf-8")
+        seal(partial, description)
+        _require_same(base, PackedTensors(partial))
+    return PackedSizes(len(masks.layers), linears, packed, _size(directory), _size(out))
+
+
+def _packable(directory: Path) -> dict[str, Any]:
+    """The sidecar of a directory that can be packed if it verifies."""
+    if not directory.is_dir():
+        raise UserError(f"{str(directory)!r} is no directory")
+    if is_packed(directory):
+        raise UserError(f"{str(directory)!r} is packed already; roi_lightning.runtime.from_packed loads it")
+    try:
+        sidecar = read_sidecar(directory)
+    except UserError as error:
+        raise UserError(
+            f"{str(directory)!r} can't be packed: its {error}; give one that fit, export, prune or apply wrote"
+        ) from error
+    if sidecar["pattern"] != str(PATTERN):
+        raise UserError(
+            f"{str(directory)!r} has the pattern {sidecar['pattern']}, and only {PATTERN} can be packed; learn or "
+            f"prune with {PATTERN}"
+        )
+    return sidecar
+
+
+def _require_verified(directory: Path) -> None:
+    report = verify_export(directory)
+    if not report.ok:
+        raise UserError(f"{str(directory)!r} does not verify ({report.complaint}); export it again")
+
+
+def _packed_bytes(weight: Tensor) -> int:
+    return weight.nbytes // 2 + weight.numel() // 8
+
+
+def _size(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+
+
+def _write_weights(base: StoredBase, masks: MaskSet, folder: Path) -> None:
+    files = sorted(set(base.files.values()))
+    names = _file_names(len(files))
+    weight_map: dict[str, str] = {}
+    for file, name in progress(list(zip(files, names, strict=True)), "packing weights"):
+        tensors: dict[str, Tensor] = {}
+        for stored in (key for key, home in base.files.items() if home == file):
+            tensors |= _parts(stored, base[stored], masks.layers.get(stored))
+        save_tensors(tensors, folder / name, PACKED)
+        weight_map |= dict.fromkeys(tensors, name)
+    if len(names) > 1:
+        size = sum((folder / name).stat().st_size for name in names)
+        _write_json(
+            folder / f"{PACKED_STEM}.safetensors.index.json",
+            {"metadata": {"total_size": size}, "weight_map": weight_map},
+        )
+
+
+def _file_names(count: int) -> list[str]:
+    if count == 1:
+        return [f"{PACKED_STEM}.safetensors"]
+    return [f"{PACKED_STEM}-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)]
+
+
+def _parts(name: str, tensor: Tensor, mask: LayerMask | None) -> dict[str, Tensor]:
+    """What is written of a tensor."""
+    if mask is None:
+        return {name: tensor}
+    kept = mask.to_bool()
+    packed = pack(tensor.T, kept.T, name) if mask.transposed else pack(tensor, kept, name)
+    return dict(zip(packed_names(name), packed, strict=True))
+
+
+def _write_companions(base: StoredBase, folder: Path) -> None:
+    base.write_companions(folder)
+    (folder / INDEX).unlink(missing_ok=True)
+    (folder / "config.json").rename(folder / DENSE_CONFIG)
+    _write_json(folder / "config.json", _STRANGE_CONFIG)
+
+
+def _write_json(path: Path, content: Mapping[str, object]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _describe(sidecar: Mapping[str, Any], masks: MaskSet) -> dict[str, Any]:
+    layers = {
+        name: {"transposed": layer.transposed, "base_sha256": masks.base.sha256[name]}
+        for name, layer in masks.layers.items()
+    }
+    facts = {key: sidecar[key] for key in _KEPT_FACTS if key in sidecar}
+    return heading(PACKED) | facts | {"updated": masks.updated, "layers": layers}
+
+
+def _require_same(base: StoredBase, packed: PackedTensors) -> None:
+    if packed.files.keys() != base.files.keys():
+        raise UserError("the packed directory holds other tensors than it was made of, and was not kept")
+    for name in progress(list(base.files), "unpacking again"):
+        one, other = packed[name], base[name]
+        if (one.dtype, one.shape) != (other.dtype, other.shape) or not torch.equal(bits(one), bits(other)):
+            raise UserError(
+                f"{name!r} does not come out of the packed directory as it went in; it was not kept"
+            )
