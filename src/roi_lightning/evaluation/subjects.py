@@ -22,7 +22,7 @@ from roi_lightning.language_model import (
     max_positions,
 )
 from roi_lightning.masks import MaskSet
-from roi_lightning.runtime import from_packed, open_packed
+from roi_lightning.runtime.checkpoint import from_packed, open_packed
 from roi_lightning.sources import ModelSource, StoredTensors, resolve_model
 from roi_lightning.stored_names import loaded_names
 

@@ -43,11 +43,6 @@ class VerifyReport:
         """The checks that did not hold."""
         return [check for check in self.checks if not check.ok]
 
-    @property
-    def complaint(self) -> str:
-        """The failures in a line."""
-        return "; ".join(f"{check.name}: {check.detail}" for check in self.failures)
-
     def to_json(self) -> dict[str, Any]:
         """The report as JSON can hold it."""
         rows = [asdict(check) for check in self.checks]

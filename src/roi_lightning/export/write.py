@@ -124,4 +124,5 @@ def _describe(
 def _require_verified(directory: Path, base: BaseTensors) -> None:
     report = verify_export(directory, base)
     if not report.ok:
-        raise UserError(f"the export does not verify and was not kept ({report.complaint})")
+        failures = "; ".join(f"{check.name}: {check.detail}" for check in report.failures)
+        raise UserError(f"the export does not verify and was not kept ({failures})")

@@ -1,7 +1,7 @@
 """Run 2:4 models in less memory: kept weights and two bits for the place of each."""
 
 from roi_lightning.runtime.accelerate import Accelerated, accelerate
-from roi_lightning.runtime.checkpoint import from_packed, open_packed, verify_packed, write_packed
+from roi_lightning.runtime.checkpoint import from_packed, verify_packed, write_packed
 from roi_lightning.runtime.packed_linear import PackedLinear
 from roi_lightning.runtime.packing import Packed, pack, unpack
 from roi_lightning.runtime.saving import refuse_saving
@@ -12,7 +12,6 @@ __all__ = [
     "PackedLinear",
     "accelerate",
     "from_packed",
-    "open_packed",
     "pack",
     "refuse_saving",
     "unpack",

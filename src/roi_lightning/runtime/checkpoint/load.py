@@ -15,15 +15,16 @@ from transformers.modeling_utils import PreTrainedModel
 
 from roi_lightning.errors import UserError
 from roi_lightning.experts import expert_layers, split_experts
-from roi_lightning.export.sidecar import require_intact
+from roi_lightning.export.sidecar import PACKED, read_sidecar, require_intact
 from roi_lightning.language_model import DType, load_config, meta_language_model, read_model, widened
 from roi_lightning.prunable import input_dim
+from roi_lightning.runtime.checkpoint.layers import packed_layers
 from roi_lightning.runtime.checkpoint.tensors import PackedTensors
 from roi_lightning.runtime.packed_linear import PackedLinear
 from roi_lightning.runtime.packing import Packed
 from roi_lightning.runtime.saving import refuse_saving
 from roi_lightning.sources import ModelSource, is_packed, resolve_model
-from roi_lightning.stored_names import loaded_names, stored_names
+from roi_lightning.stored_names import stored_names
 
 
 def from_packed(
@@ -58,9 +59,12 @@ def open_packed(directory: Path) -> PackedTensors:
     Raises:
         UserError: If any of them is missing or has changed since it was packed.
     """
-    tensors = PackedTensors(directory)
-    require_intact(directory, tensors.sidecar["files"])
-    return tensors
+    try:
+        sidecar = read_sidecar(directory, (PACKED,))
+    except UserError as error:
+        raise UserError(f"{str(directory)!r}: its {error}; fetch or pack it again") from error
+    require_intact(directory, sidecar["files"])
+    return PackedTensors(directory)
 
 
 def _packed_source(spec: str) -> ModelSource:
@@ -118,8 +122,7 @@ def _load(source: ModelSource, tensors: PackedTensors, dtype: DType) -> PreTrain
 
 
 def _plan(shape: PreTrainedModel, tensors: PackedTensors) -> _Plan:
-    weights = loaded_names(shape, tensors.layers, dict(shape.named_parameters()))
-    packed = {name.removesuffix(".weight"): stored for stored, name in weights.items()}
+    packed = packed_layers(shape, tensors.layers)
     for name, stored in packed.items():
         _check_shape(shape, name, stored, tensors)
     experts = expert_layers(shape)

@@ -14,16 +14,18 @@ from roi_lightning.errors import UserError
 from roi_lightning.export import check_destination, check_not_base, verify_export
 from roi_lightning.export.base import INDEX, StoredBase, bits, save_tensors
 from roi_lightning.export.sidecar import PACKED, heading, read_sidecar, seal
+from roi_lightning.language_model import load_config, meta_language_model
 from roi_lightning.masks import LayerMask, MaskSet
 from roi_lightning.progress import progress
 from roi_lightning.runtime.checkpoint.card import packed_card
+from roi_lightning.runtime.checkpoint.layers import packed_layers
 from roi_lightning.runtime.checkpoint.tensors import PackedTensors, packed_names
 from roi_lightning.runtime.packing import PATTERN, pack
-from roi_lightning.sources import DENSE_CONFIG, PACKED_STEM, is_packed, resolve_model
+from roi_lightning.sources import DENSE_CONFIG, PACKED_STEM, ModelSource, is_packed
 
-# transformers knows no such type of model, nor such a format of weights: it ends before it makes up what is missing.
+# transformers knows no such type of model, and ends before it could make up the weights it misses.
 _STRANGE_CONFIG: Final = {
-    "model_type": PACKED.replace(".", "_"),
+    "model_type": "roi_lightning_packed",
     "load_with": "roi_lightning.runtime.from_packed",
 }
 # What a packed directory goes on saying of the export it was made from.
@@ -71,12 +73,13 @@ def write_packed(directory: Path, out: Path) -> PackedSizes:
     """
     out = out.absolute()
     sidecar = _packable(directory)
-    masks, base = MaskSet.load(directory), StoredBase(directory)
-    linears = sum(base[name].nbytes for name in masks.layers)
-    packed = sum(_packed_bytes(base[name]) for name in masks.layers)
-    check_not_base(out, resolve_model(str(directory)))
-    check_destination(out, base.nbytes - linears + packed + 2**20)
+    source = ModelSource(str(directory), "directory", directory.resolve())
+    check_not_base(out, source)
+    check_destination(out)
     _require_verified(directory)
+    masks, base = MaskSet.load(directory), StoredBase(directory)
+    packed_layers(meta_language_model(load_config(source)), masks.layers)
+    check_destination(out, _needed_bytes(base, masks))
     with written_aside(out) as partial:
         partial.mkdir()
         _write_weights(base, masks, partial)
@@ -85,7 +88,7 @@ def write_packed(directory: Path, out: Path) -> PackedSizes:
         (partial / "README.md").write_text(packed_card(description), encoding="utf-8")
         seal(partial, description)
         _require_same(base, PackedTensors(partial))
-    return PackedSizes(len(masks.layers), linears, packed, _size(directory), _size(out))
+    return _sizes(base, PackedTensors(out))
 
 
 def _packable(directory: Path) -> dict[str, Any]:
@@ -109,16 +112,29 @@ def _packable(directory: Path) -> dict[str, Any]:
 
 
 def _require_verified(directory: Path) -> None:
-    report = verify_export(directory)
-    if not report.ok:
-        raise UserError(f"{str(directory)!r} does not verify ({report.complaint}); export it again")
+    for check in verify_export(directory).failures[:1]:
+        raise UserError(
+            f"{str(directory)!r} does not verify ({check.name}: {check.detail}); fetch or export it again"
+        )
 
 
-def _packed_bytes(weight: Tensor) -> int:
-    return weight.nbytes // 2 + weight.numel() // 8
+def _needed_bytes(base: StoredBase, masks: MaskSet) -> int:
+    """Half of the masked weights stay, two bits for each, and change."""
+    masked = sum(base[name].nbytes for name in masks.layers)
+    return base.nbytes - masked // 2 + masks.total // 8 + 2**20
 
 
-def _size(directory: Path) -> int:
+def _sizes(base: StoredBase, packed: PackedTensors) -> PackedSizes:
+    return PackedSizes(
+        layers=len(packed.layers),
+        linears=sum(base[name].nbytes for name in packed.layers),
+        packed=sum(packed.packed(name).nbytes for name in packed.layers),
+        before=_directory_bytes(base.directory),
+        after=_directory_bytes(packed.directory),
+    )
+
+
+def _directory_bytes(directory: Path) -> int:
     return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
 
 
