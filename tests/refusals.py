@@ -15,6 +15,7 @@ from pathlib import Path
 
 from cli_helpers import Lab, make_lab, run
 from roi_lightning.export import write_export
+from roi_lightning.runtime import write_packed
 from roi_lightning.sealed import read_sealed, write_sealed
 from roi_lightning.sources import resolve_model
 from tiny_models import random_masks
@@ -36,7 +37,7 @@ _LOG = re.compile(r"runs(/quickstart(/(events\.out\..*|hparams\.yaml))?)?")
 
 
 class Bench(Lab):
-    """A lab with a mask file, an export and a training checkpoint of its model, made once and shared."""
+    """A lab with a mask file, an export, the same packed, and a training checkpoint of its model, all shared."""
 
     def lean(self, *more, **options):
         """What `quick` gives, without callbacks and logger, which take most of the time that parsing takes."""
@@ -58,6 +59,13 @@ class Bench(Lab):
         if not path.exists():
             source = resolve_model(str(self.model))
             write_export(source, random_masks(source), path)
+        return path
+
+    @cached_property
+    def packed(self) -> Path:
+        path = self.shared / "good_packed"
+        if not path.exists():
+            write_packed(self.export, path)
         return path
 
     @cached_property

@@ -171,6 +171,17 @@ def damaged_export(bench):
     return model
 
 
+def packed(bench):
+    return bench.packed
+
+
+def damaged_packed(bench):
+    model = bench.copy(bench.packed)
+    file = model / "packed.safetensors"
+    file.write_bytes(flipped(0.9)(file.read_bytes()))
+    return model
+
+
 def narrow(bench):
     """60 inputs: neither 8 nor 16 divides them."""
     return tiny_llama(bench.folder / "narrow", hidden_size=60, num_attention_heads=2, num_key_value_heads=2)
@@ -260,6 +271,23 @@ TABLE = {
     "NaN, evaluated": (with_value("model.norm.weight", float("nan")), evaluate, "NaN or infinity in .*norm"),
     "infinity": (with_value("model.norm.weight", float("inf")), wanda, "NaN or infinity in .*norm.weight"),
     "infinity, timed": (with_value("model.norm.weight", -float("inf")), measure, "NaN or infinity in .*norm"),
+    # Packed directories.
+    **{
+        f"a packed directory, {name}": (packed, command, "is a packed directory: .*from_packed.*packed from")
+        for name, command in {
+            "learned on": fit,
+            "planned": plan,
+            "pruned": prune,
+            "applied to": apply,
+            "verified against": verify_base,
+            "timed": measure,
+        }.items()
+    },
+    "a flipped packed directory, evaluated": (
+        damaged_packed,
+        evaluate,
+        "packed.safetensors' has changed since",
+    ),
     # Shards.
     "a shard missing": (sharded(lose_shard), fit, "can't be read|not there"),
     "a shard missing, pruned": (sharded(lose_shard), prune, "names .*which is not there"),

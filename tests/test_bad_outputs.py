@@ -24,6 +24,10 @@ def apply(bench, out):
     return ["apply", bench.model, bench.mask, "--out", out]
 
 
+def pack(bench, out):
+    return ["pack", bench.export, "--out", out]
+
+
 def export(bench, out):
     return ["export", *bench.lean("--ckpt_path", bench.checkpoint, "--out", out)]
 
@@ -46,6 +50,10 @@ def compare(bench, out):
 
 def compare_json(bench, out):
     return ["compare", bench.mask, bench.export, "--out", "out", "--json", out]
+
+
+def pack_json(bench, out):
+    return ["pack", bench.export, "--out", "out", "--json", out]
 
 
 def verify_json(bench, out):
@@ -129,7 +137,7 @@ def read_only(bench):
 
 NOT_OURS = "was not written by roi_lightning"
 NO_FOLDER = "is no folder that can be written to"
-COMMANDS = {"prune": prune, "apply": apply, "export": export, "fit": fit}
+COMMANDS = {"prune": prune, "apply": apply, "pack": pack, "export": export, "fit": fit}
 TABLE = {
     **{f"a stranger's folder, {name}": (theirs, command, NOT_OURS) for name, command in COMMANDS.items()},
     **{f"a file, {name}": (file, command, NOT_OURS) for name, command in COMMANDS.items()},
@@ -139,6 +147,11 @@ TABLE = {
     "a sidecar that is none": (fake, apply, "exists and its roi_sparsity.json is not one"),
     "an export with a stranger's file": (used_export, prune, "'notes.txt' in it was not written by"),
     "the base itself, pruned": (lambda bench: bench.copy(bench.model), of_itself(prune), "base model itself"),
+    "an export packed over itself": (
+        used_export,
+        lambda bench, out: ["pack", out, "--out", out],
+        "model itself",
+    ),
     "the base itself, applied": (
         lambda bench: bench.copy(bench.model),
         of_itself(apply),
@@ -147,6 +160,7 @@ TABLE = {
     "a file, compared": (file, compare, "is a file; give a folder"),
     "below a file, compared": (below_file, compare, "can't be written"),
     "a folder for JSON, compared": (folder, compare_json, "can't be written"),
+    "a folder for JSON, packed": (folder, pack_json, "can't be written"),
     "a folder for JSON, verified": (folder, verify_json, "can't be written"),
     "a folder for JSON, planned": (folder, plan_json, "can't be written"),
     "a folder for JSON, evaluated": (folder, evaluate_json, "can't be written"),
@@ -155,6 +169,7 @@ TABLE = {
     "below a file for JSON, planned": (below_file, plan_json, "can't be written"),
     "below a file for JSON, evaluated": (below_file, evaluate_json, "can't be written"),
     "below a file for JSON, timed": (below_file, benchmark_json, "can't be written"),
+    "below a file for JSON, packed": (below_file, pack_json, "can't be written"),
     "a run in a file": (file, run_folder, "can't be written|no folder"),
     "a run below a file": (below_file, run_folder, "can't be written|no folder"),
     "a log in a file": (file, log_folder, "can't be written|no folder"),
@@ -175,14 +190,14 @@ def test_refused(bench, capsys, make, command, says):
     assert_refused(bench, capsys, command(bench, make(bench)), says)
 
 
-@pytest.mark.parametrize("command", [prune, sparsegpt, apply, export, fit])
+@pytest.mark.parametrize("command", [prune, sparsegpt, apply, pack, export, fit])
 def test_a_full_disk_is_refused(bench, capsys, monkeypatch, command):
     arguments = command(bench, "out")
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1_000_000))
     assert_refused(bench, capsys, arguments, r"'.*out' needs 0\.00 GB and 0\.00 GB are free")
 
 
-@pytest.mark.parametrize("command", [prune, apply, export])
+@pytest.mark.parametrize("command", [prune, apply, pack, export])
 def test_a_disk_that_fills_up_is_refused(bench, capsys, monkeypatch, command):
     def full(handle):
         raise OSError(28, "No space left on device")

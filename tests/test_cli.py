@@ -128,7 +128,7 @@ def test_overlays_run(lab, overlay):
     assert run("verify", "runs/quickstart/export") == 0
 
 
-COMMANDS = ["fit", "validate", "export", "plan", "prune", "apply", "verify", "evaluate", "compare"]
+COMMANDS = ["fit", "validate", "export", "plan", "prune", "apply", "verify", "pack", "evaluate", "compare"]
 
 
 def test_the_overview_names_every_command(capsys):

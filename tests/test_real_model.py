@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from roi_lightning.__main__ import main
 from roi_lightning.language_model import load_language_model
-from roi_lightning.runtime import accelerate
+from roi_lightning.runtime import accelerate, from_packed
 from roi_lightning.sources import resolve_model
 
 REPOSITORY = Path(__file__).parents[1]
@@ -74,3 +74,17 @@ def test_packed_layers_generate_what_dense_ones_do(tmp_path):
             logits = dense(theirs[None, :first]).logits[0, -1].float()
             gap = logits[theirs[first]] - logits[ours[first]]
             assert gap.abs() <= 2 * torch.finfo(torch.bfloat16).eps * logits.abs().max()
+
+
+def test_a_packed_directory_computes_what_the_dense_one_does(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["prune", "smollm2-135m", "--method", "magnitude", "--out", "dense"]) == 0
+    assert main(["pack", "dense", "--out", "packed", "--json", "sizes.json"]) == 0
+    assert main(["verify", "packed", "--base", "smollm2-135m"]) == 0
+    sizes = json.loads((tmp_path / "sizes.json").read_text())
+    assert sizes["linears"] == 2 * 106_168_320
+    assert sizes["ratio"] <= 0.58
+    lm, dense = from_packed("packed"), load_language_model(resolve_model("dense")).eval()
+    ids = torch.randint(0, 49_000, (1, 64), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        assert torch.equal(lm(ids).logits, dense(ids).logits)
