@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from cli_helpers import plain_text, run
 from roi_lightning.errors import UserError
@@ -241,19 +241,32 @@ def test_a_hub_id_is_fetched_first(made, monkeypatch):
 # What transformers makes of it.
 
 
+def rename(directory):
+    """What somebody might do to help transformers along."""
+    for file in directory.glob("packed*"):
+        file.rename(directory / file.name.replace("packed", "model"))
+
+
 @pytest.mark.parametrize("kind", [AutoModelForCausalLM, AutoModel])
 @pytest.mark.parametrize("renamed", [False, True])
 def test_transformers_ends_with_an_error(copy, kind, renamed):
-    if renamed:  # as somebody might, to help it along
-        for file in copy.glob("packed*"):
-            file.rename(copy / file.name.replace("packed", "model"))
+    if renamed:
+        rename(copy)
     with pytest.raises(ValueError, match="model type `roi_lightning_packed`"):
         kind.from_pretrained(copy)
 
 
-def test_a_class_that_asks_for_no_type_finds_no_weights(made):
+def test_a_class_that_asks_for_no_type_finds_no_weights(copy):
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"roi_lightning\.runtime\.from_packed"):
+            LlamaForCausalLM.from_pretrained(copy)
+        rename(copy)
+
+
+def test_weights_are_not_found_under_the_model_s_own_configuration(made):
+    config = AutoConfig.from_pretrained(made.dense)
     with pytest.raises(OSError, match=r"no file named model\.safetensors"):
-        LlamaForCausalLM.from_pretrained(made.packed)
+        AutoModelForCausalLM.from_pretrained(made.packed, config=config)
 
 
 def test_the_card_s_snippet_runs(made, monkeypatch):

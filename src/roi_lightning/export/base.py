@@ -193,3 +193,9 @@ def save_tensors(tensors: dict[str, Tensor], path: Path, form: str) -> None:
 def bits(tensor: Tensor) -> Tensor:
     """The bytes of a tensor, uint8 [bytes], which compare even where numbers do not (NaN, −0.0)."""
     return tensor.contiguous().flatten().view(torch.uint8)
+
+
+def same(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are of one dtype and shape and equal in every bit."""
+    alike = (one.dtype, one.shape) == (other.dtype, other.shape)
+    return alike and torch.equal(bits(one), bits(other))

@@ -9,11 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from roi_lightning.errors import UserError
-from roi_lightning.export.base import BaseTensors, StoredBase, bits, compression_keys
+from roi_lightning.export.base import BaseTensors, StoredBase, bits, compression_keys, same
 from roi_lightning.export.sidecar import file_sha256, read_sidecar, written_files
 from roi_lightning.masks import MaskSet
 from roi_lightning.progress import progress
@@ -153,7 +150,7 @@ def survivors(export: Exported, base: BaseTensors) -> str:
     wrong = [
         name
         for name, layer in progress(list(plain.items()), "comparing survivors")
-        if not _same(tensors[name], base[name].masked_fill(~layer.to_bool(), 0))
+        if not same(tensors[name], base[name].masked_fill(~layer.to_bool(), 0))
     ]
     _require(wrong, "kept weights differ from the base model's in")
     kept = sum(layer.kept for layer in plain.values())
@@ -165,14 +162,9 @@ def others(export: Exported, base: BaseTensors) -> str:
     """Tensors without a mask are the base model's, bit for bit."""
     masks, tensors = export.masks, export.tensors
     names = [name for name in base.files if name not in masks.layers]
-    wrong = [n for n in progress(names, "comparing tensors") if not _same(tensors[n], base[n])]
+    wrong = [n for n in progress(names, "comparing tensors") if not same(tensors[n], base[n])]
     _require(wrong, "differs from the base model's")
     return f"{len(names)} unmasked tensors are bit for bit the base model's"
-
-
-def _same(one: Tensor, other: Tensor) -> bool:
-    alike = (one.dtype, one.shape) == (other.dtype, other.shape)
-    return alike and torch.equal(bits(one), bits(other))
 
 
 def _require(wrong: list[str], what: str) -> None:

@@ -2,62 +2,35 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import torch
 from torch import Tensor
 
 from roi_lightning.atomic import written_aside
 from roi_lightning.errors import UserError
-from roi_lightning.export import check_destination, check_not_base, verify_export
-from roi_lightning.export.base import INDEX, StoredBase, bits, save_tensors
-from roi_lightning.export.sidecar import PACKED, heading, read_sidecar, seal
+from roi_lightning.export import check_destination, check_not_base
+from roi_lightning.export.base import INDEX, StoredBase, same, save_tensors
+from roi_lightning.export.sidecar import PACKED, heading, seal
 from roi_lightning.language_model import load_config, meta_language_model
 from roi_lightning.masks import LayerMask, MaskSet
 from roi_lightning.progress import progress
 from roi_lightning.runtime.checkpoint.card import packed_card
 from roi_lightning.runtime.checkpoint.layers import packed_layers
+from roi_lightning.runtime.checkpoint.packable import check_packable, require_verified
+from roi_lightning.runtime.checkpoint.sizes import PackedSizes, packed_sizes
 from roi_lightning.runtime.checkpoint.tensors import PackedTensors, packed_names
-from roi_lightning.runtime.packing import PATTERN, pack
-from roi_lightning.sources import DENSE_CONFIG, PACKED_STEM, ModelSource, is_packed
+from roi_lightning.runtime.packing import pack
+from roi_lightning.sources import DENSE_CONFIG, PACKED_STEM, ModelSource
 
-# transformers knows no such type of model, and ends before it could make up the weights it misses.
+# transformers knows no such type of model, and classes that ask for no type stumble over the name of the weights:
+# both end before they make up what they miss.
 _STRANGE_CONFIG: Final = {
     "model_type": "roi_lightning_packed",
-    "load_with": "roi_lightning.runtime.from_packed",
+    "transformers_weights": "roi_lightning.runtime.from_packed",
 }
 # What a packed directory goes on saying of the export it was made from.
 _KEPT_FACTS: Final = ("pattern", "n", "m", "base", "parameters", "zero_fraction", "training", "perplexity")
-
-
-@dataclass(frozen=True)
-class PackedSizes:
-    """What packing saves.
-
-    Attributes:
-        layers: How many tensors were packed.
-        linears: Their bytes before.
-        packed: Their bytes after.
-        before: Bytes of all files of the directory that was packed.
-        after: Bytes of all files of the one that was written.
-    """
-
-    layers: int
-    linears: int
-    packed: int
-    before: int
-    after: int
-
-    @property
-    def ratio(self) -> float:
-        """What remains of the bytes of the packed tensors."""
-        return self.packed / self.linears
-
-    def to_json(self) -> dict[str, Any]:
-        """The sizes as JSON can hold them."""
-        return asdict(self) | {"ratio": self.ratio}
 
 
 def write_packed(directory: Path, out: Path) -> PackedSizes:
@@ -72,11 +45,11 @@ def write_packed(directory: Path, out: Path) -> PackedSizes:
             does not unpack to what it was made of; nothing new is left behind then.
     """
     out = out.absolute()
-    sidecar = _packable(directory)
+    sidecar = check_packable(directory)
     source = ModelSource(str(directory), "directory", directory.resolve())
     check_not_base(out, source)
     check_destination(out)
-    _require_verified(directory)
+    require_verified(directory)
     masks, base = MaskSet.load(directory), StoredBase(directory)
     packed_layers(meta_language_model(load_config(source)), masks.layers)
     check_destination(out, _needed_bytes(base, masks))
@@ -88,54 +61,13 @@ def write_packed(directory: Path, out: Path) -> PackedSizes:
         (partial / "README.md").write_text(packed_card(description), encoding="utf-8")
         seal(partial, description)
         _require_same(base, PackedTensors(partial))
-    return _sizes(base, PackedTensors(out))
-
-
-def _packable(directory: Path) -> dict[str, Any]:
-    """The sidecar of a directory that can be packed if it verifies."""
-    if not directory.is_dir():
-        raise UserError(f"{str(directory)!r} is no directory")
-    if is_packed(directory):
-        raise UserError(f"{str(directory)!r} is packed already; roi_lightning.runtime.from_packed loads it")
-    try:
-        sidecar = read_sidecar(directory)
-    except UserError as error:
-        raise UserError(
-            f"{str(directory)!r} can't be packed: its {error}; give one that fit, export, prune or apply wrote"
-        ) from error
-    if sidecar["pattern"] != str(PATTERN):
-        raise UserError(
-            f"{str(directory)!r} has the pattern {sidecar['pattern']}, and only {PATTERN} can be packed; learn or "
-            f"prune with {PATTERN}"
-        )
-    return sidecar
-
-
-def _require_verified(directory: Path) -> None:
-    for check in verify_export(directory).failures[:1]:
-        raise UserError(
-            f"{str(directory)!r} does not verify ({check.name}: {check.detail}); fetch or export it again"
-        )
+    return packed_sizes(base, PackedTensors(out))
 
 
 def _needed_bytes(base: StoredBase, masks: MaskSet) -> int:
     """Half of the masked weights stay, two bits for each, and change."""
     masked = sum(base[name].nbytes for name in masks.layers)
     return base.nbytes - masked // 2 + masks.total // 8 + 2**20
-
-
-def _sizes(base: StoredBase, packed: PackedTensors) -> PackedSizes:
-    return PackedSizes(
-        layers=len(packed.layers),
-        linears=sum(base[name].nbytes for name in packed.layers),
-        packed=sum(packed.packed(name).nbytes for name in packed.layers),
-        before=_directory_bytes(base.directory),
-        after=_directory_bytes(packed.directory),
-    )
-
-
-def _directory_bytes(directory: Path) -> int:
-    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
 
 
 def _write_weights(base: StoredBase, masks: MaskSet, folder: Path) -> None:
@@ -195,8 +127,7 @@ def _require_same(base: StoredBase, packed: PackedTensors) -> None:
     if packed.files.keys() != base.files.keys():
         raise UserError("the packed directory holds other tensors than it was made of, and was not kept")
     for name in progress(list(base.files), "unpacking again"):
-        one, other = packed[name], base[name]
-        if (one.dtype, one.shape) != (other.dtype, other.shape) or not torch.equal(bits(one), bits(other)):
+        if not same(packed[name], base[name]):
             raise UserError(
                 f"{name!r} does not come out of the packed directory as it went in; it was not kept"
             )
