@@ -118,6 +118,8 @@ TABLE = {
         "did not write it",
     ),
     "a model's directory": (lambda bench: bench.model, apply, "roi_mask.safetensors"),
+    "a packed directory": (lambda bench: bench.packed, apply, "is packed and has no mask file.*packed from"),
+    "a packed directory, compared": (lambda bench: bench.packed, compare, "is packed and has no mask file"),
     "floats": (floats, apply, "not uint8"),
     "of another model, evaluated": (strangers, evaluate, "another model"),
     "of another pattern": (other_pattern, compare, "different patterns"),

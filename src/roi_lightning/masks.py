@@ -20,6 +20,7 @@ from roi_lightning.layer_mask import LayerMask
 from roi_lightning.overlap import Overlap
 from roi_lightning.pattern import NMPattern
 from roi_lightning.sealed import read_sealed, write_sealed
+from roi_lightning.sources import is_packed
 
 __all__ = ["MASK_FILE", "BaseModel", "LayerMask", "MaskSet", "Overlap"]
 
@@ -137,6 +138,10 @@ class MaskSet:
         Raises:
             UserError: If it is no intact mask file; the message names the path and the reason.
         """
+        if is_packed(path):
+            raise UserError(
+                f"{str(path)!r} is packed and has no mask file; give the directory it was packed from"
+            )
         file = path / MASK_FILE if path.is_dir() else path
         try:
             tensors, header = read_sealed(file)
