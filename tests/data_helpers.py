@@ -31,7 +31,7 @@ class TinyData(CalibrationDataModule):
     def __init__(self, *args, tokenizer="unused", **kwargs):
         super().__init__(tokenizer, *args, **kwargs)
 
-    def _tokenizer(self):
+    def load_tokenizer(self):
         return byte_tokenizer()
 
 

@@ -26,8 +26,8 @@ from roi_lightning import prunable
 from roi_lightning.bench.timing import most_allocated
 from roi_lightning.callbacks import HardenMasks, SparseExport
 from roi_lightning.errors import UserError
-from roi_lightning.evaluation.subjects import apply_masks
 from roi_lightning.experts import SplitExperts, split_experts
+from roi_lightning.export.in_place import apply_masks
 from roi_lightning.footprint import objective, step_bytes
 from roi_lightning.language_model import freeze, load_language_model
 from roi_lightning.masks import MaskSet

@@ -113,7 +113,7 @@ def test_cache_is_reused_and_depends_on_what_matters(tmp_path):
     calls = []
 
     class Counting(TinyData):
-        def _tokenizer(self):
+        def load_tokenizer(self):
             tokenizer = byte_tokenizer()
             original = tokenizer._encode_plus
             tokenizer._encode_plus = lambda *a, **k: calls.append(1) or original(*a, **k)

@@ -13,11 +13,12 @@ from roi_lightning.errors import UserError
 from roi_lightning.evaluation import text as text_module
 from roi_lightning.evaluation import window_perplexity
 from roi_lightning.evaluation.predictions import _SLICE_TOKENS, Places, every_next_token, predict
-from roi_lightning.evaluation.subjects import apply_masks, resolve_subjects
+from roi_lightning.evaluation.subjects import resolve_subjects
 from roi_lightning.evaluation.tasks import choose_tasks
 from roi_lightning.evaluation.text import encode_text, read_text
 from roi_lightning.evaluation.windows import Cut, token_perplexity
 from roi_lightning.export import write_export
+from roi_lightning.export.in_place import apply_masks
 from roi_lightning.language_model import load_language_model
 from roi_lightning.sources import resolve_model
 from tiny_models import VOCAB_SIZE, random_masks, tiny_gguf, tiny_gpt2, tiny_llama, tiny_qwen2

@@ -1,5 +1,7 @@
 """Attention on processors that have no instructions for its numbers: in fp32, and once more for gradients."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
@@ -21,6 +23,16 @@ def widen_attention() -> None:
     other devices, for other numbers and on processors that have the instructions nothing changes.
     """
     AttentionInterface.register("sdpa", _attend)
+
+
+@contextmanager
+def attention_put_back() -> Iterator[None]:
+    """Leave transformers' `sdpa` attention, when the block ends, as it was before."""
+    before = AttentionInterface()["sdpa"]
+    try:
+        yield
+    finally:
+        AttentionInterface.register("sdpa", before)
 
 
 def _attend(

@@ -1,22 +1,20 @@
 """The commands that take a configuration: LightningCLI over the learners and the calibration data."""
 
-import logging
 import sys
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import ProgressBar, RichProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from typing_extensions import override
 
 # Imported so that YAML may name them without their module.
 from roi_lightning import callbacks, proxsparse, samplers, schedules  # noqa: F401
-from roi_lightning.callbacks import PlainProgress, SparseExport
-from roi_lightning.complaints import parser_complaint, plain_errors
+from roi_lightning.callbacks import SparseExport
+from roi_lightning.callbacks.progress import with_progress
+from roi_lightning.complaints import parser_complaint, plain_errors, silence_remarks
 from roi_lightning.config_files import ConfigByName
 from roi_lightning.data import CalibrationDataModule
 from roi_lightning.errors import UserError, brief
@@ -129,10 +127,8 @@ class RoICLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> RoITrainer:
         config = self._get(self.config_init, "trainer", default={})
         chosen = config.get("callbacks") or []
-        wants_bar = config.get("enable_progress_bar") is not False
-        if wants_bar and not any(isinstance(callback, ProgressBar) for callback in chosen):
-            bar = RichProgressBar() if sys.stderr.isatty() else PlainProgress()
-            config["callbacks"] = [*chosen, bar]
+        if config.get("enable_progress_bar") is not False:
+            config["callbacks"] = with_progress(chosen)
         check_trainer(config)
         trainer = super().instantiate_trainer(**kwargs)
         assert isinstance(trainer, RoITrainer)
@@ -167,23 +163,11 @@ def run(args: Sequence[str]) -> None:
     Args:
         args: The command line after the program's name.
     """
-    _silence_remarks()
+    silence_remarks()
     # Annealed softmaxes make many denormal numbers, which cost a processor a hundred times as much as others. Said
     # before the first parallel region, whose threads inherit it.
     torch.set_flush_denormal(True)
     build(list(args), run=True)
-
-
-def _silence_remarks() -> None:
-    """Leave out what other libraries say on every run and no user could act on."""
-    # Lightning 2.6 asks torch 2.13 about tree leaves the old way.
-    warnings.filterwarnings("ignore", message=".*treespec, LeafSpec", category=FutureWarning)
-    # The order of the text is a function of seed and step; loading it takes no time beside a step.
-    warnings.filterwarnings("ignore", message=".*does not have many workers")
-    # A second run in the same folder is meant: checkpoints get another version, the export is replaced.
-    warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")
-    advice = logging.getLogger("lightning.pytorch.utilities.rank_zero")
-    advice.addFilter(lambda record: not record.getMessage().startswith("💡"))
 
 
 def build(args: list[str], run: bool, cli: type[RoICLI] = RoICLI) -> RoICLI:

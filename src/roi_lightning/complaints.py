@@ -1,5 +1,7 @@
-"""What other libraries say about a configuration, as errors of this project."""
+"""What other libraries say: about a configuration, as errors of this project; on every run, not at all."""
 
+import logging
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -50,3 +52,18 @@ def plain_errors() -> Iterator[None]:
 def _first(error: Exception) -> str:
     lines = parser_complaint(str(error)).splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+def silence_remarks() -> None:
+    """Leave out what other libraries say on every run and no user could act on."""
+    # Lightning 2.6 asks torch 2.13 about tree leaves the old way.
+    warnings.filterwarnings("ignore", message=".*treespec, LeafSpec", category=FutureWarning)
+    # The order of the text is a function of seed and step; loading it takes no time beside a step.
+    warnings.filterwarnings("ignore", message=".*does not have many workers")
+    # A second run in the same folder is meant: checkpoints get another version, the export is replaced.
+    warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_is_no_advice)
+
+
+def _is_no_advice(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith("💡")

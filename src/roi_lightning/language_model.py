@@ -71,10 +71,19 @@ def check_length(source: ModelSource, seq_len: int, trust_remote_code: bool = Fa
     Raises:
         UserError: Naming both lengths, or if the configuration can't be read.
     """
-    longest = max_positions(load_config(source, trust_remote_code))
+    check_positions(source.spec, load_config(source, trust_remote_code), seq_len)
+
+
+def check_positions(spec: str, config: PreTrainedConfig, seq_len: int) -> None:
+    """Refuse windows longer than the model of a configuration takes.
+
+    Raises:
+        UserError: Naming both lengths.
+    """
+    longest = max_positions(config)
     if longest is not None and seq_len > longest:
         raise UserError(
-            f"data.seq_len is {seq_len} and model {source.spec!r} reads at most {longest} tokens; lower it"
+            f"data.seq_len is {seq_len} and model {spec!r} reads at most {longest} tokens; lower it"
         )
 
 
@@ -254,6 +263,37 @@ def plain_random_model(source: ModelSource, device: torch.device, dtype: DType =
     with torch.device(device):
         lm: PreTrainedModel = AutoModelForCausalLM.from_config(load_config(source), dtype=kind)
     return lm
+
+
+def frozen_view(lm: PreTrainedModel) -> PreTrainedModel:
+    """A model as `load_language_model` gives one that shares another's weights, and nothing else with it.
+
+    Whatever is done to it, the other stays as it is, unless weights are changed in place.
+
+    Args:
+        lm: Any model, all of it on one device; in any mode.
+
+    Raises:
+        UserError: If it is no such model, or its weights are packed.
+    """
+    _check_usable(lm)
+    shared = {id(weight): nn.Parameter(weight.detach(), requires_grad=False) for weight in lm.parameters()}
+    view = deepcopy(lm, shared)
+    split_experts(view)
+    return freeze(widened(view))
+
+
+def _check_usable(lm: object) -> None:
+    kind = type(lm).__name__
+    if not isinstance(lm, PreTrainedModel):
+        raise UserError(f"a {kind} is no causal language model of transformers; give one")
+    devices = sorted({str(weight.device) for weight in lm.parameters()})
+    if len(devices) > 1 or "meta" in devices:
+        raise UserError(
+            f"this {kind} lies on {', '.join(devices)}; load it onto one device, without device_map"
+        )
+    if packed := next((name for name, x in lm.named_parameters() if not x.is_floating_point()), None):
+        raise UserError(f"this {kind} is quantised: {packed!r} is packed; load the unquantised model")
 
 
 def widened(lm: PreTrainedModel) -> PreTrainedModel:

@@ -166,15 +166,19 @@ class MaskLearner(pl.LightningModule, ABC):
         """
         check_optimizer(self.optimizer, self.lr_end)
 
+    def load_lm(self) -> PreTrainedModel:
+        """The model to learn on, frozen; override it to learn on one of your own."""
+        return load_language_model(
+            self.source, self.dtype_name, self.trust_remote_code, self.attn_implementation
+        )
+
     @override
     def configure_model(self) -> None:
         if self.lm is not None:
             return
         if self._trainer is not None:
             check_trainer(self.trainer)
-        lm = load_language_model(
-            self.source, self.dtype_name, self.trust_remote_code, self.attn_implementation
-        )
+        lm = self.load_lm()
         if self.activation_checkpointing:
             enable_checkpointing(lm)
         layers = prunable_layers(lm, self.targets, self.ignore)

@@ -142,17 +142,36 @@ def check_model(
         UserError: For an unreadable model, an encoder, patterns that match nothing, or a layer M does not divide.
     """
     lm = meta_language_model(load_config(source, trust_remote_code), trust_remote_code)
+    checked_layers(source.spec, lm, pattern, targets, ignore)
+
+
+def checked_layers(
+    spec: str, lm: PreTrainedModel, pattern: NMPattern, targets: Sequence[str], ignore: Sequence[str]
+) -> dict[str, nn.Linear | Conv1D]:
+    """The layers of a model to be pruned, see `prunable_layers`, once they have been found fit for it.
+
+    Args:
+        spec: The model's name, for the error.
+        lm: The model; shapes are enough.
+        pattern: N:M.
+        targets: Layers to prune.
+        ignore: Layers to leave dense.
+
+    Raises:
+        UserError: For an encoder, patterns that match nothing, or a layer M does not divide.
+    """
     layers = prunable_layers(lm, targets, ignore)
     check_pattern(layers, pattern)
-    _check_causal(source, lm, layers)
+    _check_causal(spec, lm, layers)
+    return layers
 
 
-def _check_causal(source: ModelSource, lm: PreTrainedModel, layers: Iterable[str]) -> None:
+def _check_causal(spec: str, lm: PreTrainedModel, layers: Iterable[str]) -> None:
     """Refuse an encoder, which transformers would run as if it were a decoder that sees what it is to predict."""
     owners = [lm.get_submodule(name.rpartition(".")[0]) for name in layers]
     causal = {owner.is_causal for owner in owners if hasattr(owner, "is_causal")}
     if causal == {False}:
         raise UserError(
-            f"model {source.spec!r} is an encoder ({type(lm).__name__} attends to the text that follows); "
+            f"model {spec!r} is an encoder ({type(lm).__name__} attends to the text that follows); "
             "only causal language models can be pruned"
         )

@@ -1,4 +1,4 @@
-"""Where a language model lies: a hub id, a local directory, or a GGUF file, and its tensors as stored.
+"""Where a language model lies: a hub id, a local directory, a GGUF file, or in memory alone; its tensors as stored.
 
 Export copies a base model's own tensors, so it must read them as they lie on disk, not as a loaded module
 holds them. Everything about files is here; everything about modules is in `language_model`.
@@ -37,23 +37,36 @@ PACKED_STEM: Final = "packed"
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A causal language model that has been named but not loaded.
+    """A causal language model that has been named but not loaded, or one that came without files.
 
     Attributes:
-        spec: The name as the user typed it.
+        spec: The name as the user typed it; the class of a model that is in memory only.
         kind: What it turned out to be; `packed` is a directory with kept weights and places, see `runtime`.
-        path: The directory, or the GGUF file; None for a hub id.
+        path: The directory, or the GGUF file; None for the others.
         revision: Branch, tag or commit of a hub id.
     """
 
     spec: str
-    kind: Literal["hub", "directory", "gguf", "packed"]
+    kind: Literal["hub", "directory", "gguf", "packed", "memory"]
     path: Path | None = None
     revision: str | None = None
 
     @property
+    def is_stored(self) -> bool:
+        """Whether its tensors lie in safetensors files, to be read one at a time."""
+        return self.kind in ("hub", "directory", "packed")
+
+    @property
     def pretrained(self) -> dict[str, str]:
-        """The keyword arguments by which transformers' `from_pretrained` finds this model."""
+        """The keyword arguments by which transformers' `from_pretrained` finds this model.
+
+        Raises:
+            UserError: If it is in memory only.
+        """
+        if self.kind == "memory":
+            raise UserError(
+                f"this {self.spec} is in no file; save it with save_pretrained and name the directory"
+            )
         if self.kind == "gguf":
             assert self.path is not None
             return {"pretrained_model_name_or_path": str(self.path.parent), "gguf_file": self.path.name}
@@ -72,12 +85,13 @@ class ModelSource:
         """The directory with the model's files; a hub model is fetched into the hub's cache first.
 
         Raises:
-            UserError: For a GGUF file, which has no such directory, or if the hub can't be reached.
+            UserError: For a model that is not stored so, or if the hub can't be reached.
         """
         if self.kind == "hub":
             return _snapshot(self.spec, self.revision)
-        if self.kind == "gguf" or self.path is None:
-            raise UserError(f"{self.spec!r} is a GGUF file: it holds no safetensors to read tensor by tensor")
+        if not self.is_stored or self.path is None:
+            what = "a GGUF file" if self.kind == "gguf" else "in memory only"
+            raise UserError(f"{self.spec!r} is {what}: it holds no safetensors to read tensor by tensor")
         return self.path
 
     @cached_property

@@ -65,13 +65,13 @@ def _among(known: Collection[str], name: str, lm: PreTrainedModel, what: str) ->
 
 
 def stored_weights(source: ModelSource, lm: PreTrainedModel, layers: Iterable[str]) -> dict[str, str]:
-    """Layer name → the name of its weight as stored on disk.
+    """Layer name → the name of its weight as stored on disk; of a model without safetensors, as in memory.
 
     Raises:
         UserError: If a weight is on disk under no known name.
     """
     names = {layer: f"{layer}.weight" for layer in layers}
-    if source.kind == "gguf":
+    if not source.is_stored:
         return names
     stored = stored_names(lm, names.values(), StoredTensors(source.directory))
     return {layer: stored[name] for layer, name in names.items()}

@@ -2,11 +2,12 @@
 
 import sys
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ProgressBar, RichProgressBar
 from typing_extensions import override
 
 
@@ -60,3 +61,10 @@ class PlainProgress(ProgressBar):
     @override
     def print(self, *args: Any, **kwargs: Any) -> None:
         print(*args, **kwargs)
+
+
+def with_progress(callbacks: Sequence[Callback]) -> list[Callback]:
+    """Callbacks with one that shows progress among them: a bar in a terminal, else lines."""
+    if any(isinstance(callback, ProgressBar) for callback in callbacks):
+        return list(callbacks)
+    return [*callbacks, RichProgressBar() if sys.stderr.isatty() else PlainProgress()]

@@ -211,7 +211,7 @@ def _prune(
     layers = prunable_layers(lm, args.targets, args.ignore)
     started = time.monotonic()
     with TensorStore.beside(args.out) as updates:
-        masks = prune_model(source, lm, layers, method, pattern, calibration, updates)
+        masks = prune_model(source, lm, layers, method, pattern, calibration, updates.put)
         facts |= {"seconds": round(time.monotonic() - started, 1)}
         out = write_export(source, masks, args.out, updates=updates, training=facts, lm=lm)
     _show(facts, masks, out)

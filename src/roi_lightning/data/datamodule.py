@@ -182,6 +182,12 @@ class CalibrationDataModule(LightningDataModule):
         documents = load_documents(corpus, self.cache_dir)
         return documents if corpus.streaming else cast("Dataset", documents).to_iterable_dataset()
 
+    def load_tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer, asked for once; override it to bring one of your own."""
+        from roi_lightning import language_model
+
+        return language_model.load_tokenizer(self.tokenizer, self.tokenizer_revision, self.trust_remote_code)
+
     @override
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         if self._progress is not None and PLACE in batch:
@@ -207,12 +213,7 @@ class CalibrationDataModule(LightningDataModule):
 
     @cached_property
     def _loaded_tokenizer(self) -> PreTrainedTokenizerBase:
-        return self._tokenizer()
-
-    def _tokenizer(self) -> PreTrainedTokenizerBase:
-        from roi_lightning.language_model import load_tokenizer
-
-        return load_tokenizer(self.tokenizer, self.tokenizer_revision, self.trust_remote_code)
+        return self.load_tokenizer()
 
     def _build_training(self) -> None:
         if self._packed is not None:

@@ -13,6 +13,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from roi_lightning.errors import UserError
 from roi_lightning.export.base import SIDECAR, BaseTensors, open_base
 from roi_lightning.export.fit import check_masks_fit
+from roi_lightning.export.in_place import apply_masks
 from roi_lightning.export.sidecar import EXPORTED, PACKED, read_sidecar, require_intact
 from roi_lightning.language_model import (
     DType,
@@ -24,7 +25,6 @@ from roi_lightning.language_model import (
 from roi_lightning.masks import MaskSet
 from roi_lightning.runtime.checkpoint import from_packed, open_packed
 from roi_lightning.sources import ModelSource, StoredTensors, resolve_model
-from roi_lightning.stored_names import loaded_names
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +58,7 @@ class Subject:
         Raises:
             UserError: Naming the file.
         """
-        if self.source.kind == "gguf":
+        if not self.source.is_stored:
             return
         if self.source.kind == "packed":
             open_packed(self.source.directory)
@@ -87,22 +87,6 @@ class Subject:
         if self.masks is not None:
             apply_masks(lm, self.masks)
         return cast(PreTrainedModel, lm.to(device).eval())  # type: ignore[arg-type]
-
-
-def apply_masks(lm: PreTrainedModel, masks: MaskSet) -> None:
-    """Set the weights that masks drop to zero, in place.
-
-    Args:
-        lm: The masks' base model.
-        masks: See `check_masks_fit`.
-
-    Raises:
-        UserError: If the model has no weight of a masked name.
-    """
-    weights = dict(lm.named_parameters())
-    for stored, name in loaded_names(lm, masks.layers, weights).items():
-        weight = weights[name].data
-        weight.masked_fill_(~masks.layers[stored].to_bool().to(weight.device), 0)
 
 
 def resolve_subjects(
@@ -160,7 +144,7 @@ def _read_masks(spec: str) -> MaskSet:
 
 
 def _survivors_updated(source: ModelSource) -> bool | None:
-    if source.kind == "gguf" or not (source.directory / SIDECAR).is_file():
+    if not source.is_stored or not (source.directory / SIDECAR).is_file():
         return None
     try:
         form = PACKED if source.kind == "packed" else EXPORTED

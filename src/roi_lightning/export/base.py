@@ -1,7 +1,8 @@
 """A base model as export needs it: every tensor under its name on disk, and the files around them.
 
 A directory's tensors are taken as they lie; a GGUF file's are those of the model that transformers makes of
-it, which then has to be written as a Hugging Face directory in the first place.
+it, which then has to be written as a Hugging Face directory in the first place. A model that came without files
+has those it holds.
 """
 
 import json
@@ -103,7 +104,7 @@ class StoredBase(StoredTensors):
 
 
 class LoadedBase:
-    """The tensors of a GGUF model as transformers dequantised them, tied duplicates left out."""
+    """The tensors of a model in memory (a GGUF file's as transformers dequantised them), tied duplicates left out."""
 
     def __init__(self, source: ModelSource, lm: PreTrainedModel) -> None:
         self._source, self._lm = source, lm
@@ -165,13 +166,15 @@ def open_base(source: ModelSource, dtype: str = "auto", lm: PreTrainedModel | No
     Args:
         source: Where the model lies.
         dtype: What a GGUF model's weights are cast to; no other model is cast.
-        lm: The GGUF model, if already loaded (plain, in `dtype`); ignored for other models.
+        lm: A model that is in memory only; the GGUF model, if already loaded (plain, in `dtype`); ignored for others.
 
     Raises:
         UserError: If the model can't be read, or its weights are quantised other than by GGUF.
     """
-    if source.kind != "gguf":
+    if source.is_stored:
         return StoredBase(source.directory)
+    if source.kind == "memory" and lm is not None:
+        return LoadedBase(source, lm)
     if dtype not in get_args(DType):
         raise UserError(f"dtype {dtype!r} is none of {', '.join(get_args(DType))}")
     return LoadedBase(source, lm or load_language_model(source, cast(DType, dtype)))

@@ -1,7 +1,8 @@
 """Does a mask belong to a base model: the hashes taken when it is made, compared when it is applied."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
+from torch import Tensor
 from transformers.modeling_utils import PreTrainedModel
 
 from roi_lightning.errors import UserError
@@ -56,3 +57,17 @@ def check_masks_fit(source: ModelSource, masks: MaskSet, base: BaseTensors | Non
             raise UserError(f"{other} {name!r} is {list(base.shape(name))}, not {list(layer.stored_shape)}")
         if tensor_sha256(base[name]) != masks.base.sha256[name]:
             raise UserError(f"{other} {name!r} has other values")
+
+
+def check_updates(masks: MaskSet, updates: Mapping[str, Tensor]) -> None:
+    """Refuse masks whose method updated weights that are not given.
+
+    Raises:
+        UserError: Saying how many are missing.
+    """
+    missing = masks.updated.keys() - updates.keys()
+    if missing:
+        raise UserError(
+            f"these masks belong to weights that their method updated in {len(missing)} tensors, {min(missing)!r} "
+            "first; they can't be applied to the base model's own: use the directory they were written with"
+        )

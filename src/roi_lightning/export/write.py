@@ -12,7 +12,7 @@ from roi_lightning.errors import UserError
 from roi_lightning.export.base import BaseTensors, bits, open_base
 from roi_lightning.export.card import model_card
 from roi_lightning.export.destination import check_destination, check_not_base, needed_bytes
-from roi_lightning.export.fit import check_masks_fit
+from roi_lightning.export.fit import check_masks_fit, check_updates
 from roi_lightning.export.sidecar import describe, seal
 from roi_lightning.export.verify import verify_export
 from roi_lightning.masks import MASK_FILE, MaskSet
@@ -54,7 +54,7 @@ def write_export(
     out = out.absolute()
     masks.check()
     updates = updates or {}
-    _check_updates(masks, updates)
+    check_updates(masks, updates)
     base = open_base(source, dtype or masks.base.dtype, lm)
     _check_all(source, masks, base, out)
     with written_aside(out) as partial:
@@ -72,15 +72,6 @@ def _check_all(source: ModelSource, masks: MaskSet, base: BaseTensors, out: Path
     check_not_base(out, source)
     check_destination(out, needed_bytes(base))
     check_masks_fit(source, masks, base)
-
-
-def _check_updates(masks: MaskSet, updates: Mapping[str, Tensor]) -> None:
-    missing = masks.updated.keys() - updates.keys()
-    if missing:
-        raise UserError(
-            f"these masks belong to weights that their method updated in {len(missing)} tensors, {min(missing)!r} "
-            "first; they can't be applied to the base model's own: use the directory they were written with"
-        )
 
 
 def _write_weights(base: BaseTensors, masks: MaskSet, updates: Mapping[str, Tensor], folder: Path) -> None:

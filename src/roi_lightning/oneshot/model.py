@@ -1,8 +1,8 @@
 """Prune a whole model into a mask set."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
-from torch import nn
+from torch import Tensor, nn
 from transformers.modeling_utils import PreTrainedModel
 
 from roi_lightning.errors import UserError
@@ -12,7 +12,6 @@ from roi_lightning.layer_mask import LayerMask
 from roi_lightning.masks import MaskSet
 from roi_lightning.oneshot.layerwise import Calibration, prune_layers
 from roi_lightning.oneshot.method import OneShotMethod
-from roi_lightning.oneshot.store import TensorStore
 from roi_lightning.pattern import NMPattern
 from roi_lightning.prunable import input_dim
 from roi_lightning.sources import ModelSource, tensor_sha256
@@ -26,7 +25,7 @@ def prune_model(
     method: OneShotMethod,
     pattern: NMPattern,
     calibration: Calibration | None,
-    updates: TensorStore,
+    keep: Callable[[str, Tensor], None],
 ) -> MaskSet:
     """Prune a model's layers; the model itself stays as it is.
 
@@ -37,7 +36,7 @@ def prune_model(
         method: How.
         pattern: N:M.
         calibration: On what; None for methods that read no text.
-        updates: Receives every masked tensor whose survivors changed, by its name on disk.
+        keep: Receives every masked tensor whose survivors changed, by its name on disk.
 
     Returns:
         The masks, by names on disk, with the hashes of the base's tensors and of the updated ones.
@@ -57,9 +56,10 @@ def prune_model(
             if pruned.weight.dtype != tensors[name].dtype:
                 raise UserError(
                     f"{name} is stored as {tensors[name].dtype} and its update was made in {pruned.weight.dtype}, "
-                    "which would not fit; leave out --dtype, or give --mask_only"
+                    "which would not fit; run the model in its stored dtype (no --dtype), or take the mask alone "
+                    "(--mask_only)"
                 )
-            updates.put(name, pruned.weight)
+            keep(name, pruned.weight)
             hashes[name] = tensor_sha256(pruned.weight)
     ordered = {name: masks[name] for name in stored.values()}
     return MaskSet(pattern, ordered, base_model(source, ordered, dtype, lm), hashes)
