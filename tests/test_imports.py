@@ -64,6 +64,7 @@ ORDER = [
     "config_files",
     "sharded_strategy",
     "trainer",
+    "api",
     "bench",
     "figures",
     "comparison",

@@ -31,7 +31,7 @@ def to_json(results: Mapping[str, Mapping[str, Any]], settings: Settings, dense:
         settings: How they came about.
         dense: The model that the others are compared with.
     """
-    content = {"models": _with_averages(results, settings), "settings": _described(settings, dense)}
+    content = {"models": with_averages(results, settings), "settings": _described(settings, dense)}
     return json.dumps(_spelled(content), indent=2, allow_nan=False) + "\n"
 
 
@@ -74,7 +74,8 @@ def _described(settings: Settings, dense: str | None) -> dict[str, Any]:
     }
 
 
-def _with_averages(results: Mapping[str, Mapping[str, Any]], settings: Settings) -> dict[str, Any]:
+def with_averages(results: Mapping[str, Mapping[str, Any]], settings: Settings) -> dict[str, Any]:
+    """The results with the mean accuracy of every model that has several."""
     questions = [task.name for task in settings.tasks if task.kind == "questions"]
     models = {name: dict(figures) for name, figures in results.items()}
     if len(questions) > 1:

@@ -1,0 +1,25 @@
+"""Use from Python, without the command line: five functions on a transformers model in memory.
+
+    from roi_lightning.api import apply, evaluate, learn
+
+    masks = learn(lm, tokenizer, "my_texts/*.txt", pattern="2:4", steps=150)
+    masks.save(Path("mask.safetensors"))
+    apply(lm, masks)
+    print(evaluate(lm, tokenizer, "my_book.txt"))
+
+Only `apply` and `accelerate` change the model they are given.
+
+Masks go by the names that the weights have on disk. A model that was loaded from a directory or the hub, and still
+holds its linear weights, gives masks of that directory or hub model: their file can be used wherever the commands
+take one. Any other model is a base of its own, named by its class; its masks go by the names it has in memory. Those
+are the names under which `save_pretrained` writes the weights, but for mixtures of experts that have other names on
+disk (Mixtral).
+"""
+
+from roi_lightning.api.accelerating import accelerate
+from roi_lightning.api.applying import apply
+from roi_lightning.api.evaluating import evaluate
+from roi_lightning.api.learning import learn
+from roi_lightning.api.pruning import Pruned, prune
+
+__all__ = ["Pruned", "accelerate", "apply", "evaluate", "learn", "prune"]
