@@ -1,7 +1,7 @@
 """A model pruned, a mask learned, measured and saved, from Python.
 
-Cells for an editor or Jupyter; it also runs as a script. The environment may name another model (ROI_MODEL) and another
-number of steps (ROI_STEPS).
+Cells for an editor or Jupyter; it also runs as a script. The environment may name another model (ROI_MODEL) and
+another number of steps (ROI_STEPS).
 """
 
 # %% [markdown]
@@ -81,8 +81,9 @@ tell("roi", lm)
 
 # %% [markdown]
 # ## What is left
-# An ordinary model, half of whose linear weights are zeros: `lm.save_pretrained` saves it like any other. The mask
-# file and the base make the same, checked byte by byte: `python -m roi_lightning apply BASE mask.safetensors --out DIR`.
+# An ordinary model, half of whose linear weights are zeros: `lm.save_pretrained` saves it like any other. The base
+# and the mask file make the same, every byte checked:
+# `python -m roi_lightning apply BASE mask.safetensors --out DIR`.
 
 # %%
 prompt = tokenizer("A Python function is", return_tensors="pt")

@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -159,10 +160,9 @@ def test_the_card_of_a_hub_model_names_it(tmp_path, monkeypatch):
     source = resolve_model("owner/model")
     masks = random_masks(source)
     out = write_export(source, masks, tmp_path / "out")
-    front = (out / "README.md").read_text().split("---")[1].splitlines()
-    assert "base_model: owner/model" in front
-    assert "base_model_relation: finetune" in front
-    assert '- "2:4"' in front
+    front = yaml.safe_load((out / "README.md").read_text().split("---")[1])
+    assert (front["base_model"], front["base_model_relation"]) == ("owner/model", "finetune")
+    assert "2:4" in front["tags"]
     assert MaskSet.load(out).base.revision == "c0ffee"
 
 

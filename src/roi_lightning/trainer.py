@@ -13,6 +13,7 @@ from roi_lightning.callbacks.due_validation import DueValidation
 from roi_lightning.callbacks.preemption import Preemption
 from roi_lightning.checkpoint_files import PlainCheckpointIO, read_checkpoint
 from roi_lightning.checkpoints import check_checkpoint
+from roi_lightning.data import CalibrationDataModule
 from roi_lightning.errors import UserError
 from roi_lightning.export import check_destination, write_export
 from roi_lightning.learner import MaskLearner
@@ -124,7 +125,7 @@ class RoITrainer(Trainer):
         Args:
             model: The learner, configured as in the run.
             out: Directory to write.
-            datamodule: Not used; accepted so that a run's own config.yaml can be given.
+            datamodule: The text of the run, for the card; it is not read.
             ckpt_path: The checkpoint.
             weights_only: Checkpoints that hold anything but tensors and plain values are refused.
 
@@ -138,7 +139,9 @@ class RoITrainer(Trainer):
         checkpoint = read_checkpoint(Path(ckpt_path))
         model.on_load_checkpoint(checkpoint)
         model.load_state_dict(checkpoint["state_dict"], strict=False)
-        training = {"step": checkpoint["global_step"], **model.training_facts()}
+        step = checkpoint["global_step"]
+        text = datamodule.facts(self, step) if isinstance(datamodule, CalibrationDataModule) else {}
+        training = {"step": step, **model.training_facts(), **text}
         masks = model.mask_set()
         path = write_export(
             model.source, masks, Path(out), dtype=model.stored_dtype, training=training, lm=model.lm

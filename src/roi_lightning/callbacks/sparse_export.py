@@ -8,6 +8,7 @@ from typing_extensions import override
 
 from roi_lightning.callbacks.finish import FinishCallback
 from roi_lightning.callbacks.run_folder import run_folder
+from roi_lightning.data import CalibrationDataModule
 from roi_lightning.export import check_destination, needed_bytes, open_base, write_export
 from roi_lightning.learner import MaskLearner
 
@@ -49,7 +50,9 @@ class SparseExport(FinishCallback):
         if not trainer.is_global_zero:
             return
         perplexity = trainer.callback_metrics.get("val/perplexity")
-        training = {"steps": trainer.global_step, **pl_module.training_facts()}
+        data, steps = trainer.datamodule, trainer.global_step  # type: ignore[attr-defined]
+        text = data.facts(trainer, steps) if isinstance(data, CalibrationDataModule) else {}
+        training = {"steps": steps, **pl_module.training_facts(), **text}
         self.path = write_export(
             pl_module.source,
             pl_module.mask_set(masks),

@@ -115,12 +115,12 @@ def main(argv: Sequence[str]) -> int:
     check_model(source, pattern, args.targets, args.ignore, args.trust_remote_code)
     check_not_base(args.out.absolute(), source)
     _check_room(args, method, None if source.kind == "gguf" else open_base(source))
-    facts = {"method": args.method, **method.facts()}
+    facts: dict[str, object] = {"method": args.method, **method.facts(), **_selection(args)}
     calibration = None
     if isinstance(method, CalibratedMethod):
         calibration = _calibration(args, source)
         facts |= {"activations": args.activations, "text": ", ".join(args.data), "seed": args.seed}
-        facts |= {"windows": args.windows, "seq_len": args.seq_len}
+        facts |= {"windows": args.windows, "seq_len": args.seq_len, "tokens": calibration.windows.numel()}
     return _prune(args, source, method, pattern, calibration, facts)
 
 
@@ -144,6 +144,12 @@ def make_method(args: argparse.Namespace) -> "OneShotMethod":
         name = "mask_only" if args.mask_only else next(iter(options))
         raise UserError(f"--{name} is an option of sparsegpt and means nothing to {args.method}")
     return METHODS[args.method](**options)
+
+
+def _selection(args: argparse.Namespace) -> dict[str, object]:
+    """Which layers were asked for, where that was not all."""
+    chosen = {"targets": args.targets, "ignore": args.ignore}
+    return {name: " ".join(globs) for name, globs in chosen.items() if globs not in (["*"], [])}
 
 
 def _fill_text_options(args: argparse.Namespace, reads_text: bool) -> None:

@@ -6,7 +6,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
-from lightning.pytorch import LightningDataModule
+from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -99,6 +99,12 @@ class CalibrationDataModule(LightningDataModule):
     def val_tokens(self) -> int:
         """Tokens in the held-out windows that are used."""
         return 0 if self._held_out is None else self._held_out.numel()
+
+    def facts(self, trainer: Trainer, steps: int) -> dict[str, object]:
+        """What an export tells of the text that a mask was learned from in so many optimizer steps; plain values."""
+        windows = steps * trainer.accumulate_grad_batches * trainer.world_size * self.batch_size
+        text = ", ".join(corpus.source for corpus in self.corpora)
+        return {"text": text, "seq_len": self.seq_len, "tokens": windows * self.seq_len}
 
     def prepare_data(self) -> None:
         """Fill the caches in one process, so that the others only read them."""

@@ -1,85 +1,87 @@
-"""The model card of an export: what it is, how sparse, how to load and how to check it."""
+"""The model card of an export: what it is, how sparse, how to load and how to check it.
 
-from collections.abc import Mapping
+A published model has the same card with its own name in it, and what is known beyond the directory.
+"""
+
+from collections.abc import Mapping, Sequence
 from pathlib import PurePath
-from typing import Any
+from typing import Any, Final
 
+from roi_lightning.export.front_matter import front_matter, hub_id
+from roi_lightning.export.public_names import public_name
+from roi_lightning.export.publication import Measured, Publication
 from roi_lightning.masks import MASK_FILE, MaskSet
 from roi_lightning.overlap import by_kind, kind_of
 
 
-def model_card(masks: MaskSet, description: Mapping[str, Any], is_gguf: bool) -> str:
+def model_card(masks: MaskSet, description: Mapping[str, Any], publication: Publication | None = None) -> str:
     """Write the card.
 
     Args:
         masks: The masks applied.
         description: The sidecar's content.
-        is_gguf: Whether the base was read from a GGUF file.
+        publication: What to say besides; None for a directory that has no name yet.
 
     Returns:
         Markdown with a YAML front matter.
     """
-    base = _base_name(masks)
+    base = hub_id(masks, publication) or public_name(masks.base.spec)
+    training = description.get("training", {})
     parts = [
-        _front_matter(masks),
-        f"# {base}, {masks.pattern} sparse",
+        front_matter(masks, publication),
+        f"# {base}, {masks.pattern} sparse"
+        if publication is None
+        else f"# {PurePath(publication.name).name}",
         _summary(masks, description, base),
         _table(["kind of layer", "layers", "weights", "kept"], _kinds(masks)),
-        _LOADING,
-        _updates(masks) or _VERIFYING,
-        _GGUF if is_gguf else "",
-        _facts("Perplexity", description.get("perplexity")),
-        _facts("How the mask was made", description.get("training")),
+        _LOADING.replace("PATH", publication.name if publication else "PATH"),
+        *(_measured(publication.measured) if publication and publication.measured else ()),
+        _facts("## Perplexity", description.get("perplexity")),
+        _facts("## How the mask was made", training),
+        *(_commands(publication) if publication else ()),
+        _data(training),
+        _check(masks, publication),
+        _GGUF if description.get("dequantized") else "",
         _LIMITS,
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-_LOADING = """## Use
+_LOADING: Final = """## Use
 
 It is an ordinary checkpoint: zeros are stored like any other weight.
 
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
+
 model = AutoModelForCausalLM.from_pretrained("PATH")
 tokenizer = AutoTokenizer.from_pretrained("PATH")
+prompt = tokenizer("The capital of France is", return_tensors="pt")
+print(tokenizer.decode(model.generate(**prompt, max_new_tokens=20)[0]))
 ```"""
 
-_VERIFYING = f"""## Check
-
-```
-python -m roi_lightning verify PATH --base BASE
-```
-
-tells whether every pruned weight is exactly zero, every group of inputs keeps the right number of weights,
-every surviving weight is bit for bit the base model's, and no file has changed since the export. Without
-`--base` it checks all that this directory can prove on its own. `{MASK_FILE}` holds one bit per weight; with
-the base model, `python -m roi_lightning apply BASE {MASK_FILE} --out DIR` makes this directory again."""
-
-_GGUF = """## Origin of the weights
+_GGUF: Final = """## Origin of the weights
 
 The base model was read from a GGUF file. Its weights were dequantised and cast, so they differ from those of
 the checkpoint that the GGUF file was made of; "bit for bit" refers to the dequantised weights."""
 
-_LIMITS = """## Limits
+_LIMITS: Final = """## Limits
 
 The directory takes as much disk and memory as the base model. No common inference engine gains speed from
 2:4 zeros it finds in a checkpoint; kernels that do need the weights converted at load time on a GPU that
 supports them. Quantising may turn zeros into small values unless the scheme is symmetric. What the base
 model's licence asks for applies here too."""
 
+_UNCHANGED: Final = f"""tells whether every pruned weight is exactly zero, every group of inputs keeps the right
+number of weights, every surviving weight is bit for bit the base model's, and no file has changed since the
+export. Without `--base` it checks all that this directory can prove on its own. `{MASK_FILE}` holds one bit per
+weight; with the base model, `python -m roi_lightning apply BASE {MASK_FILE} --out DIR` makes these weights
+again."""
 
-def _base_name(masks: MaskSet) -> str:
-    return masks.base.spec if masks.base.revision else PurePath(masks.base.spec).name or masks.base.spec
-
-
-def _front_matter(masks: MaskSet) -> str:
-    lines = ["---"]
-    if masks.base.revision:  # only hub models have one
-        lines += [f"base_model: {masks.base.spec}", "base_model_relation: finetune"]
-    lines += ["library_name: transformers", "pipeline_tag: text-generation", "tags:"]
-    tags = ["sparsity", "pruning", f'"{masks.pattern}"', "semi-structured", "roi-lightning"]
-    return "\n".join([*lines, *(f"- {tag}" for tag in tags), "---"])
+_UPDATED: Final = f"""tells whether every pruned weight is exactly zero, every group of inputs keeps the right
+number of weights, every tensor that was not pruned is bit for bit the base model's, the updated ones are as they
+were written, and no file has changed since. `{MASK_FILE}` holds one bit per weight; it can't be applied to the base
+model, whose weights are not the updated ones."""
 
 
 def _summary(masks: MaskSet, description: Mapping[str, Any], base: str) -> str:
@@ -100,21 +102,6 @@ def _rest(masks: MaskSet) -> str:
     return f"The kept weights of {len(masks.updated)} layers were adjusted to make up for the loss."
 
 
-def _updates(masks: MaskSet) -> str:
-    if not masks.updated:
-        return ""
-    return f"""## Check
-
-```
-python -m roi_lightning verify PATH --base BASE
-```
-
-tells whether every pruned weight is exactly zero, every group of inputs keeps the right number of weights,
-every tensor that was not pruned is bit for bit the base model's, the updated ones are as they were written, and
-no file has changed since. `{MASK_FILE}` holds one bit per weight; it can't be applied to the base model, whose
-weights are not the updated ones."""
-
-
 def _kinds(masks: MaskSet) -> list[list[str]]:
     layers = by_kind(dict.fromkeys(masks.layers, 1))
     total = by_kind({name: layer.total for name, layer in masks.layers.items()})
@@ -123,15 +110,55 @@ def _kinds(masks: MaskSet) -> list[list[str]]:
     return [[f"`{k}`", str(layers[k]), f"{total[k]:,}", f"{kept[k] / total[k]:.1%}"] for k in kinds]
 
 
+def _measured(measured: Measured) -> list[str]:
+    head = ["figure", "this model", *(["dense"] if measured.dense else [])]
+    columns = [measured.figures, *([measured.dense] if measured.dense else [])]
+    rows = [[name, *(str(column.get(name, "")) for column in columns)] for name in measured.figures]
+    settings = {key: value for key, value in measured.settings.items() if value is not None}
+    return [
+        "## Measured",
+        _table(head, rows),
+        "as `python -m roi_lightning evaluate` gave them, with",
+        _facts("", settings),
+    ]
+
+
+def _commands(publication: Publication) -> list[str]:
+    parts = []
+    if publication.command:
+        parts.append(f"The command, folders left out:\n\n```\n{publication.command}\n```")
+    if publication.config:
+        config = f"```yaml\n{publication.config.rstrip()}\n```"
+        parts.append(f"<details>\n<summary>config.yaml</summary>\n\n{config}\n\n</details>")
+    return parts
+
+
+def _data(training: Mapping[str, Any]) -> str:
+    if "text" not in training:
+        return ""
+    amount = f", {training['tokens']:,} tokens" if "tokens" in training else ""
+    return f"## Data\n\nThe mask was made on `{public_name(training['text'])}`{amount}."
+
+
+def _check(masks: MaskSet, publication: Publication | None) -> str:
+    base, fetch, where = hub_id(masks, publication) or "BASE", "", "PATH"
+    if publication is not None:
+        where = PurePath(publication.name).name
+        fetch = f"hf download {publication.name} --local-dir {where}\n"
+    command = f"```\n{fetch}python -m roi_lightning verify {where} --base {base}\n```"
+    claim = _UPDATED if masks.updated else _UNCHANGED.replace("BASE", base)
+    return f"## Check\n\n{command}\n\n{claim}"
+
+
 def _facts(title: str, facts: Mapping[str, Any] | None) -> str:
     rows = [
-        [str(key), f"{value:.4g}" if isinstance(value, float) else str(value)]
+        [str(key), f"{value:.4g}" if isinstance(value, float) else public_name(str(value))]
         for key, value in (facts or {}).items()
     ]
-    return f"## {title}\n\n{_table(['what', 'value'], rows)}" if rows else ""
+    return "\n\n".join(filter(None, [title, _table(["what", "value"], rows)])) if rows else ""
 
 
-def _table(head: list[str], rows: list[list[str]]) -> str:
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     cells = ([cell.replace("|", "\\|").replace("\n", " ") for cell in line] for line in lines)
     return "\n".join(f"| {' | '.join(line)} |" for line in cells)

@@ -65,6 +65,23 @@ def verify_export(directory: Path, base: ModelSource | BaseTensors | None = None
     return VerifyReport(directory, list(_checks(directory, base)))
 
 
+def require_verified(what: str, directory: Path, base: ModelSource | BaseTensors | None = None) -> None:
+    """Refuse a directory with something wrong in it.
+
+    Args:
+        what: What the directory is called in the error.
+        directory: See `verify_export`.
+        base: Likewise.
+
+    Raises:
+        UserError: Naming every check that failed.
+    """
+    report = verify_export(directory, base)
+    if not report.ok:
+        failures = "; ".join(f"{check.name}: {check.detail}" for check in report.failures)
+        raise UserError(f"{what} does not verify ({failures})")
+
+
 def _checks(directory: Path, base: ModelSource | BaseTensors | None) -> Iterator[Check]:
     export = checks.Exported(directory)
     yield run_check("sidecar", lambda: f"pattern {export.sidecar['pattern']}, checksum right")

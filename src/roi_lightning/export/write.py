@@ -14,7 +14,7 @@ from roi_lightning.export.card import model_card
 from roi_lightning.export.destination import check_destination, check_not_base, needed_bytes
 from roi_lightning.export.fit import check_masks_fit, check_updates
 from roi_lightning.export.sidecar import describe, seal
-from roi_lightning.export.verify import verify_export
+from roi_lightning.export.verify import require_verified
 from roi_lightning.masks import MASK_FILE, MaskSet
 from roi_lightning.progress import progress
 from roi_lightning.sources import ModelSource
@@ -62,9 +62,10 @@ def write_export(
         _write_weights(base, masks, updates, partial)
         base.write_companions(partial)
         masks.save(partial / MASK_FILE)
-        facts = {"training": training, "perplexity": perplexity}
-        _describe(partial, masks, base, facts, source.kind == "gguf")
-        _require_verified(partial, base)
+        dequantized = source.kind == "gguf" or None
+        facts = {"dequantized": dequantized, "training": training, "perplexity": perplexity}
+        _describe(partial, masks, base, facts)
+        require_verified("the export", partial, base)
     return out
 
 
@@ -104,16 +105,7 @@ def overwrite_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
             file.write(values.numpy().data)
 
 
-def _describe(
-    folder: Path, masks: MaskSet, base: BaseTensors, facts: Mapping[str, object], is_gguf: bool
-) -> None:
+def _describe(folder: Path, masks: MaskSet, base: BaseTensors, facts: Mapping[str, object]) -> None:
     description = describe(masks, base, facts)
-    (folder / "README.md").write_text(model_card(masks, description, is_gguf), encoding="utf-8")
+    (folder / "README.md").write_text(model_card(masks, description), encoding="utf-8")
     seal(folder, description)
-
-
-def _require_verified(directory: Path, base: BaseTensors) -> None:
-    report = verify_export(directory, base)
-    if not report.ok:
-        failures = "; ".join(f"{check.name}: {check.detail}" for check in report.failures)
-        raise UserError(f"the export does not verify and was not kept ({failures})")
