@@ -65,6 +65,7 @@ ORDER = [
     "sharded_strategy",
     "trainer",
     "api",
+    "publishing",
     "bench",
     "figures",
     "comparison",

@@ -18,6 +18,7 @@ _PLAIN: Final = {
     "prune": "a mask without training: magnitude, Wanda, SparseGPT",
     "apply": "a base model and a mask file to the same directory",
     "compare": "how much of what one mask keeps the others keep too: tables and pictures",
+    "publish": "an exported directory made ready for the hub, with a full model card",
     "verify": "check an exported directory: pattern, zeros, survivors, every byte",
     "pack": "a verified 2:4 directory in fewer bytes, for roi_lightning.runtime.from_packed",
     "benchmark": "what masks cost, alone or in a training step, and what 2:4 models save",

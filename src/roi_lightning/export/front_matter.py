@@ -37,14 +37,14 @@ def hub_id(masks: MaskSet, publication: Publication | None) -> str | None:
 
 
 def _published(publication: Publication) -> dict[str, Any]:
-    measured = publication.measured
-    return {
+    fields: dict[str, Any] = {
         **publication.licence,
         "language": list(publication.languages) or None,
         "datasets": list(publication.datasets) or None,
-        "model_name": PurePath(publication.name).name,
-        "eval_results": None if measured is None else _results(measured),
     }
+    if publication.measured is not None:
+        fields |= {"model_name": PurePath(publication.name).name, "eval_results": _results(publication.measured)}
+    return fields
 
 
 def _results(measured: Measured) -> list[EvalResult]:

@@ -19,6 +19,7 @@ from roi_lightning.progress import progress
 EXPORTED: Final = "roi_lightning.sparsity"
 PACKED: Final = "roi_lightning.packed"
 _VERSION: Final = 1
+_DOWNLOADED: Final = ".cache/huggingface/"
 
 
 def describe(masks: MaskSet, base: BaseTensors, facts: Mapping[str, object]) -> dict[str, Any]:
@@ -97,9 +98,10 @@ def read_sidecar(directory: Path, formats: Collection[str] = (EXPORTED,)) -> dic
 
 
 def written_files(directory: Path) -> list[str]:
-    """Every file but the sidecar, as sorted paths relative to the directory."""
+    """Every file but the sidecar and what `hf download` notes, as sorted paths relative to the directory."""
     found = (path for path in directory.rglob("*") if not path.is_dir() or path.is_symlink())
-    return sorted(path.relative_to(directory).as_posix() for path in found if path != directory / SIDECAR)
+    names = (path.relative_to(directory).as_posix() for path in found)
+    return sorted(name for name in names if name != SIDECAR and not name.startswith(_DOWNLOADED))
 
 
 def require_intact(directory: Path, hashes: Mapping[str, str | None]) -> None:
