@@ -43,7 +43,10 @@ def _published(publication: Publication) -> dict[str, Any]:
         "datasets": list(publication.datasets) or None,
     }
     if publication.measured is not None:
-        fields |= {"model_name": PurePath(publication.name).name, "eval_results": _results(publication.measured)}
+        fields |= {
+            "model_name": PurePath(publication.name).name,
+            "eval_results": _results(publication.measured),
+        }
     return fields
 
 

@@ -12,11 +12,12 @@ _WORD: Final = re.compile(r"[^\s'\"{}\[\]()=,]+")
 
 
 def public_name(text: str) -> str:
-    """The last part of a path; hub ids and all that is no path stay.
+    """The last part of a path, or of each in a list with commas; hub ids and all that is no path stay.
 
-    `/home/me/texts/*.txt` becomes `*.txt`, `gguf:../m.gguf` becomes `m.gguf`, `owner/name` stays.
+    `/home/me/texts/*.txt, owner/name` becomes `*.txt, owner/name`, `gguf:../m.gguf` becomes `m.gguf`.
     """
-    return PurePath(text).name if _is_path(text) else _WORD.sub(_public_word, text)
+    parts = text.split(", ")
+    return ", ".join(PurePath(x).name if _is_path(x) else _WORD.sub(_public_word, x) for x in parts)
 
 
 def public_values(value: Any) -> Any:
