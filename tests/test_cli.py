@@ -128,7 +128,9 @@ def test_overlays_run(lab, overlay):
     assert run("verify", "runs/quickstart/export") == 0
 
 
-COMMANDS = ["fit", "validate", "export", "plan", "prune", "apply", "verify", "pack", "evaluate", "compare"]
+COMMANDS = [
+    *("fit", "validate", "export", "plan", "prune", "apply", "verify", "pack", "publish", "evaluate", "compare"),
+]
 
 
 def test_the_overview_names_every_command(capsys):

@@ -19,6 +19,7 @@ from fake_hub import fake_hub
 from roi_lightning.export import verify_export, write_export
 from roi_lightning.export.public_names import public_name, public_values
 from roi_lightning.masks import MaskSet
+from roi_lightning.publishing.licence import base_card, licence_fields
 from roi_lightning.sources import resolve_model
 from tiny_models import random_masks, tiny_gguf
 
@@ -194,49 +195,48 @@ def test_names_of_others_stay_and_folders_go():
     }
 
 
-def licensed(lab, tmp_path, readme, licence, given):
-    """Publish an export of a model with such a README and LICENSE; status and front matter."""
-    base, out = tmp_path / "base", tmp_path / "out"
-    shutil.copytree(lab.model, base)
-    for name, text in (("README.md", readme), ("LICENSE", licence)):
-        (base / name).unlink()
-        if text is not None:
-            (base / name).write_text(text)
-    source = resolve_model(str(base))
-    write_export(source, random_masks(source), tmp_path / "export")
-    options = () if given is None else ("--license", given)
-    status = run("publish", tmp_path / "export", "--name", "me/tiny", "--out", out, *options)
-    return status, ModelCard.load(out / "README.md").data if out.exists() else None
-
-
 @pytest.mark.parametrize(
     ("readme", "licence", "given", "expected"),
     [
-        ("---\nlicense: mit\n---\n", None, None, ("mit", None, None)),
-        ("---\nlicense: mit\n---\n", None, "apache-2.0", ("apache-2.0", None, None)),
-        ("no front matter", "Mine.", None, ("other", "license-of-the-base-model", "LICENSE")),
-        (None, None, "gpl-3.0", ("gpl-3.0", None, None)),
+        ("---\nlicense: mit\n---\n", None, None, {"license": "mit"}),
+        ("---\nlicense: mit\n---\n", "Mine.", "apache-2.0", {"license": "apache-2.0"}),
+        (None, None, "gpl-3.0", {"license": "gpl-3.0"}),
+        (
+            "no front matter",
+            "Mine.",
+            None,
+            {"license": "other", "license_name": "license-of-the-base-model", "license_link": "LICENSE"},
+        ),
     ],
 )
-def test_the_licence_is_the_base_s_or_given(lab, tmp_path, readme, licence, given, expected):
-    status, data = licensed(lab, tmp_path, readme, licence, given)
-    assert status == 0
-    assert (data.license, data.license_name, data.license_link) == expected
+def test_the_licence_is_the_base_s_or_given(tmp_path, readme, licence, given, expected):
+    for name, text in (("config.json", "{}"), ("README.md", readme), ("LICENSE", licence)):
+        if text is not None:
+            (tmp_path / name).write_text(text)
+    assert licence_fields(given, base_card(str(tmp_path), None, None), tmp_path) == expected
 
 
 def test_without_a_licence_nothing_is_written(lab, tmp_path, capsys):
-    assert licensed(lab, tmp_path, None, None, None) == (1, None)
+    base = Path(shutil.copytree(lab.model, tmp_path / "base"))
+    (base / "README.md").unlink()
+    (base / "LICENSE").unlink()
+    source = resolve_model(str(base))
+    write_export(source, random_masks(source), tmp_path / "export")
+    assert run("publish", tmp_path / "export", "--name", "me/tiny", "--out", tmp_path / "out") == 1
     assert "--license" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_gguf_base_is_told_of(tmp_path):
     source = resolve_model(str(tiny_gguf(tmp_path / "base.gguf")))
     write_export(source, random_masks(source), tmp_path / "export")
-    options = ("--license", "mit", "--out", tmp_path / "out")
+    options = ("--license", "mit", "--base_model", "owner/base", "--out", tmp_path / "out")
     assert run("publish", tmp_path / "export", "--name", "me/tiny", *options) == 0
     card = (tmp_path / "out" / "README.md").read_text()
     assert "GGUF" in card
-    assert "`base.gguf`" in card
+    assert "base_model: owner/base" in card
+    assert "--base owner/base" not in card, "its weights are not these"
+    assert MaskSet.load(tmp_path / "out").base.spec == "base.gguf"
     assert verify_export(tmp_path / "out", source).ok
 
 
@@ -274,6 +274,7 @@ def whole(lab, _folder):
         (whole, ("--evaluation", "none.json"), "'none.json' is no file"),
         (whole, ("--evaluated_as", "x"), "--evaluation, which is not given"),
         (whole, ("--out", "{lab}/shared"), "was not written by roi_lightning"),
+        (whole, ("--out", "{lab}/run/export"), "is the export itself"),
         (whole, ("--evaluation", "{lab}/shared/model/config.json"), "it has no models"),
         (
             whole,

@@ -26,7 +26,7 @@ def model_card(masks: MaskSet, description: Mapping[str, Any], publication: Publ
         Markdown with a YAML front matter.
     """
     base = hub_id(masks, publication) or public_name(masks.base.spec)
-    training = description.get("training", {})
+    training, is_gguf = description.get("training", {}), "dequantized" in description
     parts = [
         front_matter(masks, publication),
         f"# {base}, {masks.pattern} sparse"
@@ -40,8 +40,8 @@ def model_card(masks: MaskSet, description: Mapping[str, Any], publication: Publ
         _facts("## How the mask was made", training),
         *(_commands(publication) if publication else ()),
         _data(training),
-        _check(masks, publication),
-        _GGUF if description.get("dequantized") else "",
+        _check(masks, publication, "BASE" if is_gguf else hub_id(masks, publication) or "BASE"),
+        _GGUF if is_gguf else "",
         _LIMITS,
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -140,8 +140,8 @@ def _data(training: Mapping[str, Any]) -> str:
     return f"## Data\n\nThe mask was made on `{public_name(training['text'])}`{amount}."
 
 
-def _check(masks: MaskSet, publication: Publication | None) -> str:
-    base, fetch, where = hub_id(masks, publication) or "BASE", "", "PATH"
+def _check(masks: MaskSet, publication: Publication | None, base: str) -> str:
+    fetch, where = "", "PATH"
     if publication is not None:
         where = PurePath(publication.name).name
         fetch = f"hf download {publication.name} --local-dir {where}\n"
@@ -151,11 +151,13 @@ def _check(masks: MaskSet, publication: Publication | None) -> str:
 
 
 def _facts(title: str, facts: Mapping[str, Any] | None) -> str:
-    rows = [
-        [str(key), f"{value:.4g}" if isinstance(value, float) else public_name(str(value))]
-        for key, value in (facts or {}).items()
-    ]
+    rows = [[str(key), _value(value)] for key, value in (facts or {}).items()]
     return "\n\n".join(filter(None, [title, _table(["what", "value"], rows)])) if rows else ""
+
+
+def _value(value: object) -> str:
+    # Text may hold stars and underscores.
+    return f"{value:.4g}" if isinstance(value, float) else f"`{public_name(str(value))}`"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

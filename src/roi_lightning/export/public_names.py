@@ -1,7 +1,8 @@
 """Names without the folders of this machine, for whatever others are to read."""
 
+import os
 import re
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Any, Final
 
 from roi_lightning.data.corpora import FORMATS
@@ -35,7 +36,7 @@ def _public_word(match: re.Match[str]) -> str:
 
 
 def _is_path(text: str) -> bool:
-    if "/" not in text or "://" in text or "\n" in text:
+    if "/" not in text or "://" in text or any(mark in text for mark in "{}\n"):
         return False
     marked = text.startswith(("/", "~", ".", "gguf:")) or "*" in text
-    return marked or PurePath(text).suffix in _SUFFIXES or Path(text).exists()
+    return marked or PurePath(text).suffix in _SUFFIXES or os.path.exists(text)  # noqa: PTH110 - no path at all is no error here

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from roi_lightning.atomic import written_aside
+from roi_lightning.errors import UserError
 from roi_lightning.export import check_destination
 from roi_lightning.export.base import SIDECAR
 from roi_lightning.export.card import model_card
@@ -38,10 +39,12 @@ def publish(directory: Path, publication: Publication, out: Path) -> Path:
         `out`, absolute.
 
     Raises:
-        UserError: If `out` can't be used, a file names a folder, or the result does not verify; nothing new is left
-            behind then.
+        UserError: If `out` can't be used or is the export itself, a file names a folder, or the result does not
+            verify; nothing new is left behind then.
     """
     out = out.absolute()
+    if out.resolve() == directory.resolve():
+        raise UserError(f"{str(out)!r} is the export itself; choose another --out")
     names = [name for name in written_files(directory) if name not in (_CARD, MASK_FILE)]
     check_destination(out, sum((directory / name).stat().st_size for name in written_files(directory)))
     masks, description = _renamed(directory, publication)
@@ -62,7 +65,9 @@ def publish(directory: Path, publication: Publication, out: Path) -> Path:
 def _renamed(directory: Path, publication: Publication) -> tuple[MaskSet, Mapping[str, Any]]:
     """The masks and the sidecar, with names that mean something elsewhere."""
     masks, description = MaskSet.load(directory), read_sidecar(directory)
-    spec = publication.base or public_name(masks.base.spec)
+    # What a GGUF file's weights were made of has others.
+    known = publication.base if "dequantized" not in description else None
+    spec = known or public_name(masks.base.spec)
     renamed = replace(masks, base=replace(masks.base, spec=spec))
     kept = {key: value for key, value in description.items() if key not in _SEALED}
     public: dict[str, Any] = public_values(kept)
