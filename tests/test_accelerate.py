@@ -13,7 +13,7 @@ from transformers.pytorch_utils import Conv1D
 
 from roi_lightning import products
 from roi_lightning.errors import UserError
-from roi_lightning.language_model import load_language_model
+from roi_lightning.language_model import frozen_view, load_language_model
 from roi_lightning.pattern import NMPattern
 from roi_lightning.prunable import input_dim, prunable_layers
 from roi_lightning.runtime import accelerate, pack, unpack
@@ -116,6 +116,29 @@ def test_stacks_of_experts_are_freed(left, tmp_path):
     assert list(result.left) == list(dense)
     assert held(lm) == before - result.bytes_before + result.bytes_after
     assert all(torch.equal(lm.get_submodule(name).weight, weight) for name, weight in of_dense.items())
+    torch.testing.assert_close(logits(lm), exact)
+
+
+@pytest.mark.parametrize("pruned", [("experts", "self_attn"), ("self_attn",), ()])
+def test_experts_are_split_where_any_is_packed(pruned, tmp_path):
+    """transformers holds the experts of a block in one tensor."""
+    lm = AutoModelForCausalLM.from_pretrained(tiny_mixtral(tmp_path)).eval()
+    layers = prunable_layers(frozen_view(lm))  # with the same weights
+    chosen = {name: layer for name, layer in layers.items() if any(part in name for part in pruned)}
+    if pruned:
+        prune(lm, layers=chosen)
+    whole = [module for name, module in lm.named_modules() if name.endswith("experts")]
+    exact = logits(lm)
+    if pruned:
+        result = accelerate(lm)
+        assert result.packed.keys() == chosen.keys()
+        assert result.left.keys() == layers.keys() - chosen.keys()
+    else:
+        with pytest.raises(UserError, match="layers are dense"):
+            accelerate(lm)
+    now = [module for name, module in lm.named_modules() if name.endswith("experts")]
+    assert len(now) == len(whole) > 0
+    assert all((mine is its) == ("experts" not in pruned) for mine, its in zip(now, whole, strict=True))
     torch.testing.assert_close(logits(lm), exact)
 
 
@@ -235,9 +258,9 @@ def test_a_sparser_pattern_is_2_of_4_too(sparse):
 
 def test_what_transformers_could_not_read_is_not_saved(sparse, tmp_path):
     lm = accelerated(sparse())
-    with pytest.raises(UserError, match="roi-lightning pack DIR --out DIR"):
+    with pytest.raises(UserError, match="python -m roi_lightning pack"):
         lm.save_pretrained(tmp_path / "out")
-    with pytest.raises(UserError, match="can't save packed layers"):
+    with pytest.raises(UserError, match="runs packed and can't be saved"):
         deepcopy(lm).save_pretrained(tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

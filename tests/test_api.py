@@ -17,7 +17,6 @@ from lightning.pytorch import Callback
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import roi_lightning.runtime
 from cli_helpers import Lab, run
 from roi_lightning.api import accelerate, apply, evaluate, learn, prune
 from roi_lightning.api.learning import _START, _TRAINER
@@ -316,9 +315,6 @@ def test_a_model_that_is_not_all_there_is_refused(lab):
         prune(lm, method="magnitude")
 
 
-@pytest.mark.skipif(
-    not hasattr(roi_lightning.runtime, "accelerate"), reason="roi_lightning.runtime can't yet"
-)
 def test_accelerate_swaps_the_pruned_layers(lab, learned):
     lm, tokenizer = load(lab.model)
     apply(lm, learned)

@@ -129,7 +129,19 @@ def test_overlays_run(lab, overlay):
 
 
 COMMANDS = [
-    *("fit", "validate", "export", "plan", "prune", "apply", "verify", "pack", "publish", "evaluate", "compare"),
+    *(
+        "fit",
+        "validate",
+        "export",
+        "plan",
+        "prune",
+        "apply",
+        "verify",
+        "pack",
+        "publish",
+        "evaluate",
+        "compare",
+    ),
 ]
 
 

@@ -99,6 +99,7 @@ def test_without_torchao_the_remedy_is_told(lab, capsys, monkeypatch):
     assert "try: pip install 'roi-lightning[8bit]'" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_torchao_says_nothing_of_parts_that_are_not_needed(lab, torchao):
     command = [sys.executable, "-m", "roi_lightning", "plan", "--config", "quickstart.yaml", *lab.options()]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

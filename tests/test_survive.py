@@ -13,6 +13,7 @@ import survive
 lab = pytest.fixture(make_lab)
 
 
+@pytest.mark.slow
 def test_nothing_is_lost(lab, capsys, monkeypatch):
     command = ["--signal", "KILL", "--times", "2", "--steps", "80", "--pause", "0.05", "--work", "runs"]
     fit = ["--model.lm", str(lab.model), "--data.corpora", str(lab.corpus), "--data.seq_len", "32"]

@@ -69,9 +69,9 @@ for name, out in (("masked_weight", "*bf16"), ("logits_gradient", "*fp32")):
     ("spec", "gpu"),
     [
         ((4, 2), "A100"),
-        ((8, 4), "H100 and H200"),
         pytest.param((8, 4), "A100", marks=pytest.mark.slow),
         pytest.param((4, 2), "H100 and H200", marks=pytest.mark.slow),
+        pytest.param((8, 4), "H100 and H200", marks=pytest.mark.slow),
     ],
 )
 def test_kernels_compile_for_gpus(spec, gpu, tmp_path):
