@@ -99,11 +99,15 @@ def _linear(weight: Tensor) -> nn.Linear:
     return layer
 
 
-def split_experts(lm: PreTrainedModel) -> None:
+def split_experts(lm: PreTrainedModel) -> dict[str, nn.Module]:
     """Give every expert of a model linear layers of its own, in place.
 
     Experts of another layout, with another arithmetic, or that lie stacked on disk too are left as they are.
+
+    Returns:
+        The modules that were replaced, by dotted name.
     """
+    replaced: dict[str, nn.Module] = {}
     stacked = {name: module for name, module in lm.named_modules() if _is_known(module)}
     converters = [x for x in get_model_conversion_mapping(lm) if isinstance(x, WeightConverter)]
     for name, module in stacked.items():
@@ -111,6 +115,8 @@ def split_experts(lm: PreTrainedModel) -> None:
         single = _sources(converters, name, "down_proj", _STACKED)
         if len(pair) == 2 and len(single) == 1:
             lm.set_submodule(name, SplitExperts(module, ExpertNames(*pair, *single)))
+            replaced[name] = module
+    return replaced
 
 
 def _is_known(module: nn.Module) -> bool:

@@ -266,9 +266,9 @@ def plain_random_model(source: ModelSource, device: torch.device, dtype: DType =
 
 
 def frozen_view(lm: PreTrainedModel) -> PreTrainedModel:
-    """A model as `load_language_model` gives one that shares another's weights, and nothing else with it.
+    """A model as `load_language_model` gives one that shares another's weights and buffers, and nothing else with it.
 
-    Whatever is done to it, the other stays as it is, unless weights are changed in place.
+    Whatever is done to it, the other stays as it is, unless those are changed in place.
 
     Args:
         lm: Any model, all of it on one device; in any mode.
@@ -277,7 +277,9 @@ def frozen_view(lm: PreTrainedModel) -> PreTrainedModel:
         UserError: If it is no such model, or its weights are packed.
     """
     _check_usable(lm)
-    shared = {id(weight): nn.Parameter(weight.detach(), requires_grad=False) for weight in lm.parameters()}
+    shared: dict[int, Any] = {id(buffer): buffer for buffer in lm.buffers()}
+    for weight in lm.parameters():
+        shared[id(weight)] = nn.Parameter(weight.detach(), requires_grad=False)
     view = deepcopy(lm, shared)
     split_experts(view)
     return freeze(widened(view))

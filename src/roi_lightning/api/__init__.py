@@ -16,10 +16,10 @@ are the names under which `save_pretrained` writes the weights, but for mixtures
 disk (Mixtral).
 """
 
-from roi_lightning.api.accelerating import accelerate
 from roi_lightning.api.applying import apply
 from roi_lightning.api.evaluating import evaluate
 from roi_lightning.api.learning import learn
 from roi_lightning.api.pruning import Pruned, prune
+from roi_lightning.runtime import accelerate
 
 __all__ = ["Pruned", "accelerate", "apply", "evaluate", "learn", "prune"]

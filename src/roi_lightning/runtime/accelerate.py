@@ -1,19 +1,20 @@
 """Swap the 2:4 layers of a model for packed ones, which hold and read nine sixteenths of the bytes."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 from transformers.modeling_utils import PreTrainedModel
 
 from roi_lightning.errors import UserError
+from roi_lightning.experts import split_experts
 from roi_lightning.prunable import input_dim
-from roi_lightning.runtime.candidates import Dense, Owners, owners_of, sort_layers, tell_reasons
-from roi_lightning.runtime.gpu_products import choice_for
-from roi_lightning.runtime.large_batches import check_device, pack_for_large_batches, why_not
+from roi_lightning.runtime.candidates import Dense, Owners, owners_of, sort_layers
+from roi_lightning.runtime.large_batches import check_device
 from roi_lightning.runtime.packed_linear import PackedLinear
 from roi_lightning.runtime.packing import Packed, pack
 from roi_lightning.runtime.saving import refuse_saving
+from roi_lightning.runtime.ways import choose_ways
 from roi_lightning.sparse_linear import MaskedLinear
 
 
@@ -52,15 +53,15 @@ def accelerate(lm: PreTrainedModel, *, large_batches: bool = False) -> Accelerat
     _check_state(lm)
     if large_batches:
         check_device(lm.device)
-    owners = owners_of(lm)
-    layers, left = sort_layers(lm, owners)
+    layers, left, owners = _find(lm)
     before = _distinct_bytes(layer.weight for layer in layers.values())
     stacks = {_storage(layer.weight) for layer in layers.values()}
     packed = _swap(lm, layers, owners)
-    for name in left:
-        _leave_stack(lm.get_submodule(name), stacks)
+    modules = dict(lm.named_modules())
+    for name in left.keys() & modules.keys():
+        _leave_stack(modules[name], stacks)
     refuse_saving(lm)
-    _choose_ways(packed, large_batches)
+    choose_ways(packed, large_batches)
     after = _distinct_bytes(part for layer in packed.values() for part in layer.packed)
     return Accelerated(packed, left, before, after)
 
@@ -73,6 +74,20 @@ def _check_state(lm: PreTrainedModel) -> None:
         raise UserError("this model is learning a mask; export it, and accelerate what was exported")
     if lm.training:
         raise UserError("this model is in train mode, and packed layers can't be trained; call .eval() first")
+
+
+def _find(lm: PreTrainedModel) -> tuple[dict[str, Dense], dict[str, str], Owners]:
+    """What `sort_layers` finds; experts get layers of their own where one of them is to be packed."""
+    stacked = split_experts(lm)
+    owners = owners_of(lm)
+    layers: dict[str, Dense] = {}
+    try:
+        layers, left = sort_layers(lm, owners)
+    finally:
+        for name, module in stacked.items():
+            if not any(layer.startswith(f"{name}.") for layer in layers):
+                lm.set_submodule(name, module)
+    return layers, left, owners
 
 
 def _swap(lm: nn.Module, layers: dict[str, Dense], owners: Owners) -> dict[str, PackedLinear]:
@@ -89,21 +104,6 @@ def _swap(lm: nn.Module, layers: dict[str, Dense], owners: Owners) -> dict[str, 
             lm.set_submodule(other, packed[name])
             del owners[key][other]
     return packed
-
-
-def _choose_ways(packed: Mapping[str, PackedLinear], large_batches: bool) -> None:
-    """Measure now what a product would measure when it is first taken."""
-    reasons: dict[str, str] = {}
-    for name, layer in packed.items():
-        if layer.values.is_cuda:
-            choice_for(layer.packed)
-        if large_batches:
-            reason = why_not(layer.packed)
-            if reason is None:
-                layer.large = pack_for_large_batches(layer.packed)
-            else:
-                reasons[name] = reason
-    tell_reasons(reasons, len(packed), "are not packed for large batches")
 
 
 def _leave_stack(layer: nn.Module, stacks: set[int]) -> None:

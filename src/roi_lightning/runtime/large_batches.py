@@ -2,7 +2,7 @@
 
 import warnings
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, Self
 
 import torch
 from torch import Tensor
@@ -30,6 +30,9 @@ class LargeBatches:
 
     weight: Tensor
     choice: Choice
+
+    def __deepcopy__(self, _: dict[int, Any]) -> Self:
+        return self  # nothing changes it
 
     def takes(self, x: Tensor) -> bool:
         """Whether rows [..., in] can be multiplied here, and quicker so."""

@@ -20,15 +20,21 @@ from roi_lightning.language_model import DType, load_config, meta_language_model
 from roi_lightning.prunable import input_dim
 from roi_lightning.runtime.checkpoint.layers import packed_layers
 from roi_lightning.runtime.checkpoint.tensors import PackedTensors
+from roi_lightning.runtime.large_batches import check_device
 from roi_lightning.runtime.packed_linear import PackedLinear
 from roi_lightning.runtime.packing import Packed
 from roi_lightning.runtime.saving import refuse_saving
+from roi_lightning.runtime.ways import choose_ways
 from roi_lightning.sources import ModelSource, is_packed, resolve_model
 from roi_lightning.stored_names import stored_names
 
 
 def from_packed(
-    directory: str | Path, dtype: DType = "auto", device: str | torch.device | None = None
+    directory: str | Path,
+    dtype: DType = "auto",
+    device: str | torch.device | None = None,
+    *,
+    large_batches: bool = False,
 ) -> PreTrainedModel:
     """Load a packed directory, in eval mode, frozen; it takes as much memory as its files.
 
@@ -36,10 +42,14 @@ def from_packed(
         directory: What `pack` wrote, or a hub id of it.
         dtype: Of the weights; `auto` takes the stored one.
         device: Where to; the CPU if left out.
+        large_batches: Pack each layer once more, see `accelerate`.
 
     Raises:
-        UserError: If it is no packed directory, or any of its files is missing or has changed since it was packed.
+        UserError: If it is no packed directory, or any of its files is missing or has changed since it was packed;
+            if `large_batches` is asked for where it can't be had.
     """
+    if large_batches:
+        check_device(torch.device(device or "cpu"))
     source = _packed_source(str(directory))
     tensors = open_packed(source.directory)
     lm = widened(_load(source, tensors, dtype))
@@ -50,6 +60,7 @@ def from_packed(
     refuse_saving(lm)
     if device is not None:
         lm.to(device)  # type: ignore[arg-type]
+    choose_ways({n: x for n, x in lm.named_modules() if isinstance(x, PackedLinear)}, large_batches)
     return cast(PreTrainedModel, lm.eval())
 
 
