@@ -5,13 +5,16 @@ from itertools import product as product_of
 
 import pytest
 import torch
+from torch import nn
 
 from roi_lightning import native
 from roi_lightning.errors import UserError
 from roi_lightning.pattern import NMPattern
+from roi_lightning.products import linear
 from roi_lightning.runtime import PackedLinear, decode, pack, unpack
+from roi_lightning.runtime.dense_linear import FewRowsLinear, speed_up_dense
 from roi_lightning.runtime.packing import Packed
-from roi_lightning.runtime.product import packed_linear
+from roi_lightning.runtime.product import FEW, packed_linear
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -32,19 +35,23 @@ def packed_matrix(dtype, outputs, inputs):
 
 def product(x, packed, bias=None):
     """By the loop, and nothing else."""
-    y = decode.multiply(x, packed, bias)
+    y = decode.multiply(x, *packed, bias)
     assert y is not None
     return y
 
 
-def in_stated_order(x, packed, bias):
+def dense_product(x, weight, bias=None):
+    y = decode.multiply_dense(x, weight, bias)
+    assert y is not None
+    return y
+
+
+def in_stated_order(x, dense, inputs, bias):
     """The sums of `decode.cpp`, one number at a time; exact products, as those of 16-bit numbers are in fp32."""
-    dense = unpack(packed)
     out = []
     for row in x.flatten(0, -2).float():
         for o, line in enumerate(dense.float()):
-            places = packed_inputs(packed)[o]
-            terms = line[places] * row[places]
+            terms = line[inputs[o]] * row[inputs[o]]
             terms = torch.nn.functional.pad(terms, (0, -len(terms) % 16)).view(-1, 16)
             sums = torch.zeros(16)
             for term in terms:
@@ -65,29 +72,46 @@ def packed_inputs(packed):
     return torch.tensor(rows)
 
 
+def assert_exact(y, x, weight, bias, terms):
+    exact = x.double() @ weight.double().T + (0 if bias is None else bias.double())
+    # Half a unit of the last place, and what sums in fp32 leave: a unit of each of their additions.
+    size = x.double().abs() @ weight.double().abs().T + 1
+    rounding = 0.5 * torch.finfo(y.dtype).eps * exact.abs() + terms / 16 * 2**-23 * size + 8 * 2**-24 * size
+    error = (y.double() - exact).abs()
+    assert (error <= rounding).all(), (len(x), float((error / rounding).max()))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("outputs", "inputs"), [(1, 3), (5, 16), (7, 33), (64, 1000)])
+def test_dense_products_are_exact_too(dtype, outputs, inputs):
+    weight, bias = numbers(dtype, outputs, inputs, seed=1), numbers(dtype, outputs, seed=3)
+    for rows, given in ((1, None), (2, bias), (7, None), (20, bias)):
+        x = numbers(dtype, rows, inputs)
+        assert_exact(dense_product(x, weight, given), x, weight, given, inputs)
+    alone = torch.cat([dense_product(row, weight) for row in x.split(1)])
+    assert torch.equal(dense_product(x, weight), alone)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("outputs", "inputs"), [(1, 4), (5, 12), (7, 32), (3, 132), (33, 576), (64, 1028)])
 def test_products_are_those_of_the_dense_matrix(dtype, outputs, inputs):
     packed, bias = packed_matrix(dtype, outputs, inputs), numbers(dtype, outputs, seed=3)
     for rows, given in ((1, None), (2, bias), (8, None), (9, bias), (20, bias)):
         x = numbers(dtype, rows, inputs)
-        exact = x.double() @ unpack(packed).double().T + (0 if given is None else given.double())
-        # Half a unit of the last place, and what sums in fp32 leave: a unit of each of their additions.
-        size = x.double().abs() @ unpack(packed).double().abs().T + 1
-        rounding = (
-            0.5 * torch.finfo(dtype).eps * exact.abs() + inputs / 32 * 2**-23 * size + 8 * 2**-24 * size
-        )
-        error = (product(x, packed, given).double() - exact).abs()
-        assert (error <= rounding).all(), (rows, float((error / rounding).max()))
+        assert_exact(product(x, packed, given), x, unpack(packed), given, inputs // 2)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("inputs", [12, 128, 212])
 def test_sums_are_in_the_stated_order(dtype, inputs):
     packed, bias = packed_matrix(dtype, 3, inputs), numbers(dtype, 3, seed=3)
+    dense, every = numbers(dtype, 3, inputs - 1, seed=4), torch.arange(inputs - 1).expand(3, -1)
     for rows, given in ((1, bias), (5, None)):
         x = numbers(dtype, rows, inputs)
-        assert torch.equal(product(x, packed, given), in_stated_order(x, packed, given))
+        slow = in_stated_order(x, unpack(packed), packed_inputs(packed), given)
+        assert torch.equal(product(x, packed, given), slow)
+        slow = in_stated_order(x[:, 1:], dense, every, given)
+        assert torch.equal(dense_product(x[:, 1:], dense, given), slow)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -116,7 +140,7 @@ def compile_again():
 
     def forget():
         native.load.cache_clear()
-        decode._loop.cache_clear()
+        decode._library.cache_clear()
 
     yield forget
     forget()
@@ -177,14 +201,14 @@ def test_what_is_no_number_shows(bad, dtype):
 
 def test_without_a_compiler_there_is_another_way(compile_again, monkeypatch, caplog, tmp_path):
     packed, x = packed_matrix(torch.bfloat16, 11, 64), numbers(torch.bfloat16, 3, 64)
-    fast = packed_linear(x, packed)
+    fast = packed_linear(x, *packed)
     monkeypatch.setenv("ROI_CACHE", str(tmp_path))
     monkeypatch.setattr(native, "_compiler", lambda: "false")
     monkeypatch.setattr(native, "_version", lambda compiler: "1")
     compile_again()
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            torch.testing.assert_close(packed_linear(x, packed), fast, rtol=2**-7, atol=1e-2)
+            torch.testing.assert_close(packed_linear(x, *packed), fast, rtol=2**-7, atol=1e-2)
     assert [record.message.split(":")[0] for record in caplog.records] == [
         "packed layers run many times slower"
     ]
@@ -194,10 +218,10 @@ def test_the_gradient_of_x_is_that_of_the_dense_matrix():
     packed, x = packed_matrix(torch.float32, 11, 64), numbers(torch.float32, 3, 64).requires_grad_()
     bias = numbers(torch.float32, 11, seed=3)
     upstream = numbers(torch.float32, 3, 11, seed=4)
-    (gradient,) = torch.autograd.grad(packed_linear(x, packed, bias), x, upstream)
+    (gradient,) = torch.autograd.grad(packed_linear(x, *packed, bias), x, upstream)
     torch.testing.assert_close(gradient, upstream @ unpack(packed))
     with torch.no_grad():
-        assert not packed_linear(x, packed).requires_grad
+        assert not packed_linear(x, *packed).requires_grad
 
 
 @pytest.mark.parametrize(
@@ -210,7 +234,7 @@ def test_the_gradient_of_x_is_that_of_the_dense_matrix():
 )
 def test_what_does_not_fit_is_refused(x, message):
     with pytest.raises(UserError, match=message):
-        packed_linear(x, packed_matrix(torch.bfloat16, 4, 64))
+        packed_linear(x, *packed_matrix(torch.bfloat16, 4, 64))
 
 
 def test_casting_a_layer_leaves_its_places():
@@ -236,3 +260,61 @@ def test_a_matrix_is_what_it_was():
     before = Packed(*(part.clone() for part in packed))
     product(torch.ones(2, 64, dtype=torch.bfloat16), packed)
     assert all(torch.equal(mine, its) for mine, its in zip(packed, before, strict=True))
+
+
+def few_rows_linear(dtype=torch.float32):
+    return speed_up_dense(nn.Sequential(nn.Linear(64, 11, dtype=dtype)))[0]
+
+
+def test_a_dense_layer_decodes_by_the_loop_and_does_the_rest_as_before(monkeypatch):
+    layer = few_rows_linear()
+    weight, bias, calls, loop = *layer.parameters(), [], decode.multiply_dense
+    monkeypatch.setattr(decode, "multiply_dense", lambda *args: calls.append(len(args[0])) or loop(*args))
+    with torch.no_grad():
+        for rows in (1, 8, 9, 0):
+            x = numbers(torch.float32, rows, 64)
+            torch.testing.assert_close(layer(x), nn.functional.linear(x, weight, bias))
+    assert calls == [1, 8]
+    x = numbers(torch.float32, 2, 64, seed=5).requires_grad_()
+    layer(x).sum().backward()
+    torch.testing.assert_close(x.grad, weight.sum(0).expand(2, -1))
+    torch.testing.assert_close(weight.grad, x.detach().sum(0).expand(11, -1))
+    assert calls == [1, 8]
+
+
+@pytest.mark.parametrize(
+    ("layer", "x"),
+    [
+        (few_rows_linear(torch.float64), torch.ones(1, 64, dtype=torch.float64)),
+        (few_rows_linear().to("meta"), torch.ones(1, 64, device="meta")),
+    ],
+)
+def test_what_the_loop_is_not_for_goes_another_way(layer, x):
+    with torch.no_grad():
+        y = layer(x)
+    assert (y.shape, y.dtype, y.device) == ((1, 11), x.dtype, x.device)
+    with pytest.raises(RuntimeError), torch.no_grad():
+        layer(x[:, 1:])
+
+
+def test_layers_of_a_special_kind_are_left_as_they_are():
+    class Special(nn.Linear):
+        pass
+
+    model = nn.Sequential(Special(4, 4), nn.Linear(4, 4), nn.ReLU())
+    speed_up_dense(model)
+    assert [type(layer) for layer in model] == [Special, FewRowsLinear, nn.ReLU]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("outputs", "inputs"), [(1, 4), (5, 12), (33, 68), (1001, 132)])
+def test_a_matrix_is_written_out_as_by_torch(dtype, outputs, inputs):
+    packed = packed_matrix(dtype, outputs, inputs)
+    assert torch.equal(decode.unpack(*packed), unpack(packed))
+
+
+def test_many_rows_are_multiplied_by_the_dense_matrix():
+    packed, bias = packed_matrix(torch.bfloat16, 19, 200), numbers(torch.bfloat16, 19, seed=3)
+    x = numbers(torch.bfloat16, FEW + 1, 200)
+    assert torch.equal(packed_linear(x, *packed, bias), linear(x, unpack(packed), bias))
+    assert torch.equal(packed_linear(x[1:], *packed, bias), product(x[1:], packed, bias))

@@ -87,9 +87,9 @@ def share_out(work: Work, count: int, least: int, multiple: int = 1) -> None:
     list(_workers(threads).map(lambda start, end: work(start, end, 0, 1), starts, ends))
 
 
-def threads_for(count: int, least: int) -> int:
-    """How many threads share out `count` things, if each takes `least` or more."""
-    return max(1, min(torch.get_num_threads(), count // least))
+def threads_for(count: int, least: int, most: int | None = None) -> int:
+    """How many threads share out `count` things, if each takes `least` or more; `most` as torch uses if left out."""
+    return max(1, min(most or torch.get_num_threads(), count // least))
 
 
 @cache

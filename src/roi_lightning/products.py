@@ -19,6 +19,8 @@ _INSTRUCTIONS: Final = {
     torch.bfloat16: ("amx_bf16", "avx512_bf16", "avx10_2", "bf16", "sve_bf16"),
     torch.float16: ("amx_fp16", "avx512_fp16", "avx10_2", "fp16_arith"),
 }
+# Rows that pay for widening a matrix.
+_ROWS: Final = 24
 # Numbers of a widened slice: 24 MiB, see `loss`.
 _SLICE: Final = 6 << 20
 _Model = TypeVar("_Model", bound=nn.Module)
@@ -43,6 +45,8 @@ def widen_products(lm: _Model) -> _Model:
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`torch.nn.functional.linear`, in fp32 where this processor has no instructions for the numbers' type.
 
+    Fewer than 24 rows do not pay for it.
+
     Args:
         x: [..., in].
         weight: [out, in], of the same dtype.
@@ -51,7 +55,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     Returns:
         [..., out] of the same dtype.
     """
-    if is_widened(x) and x.dtype == weight.dtype:
+    if is_widened(x) and x.dtype == weight.dtype and x.numel() >= _ROWS * x.shape[-1]:
         wide: Tensor = _WideProduct.apply(x, weight, bias)  # type: ignore[no-untyped-call]
         return wide
     return F.linear(x, weight, bias)

@@ -88,7 +88,7 @@ def _add_large(layers: list[PackedLinear]) -> None:
 
 def _on_processor(layer: PackedLinear, x: Tensor) -> Iterator[tuple[str, Product]]:
     if not decode.loops.broken:
-        yield "loop", partial(_multiply, decode.multiply, layer)
+        yield "loop", partial(decode.multiply, values=layer.values, places=layer.places, bias=None)
     yield _UNPACKED, partial(_unpacked, layer)
 
 
@@ -108,4 +108,5 @@ def _multiply(product: Callable[[Tensor, Packed, None], object], layer: PackedLi
 
 
 def _unpacked(layer: PackedLinear, x: Tensor) -> Tensor:
-    return linear(x, unpack(layer.packed))
+    dense = None if x.is_cuda else decode.unpack(*layer.packed)
+    return linear(x, unpack(layer.packed) if dense is None else dense)

@@ -1,12 +1,13 @@
-"""Products with packed matrices on processors, through the loop of `cpp/decode.cpp`.
+"""Products of few rows on processors, through the loops of `cpp/decode.cpp`.
 
-Decoding reads every weight once for each token, and memory is what it waits for: here nine bytes are read where a
-dense matrix has sixteen. Products are summed in fp32 in an order that the source states, and rounded once.
+Decoding reads every weight once for each token, and memory is what it waits for: of a packed matrix nine bytes are
+read where a dense one has sixteen, and of both as fast as memory gives them. Products are summed in fp32 in an order
+that the source states, and rounded once.
 """
 
 import ctypes
 import logging
-from functools import cache, partial
+from functools import cache, lru_cache
 from pathlib import Path
 from struct import Struct
 from typing import Any, Final
@@ -16,65 +17,114 @@ from torch import Tensor
 
 from roi_lightning.fallible import Fallible
 from roi_lightning.native import Recipe, load, openmp, share_out, threads_for
-from roi_lightning.runtime.packing import Packed
 
 loops = Fallible(
-    "packed layers run many times slower: their C++ loop can't be compiled here", logging.WARNING
+    "packed layers run many times slower: their C++ loops can't be compiled here", logging.WARNING
 )
 _SOURCE: Final = Path(__file__).with_name("cpp") / "decode.cpp"
 _DTYPES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-# Bytes of a matrix that a thread takes at a time, and those that are worth another thread.
-_PART: Final = 1 << 15
+# Bytes of a matrix that are worth another thread.
 _LEAST: Final = 1 << 16
-# The source's `Call`; ctypes takes microseconds over as many arguments.
-_CALL: Final = Struct("=13q")
-_NO_MEMORY: Final = "no memory for the rows in fp32"
+# Parts of a matrix for each thread: one that was held up leaves some to the others.
+_PARTS: Final = 2
+# The source's `Call`, what changes and what stays: ctypes takes microseconds over as many arguments.
+_HEAD: Final = Struct("=6q")
+_REST: Final = Struct("=7q")
 
 
-def multiply(x: Tensor, packed: Packed, bias: Tensor | None) -> Tensor | None:
+def multiply(x: Tensor, values: Tensor, places: Tensor, bias: Tensor | None) -> Tensor | None:
     """Multiply rows by a packed matrix's transpose and add a bias; no gradient.
 
     Args:
         x: [..., in], of the matrix's dtype, on the CPU.
-        packed: The matrix, contiguous.
+        values: See `Packed`; contiguous.
+        places: See `Packed`; contiguous.
         bias: [out] or None.
 
     Returns:
         [..., out] of the same dtype; None if this machine can't compile the loop, and the caller takes a slower way.
+
+    Raises:
+        MemoryError: If there is no memory for the rows in fp32.
     """
-    values, places = packed
-    loop = _loop(values.dtype)
-    if loop is None:
+    library = _library(values.dtype)
+    if library is None:
+        return None
+    return _multiply(library.multiply_packed, x, values, places.data_ptr(), bias)
+
+
+def multiply_dense(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
+    """The same with a dense matrix [out, in], contiguous."""
+    library = _library(weight.dtype)
+    return None if library is None else _multiply(library.multiply_dense, x, weight, 0, bias)
+
+
+def unpack(values: Tensor, places: Tensor) -> Tensor | None:
+    """A packed matrix on the CPU written out, [out, in]; None if this machine can't compile the loop."""
+    library = _library(values.dtype)
+    if library is None:
         return None
     outputs, kept = values.shape
+    dense = values.new_empty((outputs, 2 * kept))
+    head = _HEAD.pack(0, 0, values.data_ptr(), places.data_ptr(), 0, dense.data_ptr())
+    _run(library.unpack_packed, head, outputs, kept, values.itemsize)
+    return dense
+
+
+def _multiply(loop: Any, x: Tensor, weights: Tensor, places_at: int, bias: Tensor | None) -> Tensor:
+    outputs, kept = weights.shape
+    shape = [*x.shape]
+    inputs, shape[-1] = shape[-1], outputs
     x = x.contiguous()
-    rows, row_bytes = x.numel() // (2 * kept), kept * values.itemsize + places.shape[1]
-    y = x.new_empty((*x.shape[:-1], outputs))
-    if rows == 0:
-        return y
+    y = x.new_empty(shape)
     bias_at = 0 if bias is None else bias.data_ptr()
-    tensors = x.data_ptr(), rows, values.data_ptr(), places.data_ptr(), bias_at, y.data_ptr()
-    least, part = _LEAST // row_bytes or 1, _PART // row_bytes or 1
-    if not openmp():
-        share_out(partial(_call, loop, (*tensors, outputs, kept), part), outputs, least)
-    elif loop(_CALL.pack(*tensors, outputs, kept, 0, outputs, part, openmp(), threads_for(outputs, least))):
-        raise MemoryError(_NO_MEMORY)
+    rows = x.numel() // inputs
+    head = _HEAD.pack(x.data_ptr(), rows, weights.data_ptr(), places_at, bias_at, y.data_ptr())
+    _run(loop, head, outputs, kept, weights.itemsize)
     return y
 
 
-def _call(
-    loop: Any, head: tuple[int, ...], part: int, start: int, end: int, entry: int, threads: int
-) -> None:
-    if loop(_CALL.pack(*head, start, end, part, entry, threads)):
-        raise MemoryError(_NO_MEMORY)
+def _run(loop: Any, head: bytes, outputs: int, kept: int, itemsize: int) -> None:
+    """Call a loop in torch's threads."""
+    entry = openmp()
+    if entry:
+        failed = loop(head + _rest(outputs, kept, itemsize, entry, torch.get_num_threads()))
+    else:
+        failed = _share_out(loop, head, outputs, kept, itemsize)
+    if failed:
+        raise MemoryError("no memory for the rows in fp32")
+
+
+def _share_out(loop: Any, head: bytes, outputs: int, kept: int, itemsize: int) -> bool:
+    results: list[int] = []
+
+    def part(start: int, end: int, entry: int, threads: int) -> None:
+        results.append(loop(head + _REST.pack(outputs, kept, start, end, end - start, entry, threads)))
+
+    share_out(part, outputs, _least(kept, itemsize))
+    return any(results)
+
+
+@lru_cache(maxsize=4096)
+def _rest(outputs: int, kept: int, itemsize: int, entry: int, most: int) -> bytes:
+    threads = threads_for(outputs, _least(kept, itemsize), most)
+    return _REST.pack(outputs, kept, 0, outputs, -(-outputs // (threads * _PARTS)), entry, threads)
+
+
+def _least(kept: int, itemsize: int) -> int:
+    """Lines of a matrix that are worth another thread."""
+    return _LEAST // (kept * itemsize + kept // 4) or 1
 
 
 @cache
-def _loop(dtype: torch.dtype) -> Any | None:
-    """The compiled function for matrices of a dtype; None if there can be none."""
+def _library(dtype: torch.dtype) -> Any | None:
+    """The compiled functions for matrices of a dtype; None if there can be none."""
+    if dtype not in _DTYPES:
+        return None
     recipe = Recipe(_SOURCE, (("WEIGHT", _DTYPES[dtype]),))
     if not loops.try_to(lambda: load(recipe)):
         return None
-    loop = load(recipe).multiply_packed
-    loop.argtypes = (ctypes.c_char_p,)
-    return loop
+    library = load(recipe)
+    for loop in (library.multiply_packed, library.multiply_dense, library.unpack_packed):
+        loop.argtypes = (ctypes.c_char_p,)
+    return library

@@ -48,7 +48,7 @@ class PackedLinear(nn.Module):
         if large is not None and large.takes(x):
             return large.multiply(x, self.bias)
         held: dict[str, Any] = self._buffers  # attributes of a module take a microsecond each
-        return packed_linear(x, Packed(held["values"], held["places"]), held["bias"])
+        return packed_linear(x, held["values"], held["places"], held["bias"])
 
     @override
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:

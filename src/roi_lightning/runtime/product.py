@@ -1,22 +1,27 @@
 """The product of a layer with a packed weight, by whichever way is there: one operator that compilers leave alone."""
 
-from typing import Any
+from typing import Any, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, is_grad_enabled
+from torch.compiler import is_compiling
 
 from roi_lightning.errors import UserError
 from roi_lightning.products import linear
 from roi_lightning.runtime import decode, gpu_products
 from roi_lightning.runtime.packing import Packed, unpack
 
+# Rows up to which a processor multiplies them by the packed matrix; beyond, writing the dense one out pays.
+FEW: Final = 112
 
-def packed_linear(x: Tensor, packed: Packed, bias: Tensor | None = None) -> Tensor:
+
+def packed_linear(x: Tensor, values: Tensor, places: Tensor, bias: Tensor | None = None) -> Tensor:
     """`torch.nn.functional.linear` with a packed weight, differentiable in x alone.
 
     Args:
         x: [..., in].
-        packed: The weight [out, in], of the same dtype.
+        values: See `Packed`; of the same dtype.
+        places: See `Packed`.
         bias: [out] or None.
 
     Returns:
@@ -25,26 +30,34 @@ def packed_linear(x: Tensor, packed: Packed, bias: Tensor | None = None) -> Tens
     Raises:
         UserError: If x is of another dtype than the weight, or on another device, or has another number of inputs.
     """
-    if (x.requires_grad and torch.is_grad_enabled()) or torch.compiler.is_compiling():
-        result: Tensor = _operator(x, packed.values, packed.places, bias)
+    if (x.requires_grad and is_grad_enabled()) or is_compiling():
+        result: Tensor = _operator(x, values, places, bias)
         return result
-    return _product(x, packed, bias)
+    return _product(x, values, places, bias)
 
 
-def _product(x: Tensor, packed: Packed, bias: Tensor | None) -> Tensor:
-    values = packed.values
+def _product(x: Tensor, values: Tensor, places: Tensor, bias: Tensor | None) -> Tensor:
     # Decoding notices every microsecond spent here: a model has hundreds of layers.
-    if x.shape[-1] != 2 * values.shape[1] or x.dtype != values.dtype or x.is_cpu != values.is_cpu:
-        raise _misfit(x, packed)
-    if x.is_cpu and (product := decode.multiply(x, packed, bias)) is not None:
-        return product
+    inputs = x.shape[-1]
+    if inputs != 2 * values.shape[1] or x.dtype != values.dtype or x.is_cpu != values.is_cpu:
+        raise _misfit(x, values)
+    if x.is_cpu:
+        if x.numel() <= inputs * FEW and (y := decode.multiply(x, values, places, bias)) is not None:
+            return y
+        return linear(x, _dense(values, places), bias)
     if x.device != values.device:
-        raise _misfit(x, packed)
+        raise _misfit(x, values)
+    packed = Packed(values, places)
     return gpu_products.multiply(x, packed, bias) if x.is_cuda else linear(x, unpack(packed), bias)
 
 
-def _misfit(x: Tensor, packed: Packed) -> UserError:
-    values, inputs = packed.values, packed.shape[1]
+def _dense(values: Tensor, places: Tensor) -> Tensor:
+    dense = decode.unpack(values, places)
+    return unpack(Packed(values, places)) if dense is None else dense
+
+
+def _misfit(x: Tensor, values: Tensor) -> UserError:
+    inputs = 2 * values.shape[1]
     return UserError(
         f"a packed layer of {values.dtype} on {values.device} with {inputs} inputs was given {x.dtype} on {x.device} "
         f"with {x.shape[-1]}; move and cast the model as a whole, and run it without autocast"
@@ -53,7 +66,7 @@ def _misfit(x: Tensor, packed: Packed) -> UserError:
 
 @torch.library.custom_op("roi_lightning::packed_linear", mutates_args=())
 def _operator(x: Tensor, values: Tensor, places: Tensor, bias: Tensor | None) -> Tensor:
-    return _product(x, Packed(values, places), bias)
+    return _product(x, values, places, bias)
 
 
 @_operator.register_fake

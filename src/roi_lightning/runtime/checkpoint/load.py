@@ -20,6 +20,7 @@ from roi_lightning.language_model import DType, load_config, meta_language_model
 from roi_lightning.prunable import input_dim
 from roi_lightning.runtime.checkpoint.layers import packed_layers
 from roi_lightning.runtime.checkpoint.tensors import PackedTensors
+from roi_lightning.runtime.dense_linear import speed_up_dense
 from roi_lightning.runtime.large_batches import check_device
 from roi_lightning.runtime.packed_linear import PackedLinear
 from roi_lightning.runtime.packing import Packed
@@ -52,7 +53,7 @@ def from_packed(
         check_device(torch.device(device or "cpu"))
     source = _packed_source(str(directory))
     tensors = open_packed(source.directory)
-    lm = widened(_load(source, tensors, dtype))
+    lm = speed_up_dense(widened(_load(source, tensors, dtype)))
     lm.requires_grad_(False)
     lm.config.name_or_path = source.spec
     if (source.directory / "generation_config.json").is_file():

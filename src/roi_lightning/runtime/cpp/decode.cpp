@@ -1,6 +1,7 @@
-/* Products of few rows with a packed 2:4 matrix: y[r, o] = sum of values[o, k] * x[r, input of (o, k)] + bias[o].
+/* Products of few rows with a packed 2:4 matrix: y[r, o] = sum of values[o, k] * x[r, input of (o, k)] + bias[o]; and
+ * with a dense one, whose weight k belongs to input k.
  *
- * The order of every sum: kept weight k of a matrix row goes to partial sum k mod 16, in fp32, in the order of k; the
+ * The order of every sum: (kept) weight k of a matrix row goes to partial sum k mod 16, in fp32, in the order of k; the
  * 16 are added by halves (i and i + 8, then i and i + 4, and so on), then the bias; the result is rounded once. It
  * depends on neither the number of threads nor what other rows there are.
  */
@@ -18,7 +19,7 @@
 #define EACH_ROW _Pragma("GCC unroll 8") for (int r = 0; r < R; r++)
 #define EACH_LINE _Pragma("GCC unroll 2") for (int w = 0; w < LINES; w++)
 
-/* A packed matrix, the bias that goes with it (or null), and where the product goes. */
+/* A matrix of `kept` weights a line, with places or dense; its bias, or null; where the product goes. */
 struct Product {
     const weight_t *values;
     const uint8_t *places;
@@ -70,18 +71,30 @@ struct Lines {
     const uint8_t *places[LINES];
 };
 
-template <int R> static inline void add_step(const float *x, const Lines &lines, int64_t step, vec sum[LINES][R])
+/* Sixteen inputs as they come. */
+static inline vec sixteen(const float *x)
+{
+    vec inputs;
+    std::memcpy(&inputs, x, sizeof inputs);
+    return inputs;
+}
+
+template <bool PACKED, int R>
+static inline void add_step(const float *x, const Lines &lines, int64_t step, vec sum[LINES][R])
 {
     EACH_LINE {
         const weight_t *from = lines.values[w] + step * LANES;
-        const uint8_t *places = lines.places[w] + step * LANES / 4;
-        __builtin_prefetch((const char *)from + AHEAD);
-        __builtin_prefetch(places + AHEAD / (4 * sizeof *from));
         weights_t values;
+        uvec place = {};
+        __builtin_prefetch((const char *)from + AHEAD);
         std::memcpy(&values, from, sizeof values);
+        if (PACKED) {
+            const uint8_t *places = lines.places[w] + step * LANES / 4;
+            __builtin_prefetch(places + AHEAD / (4 * sizeof *from));
+            place = sixteen_places(places);
+        }
         vec value = widen(values);
-        uvec place = sixteen_places(places);
-        EACH_ROW sum[w][r] += value * picked(x + r * INPUTS, place);
+        EACH_ROW sum[w][r] += value * (PACKED ? picked(x + r * INPUTS, place) : sixteen(x + r * INPUTS));
     }
 }
 
@@ -95,7 +108,7 @@ struct Rest {
     {
         EACH_LINE {
             std::memcpy(values[w], whole.values[w] + step * LANES, left * sizeof(weight_t));
-            std::memcpy(places[w], whole.places[w] + step * LANES / 4, (left + 3) / 4);
+            if (whole.places[w]) std::memcpy(places[w], whole.places[w] + step * LANES / 4, (left + 3) / 4);
             lines.values[w] = values[w], lines.places[w] = places[w];
         }
     }
@@ -123,8 +136,15 @@ template <int R> static inline void finish(const vec sum[R], const Product &p, i
     for (int64_t r = 0; r < rows; r++) p.y[(row + r) * p.outputs + o] = out[r];
 }
 
-/* R rows of x, as `widen_rows` lays them out, of which `rows` count, with lines [from, to) of the matrix. */
-template <int R> static void multiply(const float *x, Product p, int64_t row, int64_t rows, int64_t from, int64_t to)
+/* Where the inputs of a step begin, among R rows that `widen_rows` has laid out. */
+template <bool PACKED, int R> static inline const float *inputs_of(const float *x, int64_t step)
+{
+    return PACKED ? x + step * R * INPUTS : x + step / 2 * R * INPUTS + step % 2 * LANES;
+}
+
+/* R rows of x, of which `rows` count, with lines [from, to) of the matrix. */
+template <bool PACKED, int R>
+static void multiply(const float *x, Product p, int64_t row, int64_t rows, int64_t from, int64_t to)
 {
     int64_t steps = p.kept / LANES, left = p.kept % LANES, places_line = (p.kept + 3) / 4;
     for (int64_t o = from; o < to; o += LINES) {
@@ -132,10 +152,14 @@ template <int R> static void multiply(const float *x, Product p, int64_t row, in
         vec sum[LINES][R] = {};
         EACH_LINE {
             int64_t line = o + w < to ? o + w : o; /* an odd last one is taken twice */
-            lines.values[w] = p.values + line * p.kept, lines.places[w] = p.places + line * places_line;
+            lines.values[w] = p.values + line * p.kept;
+            lines.places[w] = PACKED ? p.places + line * places_line : nullptr;
         }
-        for (int64_t s = 0; s < steps; s++) add_step<R>(x + s * R * INPUTS, lines, s, sum);
-        if (left) add_step<R>(x + steps * R * INPUTS, Rest(lines, steps, left).lines, 0, sum);
+        for (int64_t s = 0; s < steps; s++) add_step<PACKED, R>(inputs_of<PACKED, R>(x, s), lines, s, sum);
+        if (left) {
+            Rest rest(lines, steps, left);
+            add_step<PACKED, R>(inputs_of<PACKED, R>(x, steps), rest.lines, 0, sum);
+        }
         EACH_LINE if (o + w < to) finish<R>(sum[w], p, row, rows, o + w);
     }
 }
@@ -170,12 +194,12 @@ struct Call {
     int64_t threads;
 };
 
-/* Non-zero where there is no memory for the rows of x in fp32. */
-extern "C" int multiply_packed(const Call *call)
+template <bool PACKED> static int product_of(const Call *call)
 {
+    if (call->rows == 0) return 0;
     Product product = call->product;
-    int64_t rows = call->rows, inputs = 2 * product.kept, wide_row = (inputs + INPUTS - 1) / INPUTS * INPUTS;
-    int64_t all_rows = rows / ROWS * ROWS + wide_for(rows % ROWS);
+    int64_t rows = call->rows, inputs = (PACKED ? 2 : 1) * product.kept;
+    int64_t wide_row = (inputs + INPUTS - 1) / INPUTS * INPUTS, all_rows = rows / ROWS * ROWS + wide_for(rows % ROWS);
     float *wide = (float *)std::aligned_alloc(4 * LANES, all_rows * wide_row * sizeof(float));
     if (!wide) return 1;
     for (int64_t row = 0; row < rows; row += ROWS) {
@@ -187,13 +211,41 @@ extern "C" int multiply_packed(const Call *call)
             const float *here = wide + row * wide_row;
             int64_t some = rows - row < ROWS ? rows - row : ROWS;
             switch (wide_for(some)) {
-            case 1: multiply<1>(here, product, row, some, from, to); break;
-            case 2: multiply<2>(here, product, row, some, from, to); break;
-            case 4: multiply<4>(here, product, row, some, from, to); break;
-            default: multiply<ROWS>(here, product, row, some, from, to);
+            case 1: multiply<PACKED, 1>(here, product, row, some, from, to); break;
+            case 2: multiply<PACKED, 2>(here, product, row, some, from, to); break;
+            case 4: multiply<PACKED, 4>(here, product, row, some, from, to); break;
+            default: multiply<PACKED, ROWS>(here, product, row, some, from, to);
             }
         }
     });
     std::free(wide);
+    return 0;
+}
+
+/* Non-zero where there is no memory for the rows of x in fp32. */
+extern "C" int multiply_packed(const Call *call) { return product_of<true>(call); }
+extern "C" int multiply_dense(const Call *call) { return product_of<false>(call); }
+
+/* Two kept weights of each of four groups, to their places among sixteen inputs, which are zero. */
+static inline void scatter(const weight_t *values, const uint8_t *places, int64_t kept, weight_t *to)
+{
+    for (int64_t k = 0; k < kept; k++) to[k / 2 * 4 + (places[k / 4] >> 2 * (k % 4) & 3)] = values[k];
+}
+
+/* The dense matrix, to `y` of the product. */
+extern "C" int unpack_packed(const Call *call)
+{
+    Product p = call->product;
+    in_threads(call->from, call->to, call->part, call->parallel, call->threads, [=](int64_t from, int64_t to) {
+        int64_t whole = p.kept / 8 * 8;
+        for (int64_t o = from; o < to; o++) {
+            const weight_t *values = p.values + o * p.kept;
+            const uint8_t *places = p.places + o * ((p.kept + 3) / 4);
+            weight_t *line = p.y + o * 2 * p.kept;
+            std::memset(line, 0, 2 * p.kept * sizeof *line);
+            for (int64_t k = 0; k < whole; k += 8) scatter(values + k, places + k / 4, 8, line + 2 * k);
+            scatter(values + whole, places + whole / 4, p.kept - whole, line + 2 * whole);
+        }
+    });
     return 0;
 }
