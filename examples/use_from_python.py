@@ -18,7 +18,7 @@ from tempfile import mkdtemp
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from roi_lightning.api import apply, evaluate, learn, prune
+from roi_lightning.api import accelerate, apply, evaluate, learn, prune
 from roi_lightning.sources import resolve_model
 
 folder = Path(mkdtemp())
@@ -78,6 +78,16 @@ masks.save(folder / "mask.safetensors")  # a bit per weight
 # %%
 apply(lm, masks)
 tell("roi", lm)
+
+# %% [markdown]
+# ## In less memory
+# Packed, the linear layers take 9/16 of their bytes; at 2:4 only, for generating and evaluating, not for saving.
+
+# %%
+packed = deepcopy(lm).eval()
+done = accelerate(packed)
+print(f"{len(done.packed)} layers: {done.bytes_before:,} bytes before, {done.bytes_after:,} after")
+tell("packed", packed)
 
 # %% [markdown]
 # ## What is left

@@ -340,7 +340,8 @@ def run_example(folder, monkeypatch, capsys, model, steps):
 def test_the_example_runs(tmp_path, monkeypatch, capsys):
     base = tiny_qwen2(tmp_path / "base")
     perplexity, mask = run_example(tmp_path, monkeypatch, capsys, base, steps=2)
-    assert list(perplexity) == ["dense", "wanda", "roi"]
+    assert list(perplexity) == ["dense", "wanda", "roi", "packed"]
+    assert perplexity["packed"] == pytest.approx(perplexity["roi"], rel=0.01)
     assert run("apply", base, mask, "--out", tmp_path / "out") == 0
 
 
