@@ -3,14 +3,12 @@
 import json
 import random
 import shutil
-from copy import deepcopy
 from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
@@ -20,7 +18,7 @@ from roi_lightning.errors import UserError
 from roi_lightning.export import check_destination, write_export
 from roi_lightning.export.sidecar import PACKED, read_sidecar, seal
 from roi_lightning.masks import MaskSet
-from roi_lightning.runtime import PackedLinear, accelerate, from_packed, unpack, verify_packed, write_packed
+from roi_lightning.runtime import PackedLinear, accelerate, from_packed, verify_packed, write_packed
 from roi_lightning.sources import resolve_model, tensor_sha256
 from tiny_models import (
     random_masks,
@@ -38,6 +36,7 @@ from tiny_models import (
     tiny_qwen3,
     tiny_qwen3_moe,
 )
+from unpacking import unpacked
 
 ARCHITECTURES = {
     "llama": (tiny_llama, []),
@@ -68,20 +67,6 @@ def logits(lm):
     ids = torch.arange(24).reshape(2, 12) * 7 % 256
     with torch.no_grad():
         return lm(ids).logits
-
-
-def unpacked(lm):
-    """A copy with dense layers."""
-    lm = deepcopy(lm)
-    for name, layer in list(lm.named_modules()):
-        if isinstance(layer, PackedLinear):
-            dense = nn.Linear(
-                layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta"
-            )
-            dense.weight = nn.Parameter(unpack(layer.packed))
-            dense.bias = None if layer.bias is None else nn.Parameter(layer.bias)
-            lm.set_submodule(name, dense)
-    return lm
 
 
 @pytest.mark.filterwarnings("ignore:.*matrices of a layout that is not known")
