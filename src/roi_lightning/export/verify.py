@@ -74,12 +74,15 @@ def require_verified(what: str, directory: Path, base: ModelSource | BaseTensors
         base: Likewise.
 
     Raises:
-        UserError: Naming every check that failed.
+        UserError: Naming every check that failed, and saying of the first what is wrong; others often follow from it.
     """
     report = verify_export(directory, base)
     if not report.ok:
-        failures = "; ".join(f"{check.name}: {check.detail}" for check in report.failures)
-        raise UserError(f"{what} does not verify ({failures})")
+        first, *others = report.failures
+        also = f"; also {', '.join(check.name for check in others)}" if others else ""
+        raise UserError(
+            f"{what} does not verify ({first.name}: {first.detail}{also}); fetch or write it again"
+        )
 
 
 def _checks(directory: Path, base: ModelSource | BaseTensors | None) -> Iterator[Check]:

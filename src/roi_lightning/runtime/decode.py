@@ -1,8 +1,8 @@
 """Products of few rows on processors, through the loops of `cpp/decode.cpp`.
 
 Decoding reads every weight once for each token, and memory is what it waits for: of a packed matrix nine bytes are
-read where a dense one has sixteen, and of both as fast as memory gives them. Products are summed in fp32 in an order
-that the source states, and rounded once.
+read where a dense one has sixteen, and of both nearly as fast as memory gives them. Products are summed in fp32 in an
+order that the source states, and rounded once.
 """
 
 import ctypes

@@ -1,10 +1,9 @@
-"""Is a directory one that can be packed: what is known at once, and what takes reading all of it."""
+"""Is a directory one that can be packed: what is known before reading all of it."""
 
 from pathlib import Path
 from typing import Any
 
 from roi_lightning.errors import UserError
-from roi_lightning.export import verify_export
 from roi_lightning.export.sidecar import read_sidecar
 from roi_lightning.runtime.packing import PATTERN
 from roi_lightning.sources import is_packed
@@ -35,15 +34,3 @@ def check_packable(directory: Path) -> dict[str, Any]:
             f"prune with {PATTERN}"
         )
     return sidecar
-
-
-def require_verified(directory: Path) -> None:
-    """Refuse a directory that is not as it was exported.
-
-    Raises:
-        UserError: Naming the first check that does not hold.
-    """
-    for check in verify_export(directory).failures[:1]:
-        raise UserError(
-            f"{str(directory)!r} does not verify ({check.name}: {check.detail}); fetch or export it again"
-        )

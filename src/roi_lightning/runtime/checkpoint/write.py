@@ -12,12 +12,13 @@ from roi_lightning.errors import UserError
 from roi_lightning.export import check_destination, check_not_base
 from roi_lightning.export.base import INDEX, StoredBase, same, save_tensors
 from roi_lightning.export.sidecar import PACKED, heading, seal
+from roi_lightning.export.verify import require_verified
 from roi_lightning.language_model import load_config, meta_language_model
 from roi_lightning.masks import LayerMask, MaskSet
 from roi_lightning.progress import progress
 from roi_lightning.runtime.checkpoint.card import packed_card
 from roi_lightning.runtime.checkpoint.layers import packed_layers
-from roi_lightning.runtime.checkpoint.packable import check_packable, require_verified
+from roi_lightning.runtime.checkpoint.packable import check_packable
 from roi_lightning.runtime.checkpoint.sizes import PackedSizes, packed_sizes
 from roi_lightning.runtime.checkpoint.tensors import PackedTensors, packed_names
 from roi_lightning.runtime.packing import pack
@@ -49,7 +50,7 @@ def write_packed(directory: Path, out: Path) -> PackedSizes:
     source = ModelSource(str(directory), "directory", directory.resolve())
     check_not_base(out, source)
     check_destination(out)
-    require_verified(directory)
+    require_verified(repr(str(directory)), directory)
     masks, base = MaskSet.load(directory), StoredBase(directory)
     packed_layers(meta_language_model(load_config(source)), masks.layers)
     check_destination(out, _needed_bytes(base, masks))
