@@ -1,16 +1,37 @@
-"""Options and environment of the test suite: no network, real data only where it is pointed to."""
+"""Options and environment of the test suite: no network, one thread, no state that leaks, real data where it lies."""
 
+import logging
 import os
+import random
 from pathlib import Path
 
 import pytest
-import torch
 
-os.environ["HF_HUB_OFFLINE"] = "1"
+from roi_lightning.__main__ import _TALKATIVE
+
+# Before torch is imported, and for child processes. Tiny tensors gain nothing from threads, and lose much where other
+# work waits for the same cores.
+os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-# Tiny tensors gain nothing from threads, and lose much where other work waits for the same cores.
-torch.set_num_threads(1)
+LIMIT = 300  # seconds for the default suite, on two cores
+# What takes longest comes first, so that no worker is left alone with it at the end.
+LONG = (
+    "test_study",
+    "test_distributed",
+    "test_compiled",
+    "test_native",
+    "test_samplers",
+    "test_architectures",
+    "test_bad_corpora",
+    "test_plan",
+    "test_categorical",
+    "test_streaming",
+    "test_triton",
+    "test_eight_bit",
+    "test_harness",
+)
+IN_CI = bool(os.environ.get("CI"))
 
 
 def pytest_addoption(parser):
@@ -19,20 +40,60 @@ def pytest_addoption(parser):
     )
 
 
-# What takes longest comes first, so that no worker is left alone with it at the end.
-LONG = (
-    "test_survive",
-    "test_study",
-    "test_slurm",
-    "test_distributed",
-    "test_triton",
-    "test_compiled",
-    "test_native",
-)
+def is_default(config):
+    """Whether what runs was not chosen by mark."""
+    return config.option.markexpr == "not slow"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config):
+    if is_default(config) and config.option.session_timeout is None:
+        config.option.session_timeout = LIMIT
 
 
 def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.path.stem not in LONG)
+    for item in items:
+        if item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.timeout(3600))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol():
+    """The same random numbers for every test, and what it changed for the whole process changed back."""
+    import numpy as np
+    import torch
+    from transformers import AttentionInterface
+
+    loggers = [logging.getLogger(name) for name in [*logging.root.manager.loggerDict, *_TALKATIVE]]
+    levels = [logger.level for logger in loggers]
+    attention = AttentionInterface()["sdpa"]
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002
+    torch.manual_seed(0)
+    try:
+        return (yield)
+    finally:
+        torch.set_num_threads(1)
+        torch.set_flush_denormal(False)
+        AttentionInterface.register("sdpa", attention)
+        for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
+            os.environ.pop(name, None)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """In CI nothing is skipped by accident: only for want of a GPU or of real text, unless just these are asked for."""
+    report = yield
+    asked = item.config.option.markexpr
+    meant = ("gpu" in item.keywords and "gpu" not in asked) or (
+        "roi_data" in item.fixturenames and is_default(item.config)
+    )
+    if IN_CI and report.skipped and not hasattr(report, "wasxfail") and not meant:
+        report.outcome, report.longrepr = "failed", f"skipped in CI: {report.longrepr[-1]}"
+    return report
 
 
 @pytest.fixture
@@ -44,12 +105,12 @@ def roi_data(request):
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _own_cache(tmp_path_factory):
-    """Prepared data of tests stays out of the user's cache."""
+def _own_cache(tmp_path_factory, pytestconfig):
+    """Prepared data of tests stays out of the user's cache; compiled libraries stay for the next run."""
     import datasets
 
     folder = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:  # one for all workers: what one has compiled the others need not
+    if "PYTEST_XDIST_WORKER" in os.environ:  # one for all workers
         folder = folder.parent
-    os.environ["ROI_CACHE"] = str(folder / "libraries")
+    os.environ["ROI_CACHE"] = str(pytestconfig.rootpath / ".pytest_cache" / "libraries")
     datasets.config.HF_DATASETS_CACHE = folder / "datasets"
