@@ -98,6 +98,11 @@ def make_lab(tmp_path, tmp_path_factory, monkeypatch):
     return Lab(tmp_path, tmp_path_factory.getbasetemp() / "lab")
 
 
+def new_lab(tmp_path_factory):
+    """A lab for a fixture that several tests share; nobody works in its folder."""
+    return Lab(tmp_path_factory.mktemp("shared"), tmp_path_factory.getbasetemp() / "lab")
+
+
 def fit(trainer, learner, data, ckpt_path=None, resume=None):
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*does not have many workers")
