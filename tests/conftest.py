@@ -85,7 +85,7 @@ def pytest_runtest_protocol():
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
-    """In CI nothing is skipped by accident: only for want of a GPU or of real text, unless just these are asked for."""
+    """In CI nothing is skipped by accident, only for want of a GPU or of real text where nobody asked for these."""
     report = yield
     asked = item.config.option.markexpr
     meant = ("gpu" in item.keywords and "gpu" not in asked) or (

@@ -355,7 +355,10 @@ def both_ways(spec, dim, draw, dtype=torch.float32, kept_norm=False, shape=LARGE
 @pytest.mark.parametrize(
     ("dim", "kept_norm"),
     # Each with each is for `-m slow`: a compilation takes seconds.
-    [(1, True), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in ((0, True), (0, False), (1, False)))],
+    [
+        (1, True),
+        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in ((0, True), (0, False), (1, False))),
+    ],
 )
 def test_compiled_draws_are_the_eager_ones_up_to_rounding(dim, kept_norm, fresh_switch):
     for lam, tau in TEMPERATURES:

@@ -38,13 +38,16 @@ def test_every_task_knows_its_place(lab, node, monkeypatch):
 
 def free_job(after):
     """A job's number above another. Lightning makes a port of its last four digits, which has to be free."""
-    for job in count(after + 1):
-        with socket.socket() as listener:
-            try:
-                listener.bind(("127.0.0.1", 15_000 + job % 10_000))
-            except OSError:
-                continue
-            return job
+    return next(job for job in count(after + 1) if is_free(15_000 + job % 10_000))
+
+
+def is_free(port):
+    with socket.socket() as listener:
+        try:
+            listener.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
 
 
 def srun(lab, steps, job):
