@@ -137,6 +137,7 @@ def test_cache_is_reused_and_depends_on_what_matters(tmp_path):
     assert split > longer
 
 
+@pytest.mark.slow
 def test_python_docs_end_to_end(tmp_path):
     module = TinyData(seq_len=256, cache_dir=str(tmp_path))
     module.setup("fit")
