@@ -13,6 +13,10 @@ from roi_lightning.__main__ import _TALKATIVE
 # work waits for the same cores.
 os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Child processes take warnings for errors, too, but for those that pyproject.toml explains and Lightning's remarks.
+REMARKS = ("`isinstance(treespec:FutureWarning", ":DeprecationWarning", "The 'train_dataloader' does not have many")
+REMARKS += ("The 'val_dataloader' does not have many", "The dirpath has changed", "Be aware that when using")
+os.environ["PYTHONWARNINGS"] = ",".join(["error", *(f"ignore:{remark}" for remark in REMARKS)])
 
 LIMIT = 300  # seconds for the default suite, on two cores
 # What takes longest comes first, so that no worker is left alone with it at the end.
@@ -37,6 +41,9 @@ IN_CI = bool(os.environ.get("CI"))
 def pytest_addoption(parser):
     parser.addoption(
         "--roi-data", default=os.environ.get("ROI_DATA"), help="folder with real text (or ROI_DATA)"
+    )
+    parser.addoption(
+        "--half_width", choices=["yes", "no"], help="what to believe of instructions for bf16 and fp16 in this CPU"
     )
 
 
@@ -102,6 +109,19 @@ def roi_data(request):
     if not folder or not Path(folder).is_dir():
         pytest.skip("no real text: give --roi-data FOLDER or set ROI_DATA")
     return Path(folder)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _half_width(pytestconfig):
+    """The answer of `products.is_slow`, where it is given: tests on one machine see both."""
+    if answer := pytestconfig.getoption("--half_width"):
+        import torch
+
+        from roi_lightning import products
+
+        names = {name for of_dtype in products._INSTRUCTIONS.values() for name in of_dtype}
+        able = torch.cpu.get_capabilities() | dict.fromkeys(names, answer == "yes")
+        torch.cpu.get_capabilities = lambda: able
 
 
 @pytest.fixture(autouse=True, scope="session")

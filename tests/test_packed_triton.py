@@ -40,7 +40,7 @@ for sizes, warps, stages in CONFIGS[name]:
 )
 def test_kernels_compile_for_gpus(kernel, rows, gpu, tmp_path):
     pytest.importorskip("triton", reason="Triton is not installed")
-    environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}
+    environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_DEFAULT_FP_FUSION": "1"}
     arguments = [sys.executable, "-c", PROGRAM, kernel, str(GPUS[gpu]), str(rows)]
     done = subprocess.run(arguments, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
