@@ -18,7 +18,7 @@ def found():
     pytest.importorskip("triton", reason="Triton is not installed")
     # Triton decides when it is imported whether it interprets.
     environment = os.environ | {"TRITON_INTERPRET": "1"}
-    environment["PYTHONWARNINGS"] += ",ignore:overflow encountered:RuntimeWarning"  # the noise's integers wrap
+    environment["PYTHONWARNINGS"] += ",ignore::RuntimeWarning"  # NumPy's of integers that wrap, and of NaN
     command = [sys.executable, "-c", CASES]
     done = subprocess.run(command, cwd=Path(__file__).parent, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
