@@ -14,7 +14,11 @@ from roi_lightning.__main__ import _TALKATIVE
 os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Child processes take warnings for errors, too, but for those that pyproject.toml explains and Lightning's remarks.
-REMARKS = ("`isinstance(treespec:FutureWarning", ":DeprecationWarning", "The 'train_dataloader' does not have many")
+REMARKS = (
+    "`isinstance(treespec:FutureWarning",
+    ":DeprecationWarning",
+    "The 'train_dataloader' does not have many",
+)
 REMARKS += ("The 'val_dataloader' does not have many", "The dirpath has changed", "Be aware that when using")
 os.environ["PYTHONWARNINGS"] = ",".join(["error", *(f"ignore:{remark}" for remark in REMARKS)])
 
@@ -35,7 +39,6 @@ LONG = (
     "test_eight_bit",
     "test_harness",
 )
-IN_CI = bool(os.environ.get("CI"))
 
 
 def pytest_addoption(parser):
@@ -43,7 +46,9 @@ def pytest_addoption(parser):
         "--roi-data", default=os.environ.get("ROI_DATA"), help="folder with real text (or ROI_DATA)"
     )
     parser.addoption(
-        "--half_width", choices=["yes", "no"], help="what to believe of instructions for bf16 and fp16 in this CPU"
+        "--half_width",
+        choices=["yes", "no"],
+        help="what to believe of instructions for bf16 and fp16 in this CPU",
     )
 
 
@@ -91,14 +96,23 @@ def pytest_runtest_protocol():
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item, call):
+def pytest_runtest_makereport(item):
     """In CI nothing is skipped by accident, only for want of a GPU or of real text where nobody asked for these."""
     report = yield
     asked = item.config.option.markexpr
-    meant = ("gpu" in item.keywords and "gpu" not in asked) or (
-        "roi_data" in item.fixturenames and is_default(item.config)
-    )
-    if IN_CI and report.skipped and not hasattr(report, "wasxfail") and not meant:
+    no_gpu = "gpu" in item.keywords and "gpu" not in asked
+    no_text = "roi_data" in item.fixturenames and is_default(item.config)
+    return report if no_gpu or no_text else _never_skipped(report)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report():
+    """The same for whole files."""
+    return _never_skipped((yield))
+
+
+def _never_skipped(report):
+    if os.environ.get("CI") and report.skipped and not hasattr(report, "wasxfail"):
         report.outcome, report.longrepr = "failed", f"skipped in CI: {report.longrepr[-1]}"
     return report
 
@@ -126,11 +140,12 @@ def _half_width(pytestconfig):
 
 @pytest.fixture(autouse=True, scope="session")
 def _own_cache(tmp_path_factory, pytestconfig):
-    """Prepared data of tests stays out of the user's cache; compiled libraries stay for the next run."""
+    """Prepared data stays out of the user's cache, compiled libraries stay for the next run, disks don't wait."""
     import datasets
 
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:  # one for all workers
         folder = folder.parent
+    os.fsync = lambda handle: None  # no test pulls the plug
     os.environ["ROI_CACHE"] = str(pytestconfig.rootpath / ".pytest_cache" / "libraries")
     datasets.config.HF_DATASETS_CACHE = folder / "datasets"

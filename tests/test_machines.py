@@ -9,7 +9,19 @@ import pytest
 
 TESTS = Path(__file__).parent
 # What runs commands, reads text or draws pictures does not compute on its own.
-OTHERS = {"machines", "study", "slurm", "bad_*", "imports", "fuzz", "compare", "publish", "hub", "configs", "room"}
+OTHERS = {
+    "machines",
+    "study",
+    "slurm",
+    "bad_*",
+    "imports",
+    "fuzz",
+    "compare",
+    "publish",
+    "hub",
+    "configs",
+    "room",
+}
 OTHERS |= {"corpora", "datamodule", "streaming", "harness", "triton", "packed_triton", "compiled", "cli"}
 OLD = {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_CBWR": "COMPATIBLE"}
 AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_CBWR": "AVX2"}
