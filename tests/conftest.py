@@ -17,12 +17,13 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 REMARKS = (
     "`isinstance(treespec:FutureWarning",
     ":DeprecationWarning",
-    "The 'train_dataloader' does not have many",
+    "The dirpath has changed",
+    "Be aware that when",
 )
-REMARKS += ("The 'val_dataloader' does not have many", "The dirpath has changed", "Be aware that when using")
+REMARKS += "The 'train_dataloader' does not have many", "The 'val_dataloader' does not have many"
 os.environ["PYTHONWARNINGS"] = ",".join(["error", *(f"ignore:{remark}" for remark in REMARKS)])
 
-LIMIT = 300  # seconds for the default suite, on two cores
+LIMIT = 300  # seconds for the default suite
 # What takes longest comes first, so that no worker is left alone with it at the end.
 LONG = (
     "test_study",
@@ -136,6 +137,7 @@ def _half_width(pytestconfig):
         names = {name for of_dtype in products._INSTRUCTIONS.values() for name in of_dtype}
         able = torch.cpu.get_capabilities() | dict.fromkeys(names, answer == "yes")
         torch.cpu.get_capabilities = lambda: able
+        products.is_slow.cache_clear()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -9,7 +9,15 @@ import pytest
 
 TESTS = Path(__file__).parent
 # Products, attention, samplers and packed layers; runs that are held to the bits of others.
-FILES = ["decode", "accelerate", "packed_checkpoint", "products", "attention", "sparse_linear", "linear_benchmark"]
+FILES = [
+    "decode",
+    "accelerate",
+    "packed_checkpoint",
+    "products",
+    "attention",
+    "sparse_linear",
+    "linear_benchmark",
+]
 FILES += ["samplers", "native", "categorical", "noise", "prox", "sparsegpt", "layerwise", "priors", "module"]
 FILES += ["objectives", "loss", "finite", "export", "evaluation", "language_model", "architectures"]
 FILES += ["resume", "preemption", "maskllm", "proxsparse"]
