@@ -45,7 +45,7 @@ def measure(args: Sequence[str], folder: Path) -> dict[str, Any]:
     out = folder / "memory.json"
     words = [*args, "--trainer.max_steps", str(_STEPS), "--trainer.limit_val_batches", "0"]
     words += ["--trainer.callbacks", "null", "--trainer.enable_checkpointing", "false"]
-    words += ["--trainer.default_root_dir", str(folder), "--trainer.logger.save_dir", str(folder)]
+    words += ["--trainer.default_root_dir", str(folder)]
     subprocess.run([sys.executable, "-c", _CHILD, str(out), "fit", *words], check=True)
     held: dict[str, Any] = json.loads(out.read_text())
     return held

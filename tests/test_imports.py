@@ -45,6 +45,8 @@ ORDER = [
     "runtime",
     "evaluation",
     "checkpoint_files",
+    "recipe",
+    "run_folder",
     "checkpoints",
     "resuming",
     "finite",

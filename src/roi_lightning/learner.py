@@ -31,6 +31,7 @@ from roi_lightning.masks import BaseModel, LayerMask, MaskSet
 from roi_lightning.optimization import cosine_to, keep_configured
 from roi_lightning.pattern import NMPattern
 from roi_lightning.prunable import check_model, check_pattern, prunable_layers
+from roi_lightning.recipe import Recipe, options, run_recipe, spelled
 from roi_lightning.resuming import align_loops
 from roi_lightning.run_settings import check_optimizer, check_trainer
 from roi_lightning.sharding import shard
@@ -95,6 +96,7 @@ class MaskLearner(pl.LightningModule, ABC):
         self.attn_implementation, self.trust_remote_code = attn_implementation, trust_remote_code
         self.lm, self.layers = None, {}
         self.prior_masks: dict[str, LayerMask] = {}
+        self.run_recipe: Recipe = {}  # of the run, once it begins
         # Checkpoints hold what is learned; the frozen weights come from the model itself.
         self.strict_loading = False
         self._val_nll = MeanMetric()
@@ -171,6 +173,11 @@ class MaskLearner(pl.LightningModule, ABC):
         return load_language_model(
             self.source, self.dtype_name, self.trust_remote_code, self.attn_implementation
         )
+
+    @override
+    def setup(self, stage: str) -> None:
+        if stage == "fit":
+            self.run_recipe = run_recipe(self, self.trainer, self.trainer.datamodule)  # type: ignore[attr-defined]
 
     @override
     def configure_model(self) -> None:
@@ -303,14 +310,33 @@ class MaskLearner(pl.LightningModule, ABC):
         self._validation_masks.__exit__(None, None, None)
         self._validation_masks = None
 
+    def settings(self) -> dict[str, object]:
+        """What the method learns with, by the names of its options: plain values, and objects made with such."""
+        optimizer = self.optimizer([nn.Parameter(torch.zeros(1))])
+        return {"distillation": self.distillation, "optimizer": optimizer, "lr_end": self.lr_end}
+
+    def recipe(self) -> dict[str, object]:
+        """What the learned mask depends on, by option; see `roi_lightning.recipe`."""
+        settings: dict[str, object] = {
+            "lm": self.source.spec,
+            "revision": self.source.revision,
+            "pattern": str(self.pattern),
+            "dtype": self.dtype_name,
+            "targets": self.targets,
+            "ignore": self.ignore,
+            **self.settings(),
+        }
+        flat = {
+            key: entry
+            for name, value in settings.items()
+            for key, entry in options(f"model.{name}", value).items()
+        }
+        return {"model": type(self).__name__, "seed_everything": self.seed, **flat}
+
     def training_facts(self) -> dict[str, object]:
         """What an export tells about how its mask was learned; plain values."""
-        return {
-            "learner": type(self).__name__,
-            "method": self.method,
-            "distillation": self.distillation,
-            "seed": self.seed,
-        }
+        settings = {name: spelled(value) for name, value in self.settings().items()}
+        return {"learner": type(self).__name__, "method": self.method, "seed": self.seed, **settings}
 
     # Checkpoints.
 
@@ -328,7 +354,8 @@ class MaskLearner(pl.LightningModule, ABC):
 
     @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        mark_checkpoint(checkpoint, self.pattern, self.source.spec)
+        steps = self.trainer.max_steps
+        mark_checkpoint(checkpoint, self.pattern, self.source.spec, self.run_recipe, steps)
 
     @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:

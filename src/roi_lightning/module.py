@@ -22,6 +22,7 @@ from roi_lightning.masks import LayerMask, MaskSet
 from roi_lightning.noise import noise_key
 from roi_lightning.oneshot import METHODS, Calibration, SparseGPT, Wanda, prune_layers
 from roi_lightning.priors import (
+    MEASURED_PRIORS,
     NAMED_PRIORS,
     activation_masks,
     check_prior,
@@ -85,7 +86,7 @@ class RoILightningModule(MaskLearner):
         if not 0 <= kept_norm < math.inf:
             raise UserError(f"model.kept_norm is {kept_norm}; it is a factor of the loss, 0 or above")
         check_prior(prior)
-        self.tau, self.lam = tau, lam
+        self.sampler, self.tau, self.lam = sampler, tau, lam
         self.init_std, self.draw_per, self.kept_norm = init_std, draw_per, kept_norm
         self.prior, self.prior_strength, self.prior_windows = prior, prior_strength, prior_windows
         self.state = SharedState(self.pattern, sampler=sampler)
@@ -227,15 +228,13 @@ class RoILightningModule(MaskLearner):
         return (step * parts + part) * self.trainer.world_size + self.trainer.global_rank
 
     @override
-    def training_facts(self) -> dict[str, object]:
-        return super().training_facts() | {
-            "sampler": str(self.state.sampler),
-            "tau": str(self.tau),
-            "lam": str(self.lam),
-            "prior": self.prior,
-            "prior_strength": self.prior_strength,
-            "kept_norm": self.kept_norm,
-        }
+    def settings(self) -> dict[str, object]:
+        names = ("sampler", "tau", "lam", "init_std", "prior", "draw_per", "kept_norm")
+        settings = super().settings() | {name: getattr(self, name) for name in names}
+        if self.prior == "none":
+            return settings
+        measured = {"prior_windows": self.prior_windows} if self.prior in MEASURED_PRIORS else {}
+        return settings | {"prior_strength": self.prior_strength} | measured
 
     # Checkpoints.
 

@@ -20,7 +20,8 @@ from roi_lightning.pattern import NMPattern
 from roi_lightning.shards import whole
 from roi_lightning.sparse_linear import MaskedLinear
 
-NAMED_PRIORS: Final = ("none", "magnitude", "activation", "wanda", "sparsegpt")
+MEASURED_PRIORS: Final = ("activation", "wanda", "sparsegpt")
+NAMED_PRIORS: Final = ("none", "magnitude", *MEASURED_PRIORS)
 
 
 def check_prior(prior: str) -> None:

@@ -131,5 +131,5 @@ class ProxSparseModule(MaskLearner):
         self.log_dict({f"prox/zeros_{number}": share for number, share in enumerate(shares)})
 
     @override
-    def training_facts(self) -> dict[str, object]:
-        return super().training_facts() | {"strength": self.strength}
+    def settings(self) -> dict[str, object]:
+        return super().settings() | {"strength": self.strength}

@@ -11,13 +11,15 @@ from typing_extensions import override
 
 from roi_lightning.callbacks.due_validation import DueValidation
 from roi_lightning.callbacks.preemption import Preemption
+from roi_lightning.callbacks.sparse_export import SparseExport, export_learned, training_facts
 from roi_lightning.checkpoint_files import PlainCheckpointIO, read_checkpoint
-from roi_lightning.checkpoints import check_checkpoint
-from roi_lightning.data import CalibrationDataModule
+from roi_lightning.checkpoints import check_checkpoint, check_resumable, stored_recipe
 from roi_lightning.errors import UserError
-from roi_lightning.export import check_destination, write_export
+from roi_lightning.export import check_destination
 from roi_lightning.learner import MaskLearner
+from roi_lightning.recipe import check_same_run, run_recipe, without_text
 from roi_lightning.resuming import checkpoint_folders, newest_checkpoint
+from roi_lightning.run_folder import claim_folder, keep_checkpoints_in_folder
 from roi_lightning.sharded_strategy import ShardedStrategy
 
 _Callback = TypeVar("_Callback", bound=Callback)
@@ -36,6 +38,8 @@ class RoITrainer(Trainer):
         ckpt_path: str | None = None,
         weights_only: Literal[True] = True,
         resume: Literal["auto"] | None = None,
+        overwrite: bool = False,
+        allow_changed_settings: bool = False,
     ) -> None:
         """Learn a mask.
 
@@ -44,22 +48,41 @@ class RoITrainer(Trainer):
             train_dataloaders: Left to the data module on the command line.
             val_dataloaders: Left to the data module on the command line.
             datamodule: Where the windows come from.
-            ckpt_path: Checkpoint to go on from; its hyperparameters are ignored, the configuration counts.
+            ckpt_path: Checkpoint to resume from; one that was learned with other settings is refused.
             weights_only: Checkpoints that hold anything but tensors and plain values are refused.
-            resume: `auto` goes on from the newest whole checkpoint of this configuration's runs, which is removed
-                once a newer one is written; without any, the run starts as it would have.
+            resume: `auto` resumes from the run's newest whole checkpoint, which is removed once a newer one is
+                written; those of other settings are passed over. Without any, the run starts as it would have.
+            overwrite: Replace the results of an earlier run in this run's folder, and an earlier export.
+            allow_changed_settings: Resume from `ckpt_path` whatever it was learned with; the configuration counts.
 
         Raises:
-            UserError: If the checkpoint is missing or unreadable, or masks can't be learned with the strategy.
+            UserError: If the checkpoint is missing, unreadable or of another run, another run's results would be
+                replaced, or masks can't be learned with the strategy.
         """
         preemption = self._callback(Preemption)
         self._callback(DueValidation)
-        if resume == "auto" and (newest := newest_checkpoint(checkpoint_folders(self))):
+        assert isinstance(model, MaskLearner)
+        if allow_changed_settings and ckpt_path is None:
+            raise UserError("allow_changed_settings is about a checkpoint; name one with --ckpt_path")
+        recipe = run_recipe(model, self, datamodule)
+        keep_checkpoints_in_folder(self)
+        if resume == "auto" and (
+            newest := newest_checkpoint(checkpoint_folders(self), recipe, self.max_steps)
+        ):
             ckpt_path = preemption.resumed_from = str(newest)
-        if resume is not None:
-            rank_zero_info(f"going on from {ckpt_path}" if ckpt_path else "no checkpoint yet: starting")
-        check_checkpoint(ckpt_path)
+            rank_zero_info(f"resuming from {ckpt_path}")
+        elif ckpt_path is not None and allow_changed_settings:
+            check_checkpoint(ckpt_path)
+        elif ckpt_path is not None:
+            check_resumable(ckpt_path, recipe, self.max_steps)
+        elif resume == "auto":
+            rank_zero_info("no checkpoint to resume from: starting")
         self._check_strategy()
+        claim_folder(self, ckpt_path, overwrite)
+        for callback in self.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, SparseExport):
+                callback.overwrite = overwrite
+                callback.preflight(self, recipe)
         self._keep_plain()
         super().fit(model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, weights_only)
 
@@ -89,7 +112,8 @@ class RoITrainer(Trainer):
         Raises:
             UserError: If the checkpoint is missing or unreadable.
         """
-        check_checkpoint(ckpt_path)
+        if ckpt_path is not None:
+            check_checkpoint(ckpt_path)
         self._callback(DueValidation)  # or Lightning would warn of its place in the checkpoint
         self._keep_plain()
         return super().validate(model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
@@ -119,6 +143,8 @@ class RoITrainer(Trainer):
         datamodule: LightningDataModule | None = None,
         ckpt_path: str | None = None,
         weights_only: Literal[True] = True,
+        overwrite: bool = False,
+        allow_changed_settings: bool = False,
     ) -> None:
         """Turn a training checkpoint into a Hugging Face directory and a mask file.
 
@@ -128,22 +154,24 @@ class RoITrainer(Trainer):
             datamodule: The text of the run, for the card; it is not read.
             ckpt_path: The checkpoint.
             weights_only: Checkpoints that hold anything but tensors and plain values are refused.
+            overwrite: Replace an earlier export at `out`.
+            allow_changed_settings: Export a checkpoint that was learned with other settings than these.
 
         Raises:
-            UserError: If there is no such checkpoint, it is of another model, or `out` is not ours to replace.
+            UserError: If there is no such checkpoint, it is of another run, or `out` may not be replaced.
         """
         if ckpt_path is None:
             raise UserError("export needs --ckpt_path, a file from the run's checkpoints/ folder")
         check_checkpoint(ckpt_path)
-        check_destination(Path(out), None)
+        check_destination(Path(out), overwrite=overwrite)
+        learned_with = stored_recipe(ckpt_path)
+        if not allow_changed_settings:
+            # The text need not be at hand.
+            own = without_text(run_recipe(model, self, None))
+            check_same_run(own, None if learned_with is None else without_text(learned_with), ckpt_path)
         checkpoint = read_checkpoint(Path(ckpt_path))
         model.on_load_checkpoint(checkpoint)
         model.load_state_dict(checkpoint["state_dict"], strict=False)
-        step = checkpoint["global_step"]
-        text = datamodule.facts(self, step) if isinstance(datamodule, CalibrationDataModule) else {}
-        training = {"step": step, **model.training_facts(), **text}
-        masks = model.mask_set()
-        path = write_export(
-            model.source, masks, Path(out), dtype=model.stored_dtype, training=training, lm=model.lm
-        )
+        facts = training_facts(model, self, datamodule, checkpoint["global_step"], learned_with or {})
+        path = export_learned(model, model.mask_set(), Path(out), facts, overwrite=overwrite)
         rank_zero_info(f"wrote and verified {path}")

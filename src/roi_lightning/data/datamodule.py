@@ -267,19 +267,23 @@ class CalibrationDataModule(LightningDataModule):
     def _first_windows(self, corpus: Corpus, side: Side) -> list[Tensor]:
         return [window for window, _ in islice(self._reader(corpus, side).once(), self.val_windows)]
 
-    def _described(self) -> dict[str, Any]:
-        """What the windows of streamed text and their order depend on, by option."""
+    def recipe(self) -> dict[str, Any]:
+        """What the training windows and their order depend on, by option; the text itself is not read."""
         return {
-            "data.corpora": [
-                describe(corpus) | {"shards": reader.documents.num_shards}
-                for corpus, reader in zip(self.corpora, self._lanes[0].readers, strict=True)
-            ],
+            "data.corpora": list(map(describe, self.corpora)),
             "data.tokenizer": packing.identity(self._loaded_tokenizer),
             "data.seq_len": self.seq_len,
             "data.seed": self.seed,
             "data.held_out_fraction": self.held_out_fraction if self.val_corpora is None else None,
-            "lanes": len(self._lanes),
         }
+
+    def _described(self) -> dict[str, Any]:
+        """What the windows of streamed text and their order depend on, by option."""
+        shards = [reader.documents.num_shards for reader in self._lanes[0].readers]
+        corpora = [
+            describe(corpus) | {"shards": count} for corpus, count in zip(self.corpora, shards, strict=True)
+        ]
+        return self.recipe() | {"data.corpora": corpora, "lanes": len(self._lanes)}
 
 
 def _check(settings: dict[str, int], least: int) -> None:
