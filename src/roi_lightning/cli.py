@@ -72,6 +72,8 @@ class SaveFitConfig(SaveConfigCallback):
 class RoICLI(LightningCLI):
     """LightningCLI with bare config names, one seed, the tokenizer linked to the model, and `export`."""
 
+    trainer: RoITrainer
+
     @override
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         kwargs.setdefault("prog", _PROGRAM)
@@ -146,6 +148,7 @@ class RoICLI(LightningCLI):
 
     def before_fit(self) -> None:
         """Find every mistake that can be found before text is tokenised and weights are read."""
+        self.trainer.count_micro_batches(self.datamodule)
         self.model.preflight(self.trainer)
         self._check_length()
         require_memory(self.model, self.trainer)

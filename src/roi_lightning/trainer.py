@@ -1,6 +1,8 @@
 """The Trainer with the settings that learning a mask needs, and `export` as one more thing it can do."""
 
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal, TypeVar
 
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
@@ -18,13 +20,59 @@ from roi_lightning.errors import UserError
 from roi_lightning.export import check_destination, write_export
 from roi_lightning.learner import MaskLearner
 from roi_lightning.resuming import checkpoint_folders, newest_checkpoint
+from roi_lightning.run_settings import check_trainer, count_micro_batches
 from roi_lightning.sharded_strategy import ShardedStrategy
 
 _Callback = TypeVar("_Callback", bound=Callback)
 
 
 class RoITrainer(Trainer):
-    """A Trainer that reads only plain tensors from checkpoints and can export one."""
+    """A Trainer that counts in windows and optimizer steps, reads only plain tensors from checkpoints and can export.
+
+    Args:
+        validate_every_steps: Optimizer steps between validations, on any number of devices; None leaves it to
+            Lightning, which validates once, at the end. `val_check_interval`, if given, wins.
+        accumulate_grad_batches: Micro-batches of an optimizer step on each device; None is as many as
+            `data.windows_per_step` takes.
+        val_check_interval: As in Lightning: micro-batches between validations, or a share of the run, or a time.
+        options: Of Lightning's Trainer.
+    """
+
+    def __init__(
+        self,
+        *,
+        validate_every_steps: int | None = None,
+        accumulate_grad_batches: int | None = None,
+        val_check_interval: int | float | str | timedelta | dict[str, int] | None = None,
+        **options: Any,
+    ) -> None:
+        parts = 1 if accumulate_grad_batches is None else accumulate_grad_batches
+        super().__init__(accumulate_grad_batches=parts, val_check_interval=val_check_interval, **options)
+        self.validate_every_steps = validate_every_steps
+        self._given = SimpleNamespace(
+            accumulate_grad_batches=accumulate_grad_batches,
+            val_check_interval=val_check_interval,
+            validate_every_steps=validate_every_steps,
+        )
+
+    def count_micro_batches(self, data: Any) -> None:
+        """Set what Lightning counts in micro-batches by windows and optimizer steps, for the devices there are.
+
+        Args:
+            data: Where the windows come from.
+
+        Raises:
+            UserError: For settings under which a mask can't be learned, or windows that can't be divided.
+        """
+        check_trainer(self)
+        if not self.fast_dev_run:  # type: ignore[attr-defined]  # which counts micro-batches itself
+            counted = data if isinstance(data, CalibrationDataModule) else None
+            count_micro_batches(self, self._given, counted, self.world_size)
+
+    def _windows_per_step(self, data: CalibrationDataModule) -> int:
+        if self._given.accumulate_grad_batches is None and data.windows_per_step is not None:
+            return data.windows_per_step  # also where other devices learned than the ones here
+        return data.batch_size * self.accumulate_grad_batches * self.world_size
 
     @override
     def fit(  # type: ignore[override]
@@ -50,8 +98,10 @@ class RoITrainer(Trainer):
                 once a newer one is written; without any, the run starts as it would have.
 
         Raises:
-            UserError: If the checkpoint is missing or unreadable, or masks can't be learned with the strategy.
+            UserError: If the checkpoint is missing or unreadable, or masks can't be learned with these settings.
         """
+        data = train_dataloaders if datamodule is None else datamodule
+        self.count_micro_batches(data)
         preemption = self._callback(Preemption)
         self._callback(DueValidation)
         if resume == "auto" and (newest := newest_checkpoint(checkpoint_folders(self))):
@@ -61,6 +111,9 @@ class RoITrainer(Trainer):
         check_checkpoint(ckpt_path)
         self._check_strategy()
         self._keep_plain()
+        if isinstance(data, CalibrationDataModule):
+            parts = f"{self.accumulate_grad_batches} micro-batches of {data.batch_size}"
+            rank_zero_info(f"a step: {self._windows_per_step(data)} windows, {parts} on each device")
         super().fit(model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, weights_only)
 
     @override
@@ -140,7 +193,9 @@ class RoITrainer(Trainer):
         model.on_load_checkpoint(checkpoint)
         model.load_state_dict(checkpoint["state_dict"], strict=False)
         step = checkpoint["global_step"]
-        text = datamodule.facts(self, step) if isinstance(datamodule, CalibrationDataModule) else {}
+        text: dict[str, object] = {}
+        if isinstance(datamodule, CalibrationDataModule):
+            text = datamodule.facts(step * self._windows_per_step(datamodule))
         training = {"step": step, **model.training_facts(), **text}
         masks = model.mask_set()
         path = write_export(

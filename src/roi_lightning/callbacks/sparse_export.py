@@ -51,7 +51,10 @@ class SparseExport(FinishCallback):
             return
         perplexity = trainer.callback_metrics.get("val/perplexity")
         data, steps = trainer.datamodule, trainer.global_step  # type: ignore[attr-defined]
-        text = data.facts(trainer, steps) if isinstance(data, CalibrationDataModule) else {}
+        text: dict[str, object] = {}
+        if isinstance(data, CalibrationDataModule):
+            windows = steps * trainer.accumulate_grad_batches * trainer.world_size * data.batch_size
+            text = data.facts(windows)
         training = {"steps": steps, **pl_module.training_facts(), **text}
         self.path = write_export(
             pl_module.source,
