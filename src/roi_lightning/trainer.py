@@ -31,9 +31,9 @@ class RoITrainer(Trainer):
 
     Args:
         validate_every_steps: Optimizer steps between validations, on any number of devices; None leaves it to
-            Lightning, which validates once, at the end. `val_check_interval`, if given, wins.
+            Lightning, which validates after the last one, and never on streamed text. `val_check_interval` wins.
         accumulate_grad_batches: Micro-batches of an optimizer step on each device; None is as many as
-            `data.windows_per_step` takes.
+            `data.windows_per_step` makes.
         val_check_interval: As in Lightning: micro-batches between validations, or a share of the run, or a time.
         options: Of Lightning's Trainer.
     """
@@ -112,8 +112,9 @@ class RoITrainer(Trainer):
         self._check_strategy()
         self._keep_plain()
         if isinstance(data, CalibrationDataModule):
-            parts = f"{self.accumulate_grad_batches} micro-batches of {data.batch_size}"
-            rank_zero_info(f"a step: {self._windows_per_step(data)} windows, {parts} on each device")
+            ranks, parts, size = self.world_size, self.accumulate_grad_batches, data.batch_size
+            made_of = f"devices {ranks} x micro-batches {parts} x data.batch_size {size}"
+            rank_zero_info(f"windows of a step: {ranks * parts * size} ({made_of})")
         super().fit(model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, weights_only)
 
     @override
