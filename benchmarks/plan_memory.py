@@ -1,6 +1,6 @@
 """What `plan` says a run holds at once, against what the process of the run held.
 
-    python benchmarks/plan_memory.py --json F.json -- --config quickstart.yaml --data.batch_size 4
+    python benchmarks/plan_memory.py --json F.json -- --config quickstart.yaml --data.seq_len 256
 
 What follows `--` goes to `plan` and, with few steps and no evaluation, to `fit` in a process of its own. On a
 processor the most resident memory counts, Python and libraries with it; on a GPU the most that was allocated there.

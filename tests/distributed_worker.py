@@ -30,15 +30,18 @@ BROKEN = "model.layers.1.mlp.up_proj"
 
 
 class Recorder(Callback):
-    """The loss of every draw of this rank, and what the rank holds."""
+    """The loss of every draw of this rank, what the rank holds, and the steps after which it validated."""
 
     def __init__(self):
-        self.losses, self.held = {}, {}
+        self.losses, self.held, self.validated = {}, {}, []
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         self.losses[pl_module.state.draw.index] = (
             float(outputs["loss"].detach()) * trainer.accumulate_grad_batches
         )
+
+    def on_validation_end(self, trainer, pl_module):
+        self.validated.append(trainer.global_step)
 
     def on_train_end(self, trainer, pl_module):
         for name, p in pl_module.named_parameters():
@@ -55,7 +58,7 @@ class Break(Callback):
                 part(pl_module.layers[BROKEN].logits)[0] = float("nan")
 
 
-def learn(model, folder, shared, ckpt_path=None, accumulate=1, more=(), **trainer):
+def learn(model, folder, shared, ckpt_path=None, more=(), **trainer):
     """Six steps of two micro-batches from a prior, at a learning rate that moves the mask."""
     lab, recorder = Lab(folder, shared), Recorder()
     learner = RoILightningModule(
@@ -68,13 +71,14 @@ def learn(model, folder, shared, ckpt_path=None, accumulate=1, more=(), **traine
         ModelCheckpoint(folder / "checkpoints", "{step}", every_n_train_steps=SAVED, save_top_k=-1)
     )
     settings = {
-        "accumulate_grad_batches": accumulate,
+        "validate_every_steps": 2,
+        "limit_val_batches": 1,
         "default_root_dir": str(folder),
         "callbacks": callbacks,
     }
     settings |= {"enable_checkpointing": True, "max_steps": STEPS, "gradient_clip_val": 1.0} | trainer
     fitter = RoITrainer(**QUICK_TRAINER | settings)
-    fitter.fit(learner, datamodule=lab.data(), ckpt_path=ckpt_path)
+    fitter.fit(learner, datamodule=lab.data(windows_per_step=4), ckpt_path=ckpt_path)
     return learner, recorder, fitter
 
 
@@ -92,7 +96,7 @@ def main():
             devices=2,
         )
         logits = {name: whole(layer.logits.detach()) for name, layer in learner.layers.items()}
-        found = {"losses": recorder.losses, "held": recorder.held}
+        found = {"losses": recorder.losses, "held": recorder.held, "validated": recorder.validated}
         (folder / f"rank{fitter.global_rank}.json").write_text(json.dumps(found))
         if fitter.is_global_zero:
             torch.save(logits, folder / "logits.pt")

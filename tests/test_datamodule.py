@@ -1,6 +1,6 @@
 import random
 from collections import Counter
-from itertools import chain
+from itertools import chain, islice
 from types import SimpleNamespace
 
 import jsonargparse
@@ -216,6 +216,23 @@ def test_two_ranks_divide_one_order(tmp_path):
     together = [window for pair in zip(*ranks, strict=True) for batch in pair for window in batch]
     assert together == module.windows("train", 48).tolist()
     assert batches(1, 2, step=4) == ranks[1][8:]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("world", [1, 2, 8])
+def test_a_step_takes_the_same_windows_on_any_number_of_ranks(tmp_path, streaming, world):
+    path = write_jsonl(tmp_path / "a.jsonl", documents(60))
+    module = data(tmp_path, [Corpus(path, streaming=streaming)], batch_size=2, windows_per_step=16)
+    module.setup("fit")
+    parts, steps = module.micro_batches(world), [[], []]
+    for rank in range(world):
+        module.trainer = SimpleNamespace(
+            max_steps=2, accumulate_grad_batches=parts, global_step=0, global_rank=rank, world_size=world
+        )
+        for number, batch in enumerate(islice(module.train_dataloader(), 2 * parts)):
+            steps[number // parts] += batch["input_ids"].tolist()
+    wanted = module.windows("train", 32).tolist()
+    assert [sorted(step) for step in steps] == [sorted(wanted[:16]), sorted(wanted[16:])]
 
 
 def test_max_steps_is_required(tmp_path):

@@ -36,7 +36,7 @@ def runs(tmp_path_factory):
     makers = {"llama": tiny_llama, "gpt2": tiny_gpt2, "mixtral": tiny_mixtral}
     models = {name: maker(root / name) for name, maker in makers.items()}
     for name, model in models.items():
-        learner, recorder, _ = learn(model, root / f"one-{name}", shared, accumulate=2)
+        learner, recorder, _ = learn(model, root / f"one-{name}", shared)
         torch.save(
             {n: x.logits.detach() for n, x in learner.layers.items()}, root / f"one-{name}" / "logits.pt"
         )
@@ -96,6 +96,12 @@ def test_the_loss_curve_is_that_of_one_process(runs, name):
     assert sorted(one) == list(range(2 * STEPS))
     assert two == pytest.approx(one, abs=1e-5)
     assert len(set(two.values())) == 2 * STEPS, "ranks see other text and draw other masks"
+
+
+@pytest.mark.parametrize("name", [*WHOLE, "ddp-on", "sharded-on"])
+def test_every_rank_validates_after_the_same_steps(runs, name):
+    ranks = [json.loads((runs / name / f"rank{rank}.json").read_text())["validated"] for rank in (0, 1)]
+    assert ranks == 2 * [[4, 6] if name.endswith("-on") else [2, 4, 6]]
 
 
 @pytest.mark.parametrize("name", [*WHOLE, "ddp-on", "sharded-on"])
@@ -162,8 +168,9 @@ def test_shards_are_plain_safetensors_of_equal_size(runs):
 def test_one_process_goes_on_where_two_were(runs, name, tmp_path):
     path = runs / name / "checkpoints" / f"step={SAVED}.ckpt"
     kind = name.partition("-")[2]
-    learner, recorder, _ = learn(runs / kind, tmp_path, runs / "shared", str(path), accumulate=2)
+    learner, recorder, _ = learn(runs / kind, tmp_path, runs / "shared", str(path))
     assert sorted(recorder.losses) == list(range(2 * SAVED, 2 * STEPS))
+    assert recorder.validated == [4, 6]
     expected = logits_of(runs / f"one-{kind}")
     for layer, value in learner.layers.items():
         torch.testing.assert_close(value.logits.detach(), expected[layer], rtol=0, atol=2e-4)

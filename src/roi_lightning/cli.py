@@ -92,6 +92,8 @@ class RoICLI(LightningCLI):
         self._typed = args[0] if args else ""
         super().__init__(args=args, **options)
 
+    trainer: RoITrainer
+
     @override
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         kwargs.setdefault("prog", _PROGRAM)
@@ -212,6 +214,7 @@ class RoICLI(LightningCLI):
 
     def before_fit(self) -> None:
         """Find every mistake that can be found before text is tokenised and weights are read."""
+        self.trainer.count_micro_batches(self.datamodule)
         self.model.preflight(self.trainer)
         self._check_length()
         require_memory(self.model, self.trainer)

@@ -1,6 +1,8 @@
 """The Trainer with the settings that learning a mask needs, and `export` as one more thing it can do."""
 
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal, TypeVar
 
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
@@ -14,19 +16,66 @@ from roi_lightning.callbacks.preemption import Preemption
 from roi_lightning.callbacks.sparse_export import SparseExport, export_learned, training_facts
 from roi_lightning.checkpoint_files import PlainCheckpointIO, read_checkpoint
 from roi_lightning.checkpoints import check_checkpoint, check_resumable, stored_recipe
+from roi_lightning.data import CalibrationDataModule
 from roi_lightning.errors import UserError
 from roi_lightning.export import check_destination
 from roi_lightning.learner import MaskLearner
-from roi_lightning.recipe import check_same_run, run_recipe, without_text
+from roi_lightning.recipe import Recipe, check_same_run, run_recipe, without_text
 from roi_lightning.resuming import checkpoint_folders, newest_checkpoint
 from roi_lightning.run_folder import claim_folder, keep_checkpoints_in_folder
+from roi_lightning.run_settings import check_trainer, count_micro_batches
 from roi_lightning.sharded_strategy import ShardedStrategy
 
 _Callback = TypeVar("_Callback", bound=Callback)
 
 
 class RoITrainer(Trainer):
-    """A Trainer that reads only plain tensors from checkpoints and can export one."""
+    """A Trainer that counts in windows and optimizer steps, reads only plain tensors from checkpoints and can export.
+
+    Args:
+        validate_every_steps: Optimizer steps between validations, on any number of devices; None leaves it to
+            Lightning, which validates after the last one, and never on streamed text. `val_check_interval` wins.
+        accumulate_grad_batches: Micro-batches of an optimizer step on each device; None is as many as
+            `data.windows_per_step` makes.
+        val_check_interval: As in Lightning: micro-batches between validations, or a share of the run, or a time.
+        options: Of Lightning's Trainer.
+    """
+
+    def __init__(
+        self,
+        *,
+        validate_every_steps: int | None = None,
+        accumulate_grad_batches: int | None = None,
+        val_check_interval: int | float | str | timedelta | dict[str, int] | None = None,
+        **options: Any,
+    ) -> None:
+        parts = 1 if accumulate_grad_batches is None else accumulate_grad_batches
+        super().__init__(accumulate_grad_batches=parts, val_check_interval=val_check_interval, **options)
+        self.validate_every_steps = validate_every_steps
+        self._given = SimpleNamespace(
+            accumulate_grad_batches=accumulate_grad_batches,
+            val_check_interval=val_check_interval,
+            validate_every_steps=validate_every_steps,
+        )
+
+    def count_micro_batches(self, data: Any) -> None:
+        """Set what Lightning counts in micro-batches by windows and optimizer steps, for the devices there are.
+
+        Args:
+            data: Where the windows come from.
+
+        Raises:
+            UserError: For settings under which a mask can't be learned, or windows that can't be divided.
+        """
+        check_trainer(self)
+        if not self.fast_dev_run:  # type: ignore[attr-defined]  # which counts micro-batches itself
+            counted = data if isinstance(data, CalibrationDataModule) else None
+            count_micro_batches(self, self._given, counted, self.world_size)
+
+    def _windows_per_step(self, data: CalibrationDataModule) -> int:
+        if self._given.accumulate_grad_batches is None and data.windows_per_step is not None:
+            return data.windows_per_step  # also where other devices learned than the ones here
+        return data.batch_size * self.accumulate_grad_batches * self.world_size
 
     @override
     def fit(  # type: ignore[override]
@@ -57,33 +106,22 @@ class RoITrainer(Trainer):
 
         Raises:
             UserError: If the checkpoint is missing, unreadable or of another run, another run's results would be
-                replaced, or masks can't be learned with the strategy.
+                replaced, or masks can't be learned with these settings.
         """
-        preemption = self._callback(Preemption)
-        self._callback(DueValidation)
+        data = train_dataloaders if datamodule is None else datamodule
+        self.count_micro_batches(data)
         assert isinstance(model, MaskLearner)
-        if allow_changed_settings and ckpt_path is None:
-            raise UserError("allow_changed_settings is about a checkpoint; name one with --ckpt_path")
         recipe = run_recipe(model, self, datamodule)
+        self._callback(DueValidation)
         keep_checkpoints_in_folder(self)
-        if resume == "auto" and (
-            newest := newest_checkpoint(checkpoint_folders(self), recipe, self.max_steps)
-        ):
-            ckpt_path = preemption.resumed_from = str(newest)
-            rank_zero_info(f"resuming from {ckpt_path}")
-        elif ckpt_path is not None and allow_changed_settings:
-            check_checkpoint(ckpt_path)
-        elif ckpt_path is not None:
-            check_resumable(ckpt_path, recipe, self.max_steps)
-        elif resume == "auto":
-            rank_zero_info("no checkpoint to resume from: starting")
+        ckpt_path = self._checkpoint(ckpt_path, resume, recipe, allow_changed_settings)
         self._check_strategy()
-        claim_folder(self, ckpt_path, overwrite)
-        for callback in self.callbacks:  # type: ignore[attr-defined]
-            if isinstance(callback, SparseExport):
-                callback.overwrite = overwrite
-                callback.preflight(self, recipe)
+        self._claim(ckpt_path, recipe, overwrite)
         self._keep_plain()
+        if isinstance(data, CalibrationDataModule):
+            ranks, parts, size = self.world_size, self.accumulate_grad_batches, data.batch_size
+            made_of = f"devices {ranks} x micro-batches {parts} x data.batch_size {size}"
+            rank_zero_info(f"windows of a step: {ranks * parts * size} ({made_of})")
         super().fit(model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, weights_only)
 
     @override
@@ -124,6 +162,33 @@ class RoITrainer(Trainer):
         if not any(isinstance(callback, kind) for callback in callbacks):
             callbacks.insert(0, kind())
         return next(callback for callback in callbacks if isinstance(callback, kind))
+
+    def _checkpoint(
+        self, path: str | None, resume: str | None, recipe: Recipe, allow_changed_settings: bool
+    ) -> str | None:
+        """The checkpoint to start from, checked."""
+        preemption = self._callback(Preemption)
+        if allow_changed_settings and path is None:
+            raise UserError("allow_changed_settings is about a checkpoint; name one with --ckpt_path")
+        if resume == "auto":
+            newest = newest_checkpoint(checkpoint_folders(self), recipe, self.max_steps)
+            rank_zero_info(f"resuming from {newest}" if newest else "no checkpoint to resume from: starting")
+            if newest is not None:
+                preemption.resumed_from = str(newest)
+                return preemption.resumed_from
+        if path is not None and allow_changed_settings:
+            check_checkpoint(path)
+        elif path is not None:
+            check_resumable(path, recipe, self.max_steps)
+        return path
+
+    def _claim(self, ckpt_path: str | None, recipe: Recipe, overwrite: bool) -> None:
+        """Make sure that this run replaces no other's results, or is meant to."""
+        claim_folder(self, ckpt_path, overwrite)
+        for callback in self.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, SparseExport):
+                callback.overwrite = overwrite
+                callback.preflight(self, recipe)
 
     def _check_strategy(self) -> None:
         if not isinstance(self.strategy, SingleDeviceStrategy | DDPStrategy | ShardedStrategy):
@@ -172,6 +237,9 @@ class RoITrainer(Trainer):
         checkpoint = read_checkpoint(Path(ckpt_path))
         model.on_load_checkpoint(checkpoint)
         model.load_state_dict(checkpoint["state_dict"], strict=False)
-        facts = training_facts(model, self, datamodule, checkpoint["global_step"], learned_with or {})
+        step, text = checkpoint["global_step"], dict[str, object]()
+        if isinstance(datamodule, CalibrationDataModule):
+            text = datamodule.facts(step * self._windows_per_step(datamodule))
+        facts = training_facts(model, self, step, text, learned_with or {})
         path = export_learned(model, model.mask_set(), Path(out), facts, overwrite=overwrite)
         rank_zero_info(f"wrote and verified {path}")

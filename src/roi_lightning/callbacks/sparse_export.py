@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from typing_extensions import override
 
@@ -63,11 +63,14 @@ class SparseExport(FinishCallback):
             return
         perplexity = trainer.callback_metrics.get("val/perplexity")
         data, steps = trainer.datamodule, trainer.global_step  # type: ignore[attr-defined]
+        text: dict[str, object] = {}
+        if isinstance(data, CalibrationDataModule):
+            text = data.facts(steps * trainer.accumulate_grad_batches * trainer.world_size * data.batch_size)
         self.path = export_learned(
             pl_module,
             pl_module.mask_set(masks),
             self.destination(trainer),
-            training_facts(pl_module, trainer, data, steps, recipe),
+            training_facts(pl_module, trainer, steps, text, recipe),
             perplexity=None if perplexity is None else {"held-out": float(perplexity)},
             overwrite=self.overwrite,
             run=fingerprint(recipe),
@@ -97,8 +100,8 @@ def export_learned(
 def training_facts(
     learner: MaskLearner,
     trainer: Trainer,
-    data: LightningDataModule | None,
     steps: int,
+    text: Mapping[str, object],
     recipe: Mapping[str, Any],
 ) -> dict[str, object]:
     """How a mask was learned, for the sidecar and the card of an export.
@@ -106,10 +109,9 @@ def training_facts(
     Args:
         learner: The learner, configured as in the run.
         trainer: Likewise.
-        data: The text, which is not read, if it comes from a `CalibrationDataModule`.
         steps: Optimizer steps made.
+        text: What is to be said of the text.
         recipe: Of the run.
     """
-    text = data.facts(trainer, steps) if isinstance(data, CalibrationDataModule) else {}
     method = learner.training_facts() | callback_recipes(trainer)
     return {"steps": steps, **method, **text, "fingerprint": fingerprint(recipe)}
