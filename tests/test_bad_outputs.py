@@ -41,7 +41,7 @@ def run_folder(bench, out):
 
 
 def log_folder(bench, out):
-    return ["fit", *bench.quick("--trainer.logger.save_dir", out)]
+    return ["fit", *bench.quick("--trainer.logger", "TensorBoardLogger", "--trainer.logger.save_dir", out)]
 
 
 def compare(bench, out):
