@@ -31,6 +31,7 @@ class CalibrationDataModule(LightningDataModule):
 
     Batches are `{"input_ids": int64 [batch, seq_len]}`. Every rank validates on all held-out windows; the
     training windows are divided over ranks here, so build the Trainer with `use_distributed_sampler=False`.
+    Where the tokenizer puts a BOS before a text, every window is that BOS and `seq_len - 1` tokens of text.
 
     Args:
         tokenizer: Model or folder whose tokenizer to use.
@@ -38,7 +39,7 @@ class CalibrationDataModule(LightningDataModule):
         trust_remote_code: Whether the tokenizer may run code from its repository.
         corpora: Training text: `python-docs`, files, globs, hub ids, or mappings with the fields of Corpus.
         val_corpora: Held-out text; None splits it off the training documents.
-        seq_len: Window length in tokens.
+        seq_len: Window length in tokens, BOS included.
         batch_size: Windows per micro-batch and rank in training.
         val_batch_size: Windows per batch in validation; None is `batch_size`.
         held_out_fraction: Share of the documents held out when `val_corpora` is None, between 0 and 1.
@@ -92,7 +93,7 @@ class CalibrationDataModule(LightningDataModule):
 
     @property
     def train_tokens(self) -> int:
-        """Distinct training tokens in whole windows; 0 for streamed corpora, whose length is unknown."""
+        """Tokens in the distinct training windows; 0 for streamed corpora, whose length is unknown."""
         return self.seq_len * sum(map(len, self._packed or []))
 
     @property
@@ -269,7 +270,8 @@ class CalibrationDataModule(LightningDataModule):
 
     def _described(self) -> dict[str, Any]:
         """What the windows of streamed text and their order depend on, by option."""
-        return {
+        bos = self._lanes[0].readers[0].bos
+        return ({} if bos is None else {"BOS": bos}) | {
             "data.corpora": [
                 describe(corpus) | {"shards": reader.documents.num_shards}
                 for corpus, reader in zip(self.corpora, self._lanes[0].readers, strict=True)
