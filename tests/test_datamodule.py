@@ -11,7 +11,6 @@ from lightning.pytorch.cli import LightningCLI
 from data_helpers import (
     Recorder,
     TinyData,
-    byte_tokenizer,
     data,
     decode,
     documents,
@@ -19,7 +18,7 @@ from data_helpers import (
     reference_windows,
     write_jsonl,
 )
-from roi_lightning.data import CalibrationDataModule, Corpus
+from roi_lightning.data import CalibrationDataModule, Corpus, packing
 from roi_lightning.data.order import ResumableOrder, spread
 from roi_lightning.data.packing import belongs
 from roi_lightning.errors import UserError
@@ -109,20 +108,14 @@ def test_weights_mix_corpora(tmp_path, streaming):
     assert set(seen) == {"x", "y"}
 
 
-def test_cache_is_reused_and_depends_on_what_matters(tmp_path):
-    calls = []
-
-    class Counting(TinyData):
-        def load_tokenizer(self):
-            tokenizer = byte_tokenizer()
-            original = tokenizer._encode_plus
-            tokenizer._encode_plus = lambda *a, **k: calls.append(1) or original(*a, **k)
-            return tokenizer
+def test_cache_is_reused_and_depends_on_what_matters(tmp_path, monkeypatch):
+    calls, original = [], packing.tokenize
+    monkeypatch.setattr(packing, "tokenize", lambda *given: calls.append(1) or original(*given))
 
     def files(**options):
         options = {"seq_len": 16, "held_out_fraction": 0.2, "cache_dir": str(tmp_path / "cache")} | options
         calls.clear()
-        Counting(corpora=str(tmp_path / "a.jsonl"), **options).setup("fit")
+        TinyData(corpora=str(tmp_path / "a.jsonl"), **options).setup("fit")
         return {path.name for path in (tmp_path / "cache").rglob("*.arrow")}, len(calls)
 
     write_jsonl(tmp_path / "a.jsonl", documents(300))

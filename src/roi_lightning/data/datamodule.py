@@ -31,6 +31,7 @@ class CalibrationDataModule(LightningDataModule):
 
     Batches are `{"input_ids": int64 [batch, seq_len]}`. Every rank validates on all held-out windows; the
     training windows are divided over ranks here, so build the Trainer with `use_distributed_sampler=False`.
+    Where the tokenizer puts a BOS before a text, every window is that BOS and `seq_len - 1` tokens of text.
 
     Args:
         tokenizer: Model or folder whose tokenizer to use.
@@ -38,7 +39,7 @@ class CalibrationDataModule(LightningDataModule):
         trust_remote_code: Whether the tokenizer may run code from its repository.
         corpora: Training text: `python-docs`, files, globs, hub ids, or mappings with the fields of Corpus.
         val_corpora: Held-out text; None splits it off the training documents.
-        seq_len: Window length in tokens.
+        seq_len: Window length in tokens, BOS included.
         batch_size: Windows per micro-batch and rank in training.
         windows_per_step: Windows of an optimizer step, over all micro-batches and ranks; None is one micro-batch on
             every rank. `trainer.accumulate_grad_batches`, if given, wins.
@@ -98,7 +99,7 @@ class CalibrationDataModule(LightningDataModule):
 
     @property
     def train_tokens(self) -> int:
-        """Distinct training tokens in whole windows; 0 for streamed corpora, whose length is unknown."""
+        """Tokens in the distinct training windows; 0 for streamed corpora, whose length is unknown."""
         return self.seq_len * sum(map(len, self._packed or []))
 
     @property
@@ -293,7 +294,8 @@ class CalibrationDataModule(LightningDataModule):
 
     def recipe(self) -> dict[str, Any]:
         """What the training windows and their order depend on, by option; the text itself is not read."""
-        return {
+        bos = packing.find_bos(self._loaded_tokenizer)
+        return ({} if bos is None else {"data.bos": bos}) | {
             "data.corpora": list(map(describe, self.corpora)),
             "data.tokenizer": packing.identity(self._loaded_tokenizer),
             "data.seq_len": self.seq_len,
