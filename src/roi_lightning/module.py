@@ -33,7 +33,7 @@ from roi_lightning.priors import (
 from roi_lightning.samplers import Draw, GumbelTopK, Sampler
 from roi_lightning.samplers.kept_norm import KeptNorm
 from roi_lightning.schedules import Exponential, Schedule
-from roi_lightning.shards import spread_like
+from roi_lightning.shards import copy_from_first_rank, from_first_rank, spread_like
 from roi_lightning.sparse_linear import SharedState, SparseLinear, attach
 
 
@@ -139,21 +139,32 @@ class RoILightningModule(MaskLearner):
     def initialise_logits(self) -> None:
         """Random logits, moved towards the prior; never done again when a run resumes.
 
+        All ranks start from the first one's: sums that round differently would tell measured priors apart.
+
         Raises:
             UserError: If a prior's mask file does not fit the model.
         """
-        masks = dict.fromkeys(self.layers) if self.prior == "none" else None
-        for name, mask in masks.items() if masks is not None else self._prior():
+        sharded = self.device_mesh is not None
+        for name, prior in from_first_rank(self._packed_prior(), all_make=sharded):
             layer = self.layers[name]
-            mask = None if mask is None else mask.to(layer.logits.device)
+            mask = None if prior is None else prior.to_bool().to(layer.logits.device)
             start = self._random_logits(name, layer.logits)
             logits = self.state.sampler.initial_logits(
                 start, mask, self.prior_strength, self.pattern, layer.dim
             )
             with torch.no_grad():
                 layer.logits.copy_(spread_like(logits, layer.logits))
-            if mask is not None:
-                self.prior_masks[name] = LayerMask.from_bool(mask.cpu(), transposed=layer.dim == 0)
+            if not sharded:
+                copy_from_first_rank(layer.logits.detach())
+            if prior is not None:
+                self.prior_masks[name] = prior
+
+    def _packed_prior(self) -> Iterator[tuple[str, LayerMask | None]]:
+        if self.prior == "none":
+            yield from ((name, None) for name in self.layers)
+            return
+        for name, mask in self._prior():
+            yield name, LayerMask.from_bool(mask.cpu(), transposed=self.layers[name].dim == 0)
 
     def _random_logits(self, name: str, like: Tensor) -> Tensor:
         # Drawn on the CPU, so that every device starts from the same values.
