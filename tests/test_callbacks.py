@@ -31,6 +31,7 @@ from roi_lightning.trainer import RoITrainer
 from tiny_models import tiny_gpt2
 
 lab = pytest.fixture(make_lab)
+pytestmark = pytest.mark.filterwarnings("ignore:the first draws keep")  # at the default temperatures
 
 
 class Snapshots(Callback):

@@ -24,6 +24,7 @@ pytestmark = [
     *GOING_ON,
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
     pytest.mark.filterwarnings("ignore:The dirpath has changed"),
+    pytest.mark.filterwarnings("ignore:the first draws keep"),
 ]
 
 

@@ -17,7 +17,7 @@ from tiny_models import tiny_llama
 
 lab = pytest.fixture(make_lab)
 STEPS = 6
-pytestmark = GOING_ON
+pytestmark = [*GOING_ON, pytest.mark.filterwarnings("ignore:the first draws keep")]
 
 
 class PowerCutError(RuntimeError):

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.strategies import ModelParallelStrategy
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 from transformers.modeling_utils import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
@@ -29,6 +29,7 @@ from roi_lightning.priors import (
     file_masks,
     input_norms,
     magnitude_masks,
+    share_kept_at_start,
 )
 from roi_lightning.samplers import Draw, GumbelTopK, Sampler
 from roi_lightning.samplers.kept_norm import KeptNorm
@@ -134,7 +135,21 @@ class RoILightningModule(MaskLearner):
         if remark := self.state.sampler.remark(self.pattern):
             rank_zero_info(remark)
         if self.trainer.ckpt_path is None:
+            self._warn_of_weak_prior()
             self.initialise_logits()
+
+    def _warn_of_weak_prior(self) -> None:
+        if self.prior == "none":
+            return
+        lam, chance = self.lam.at(0, self.trainer.max_steps), self.pattern.n / self.pattern.m
+        kept = share_kept_at_start(self.state.sampler, self.pattern, self.prior_strength, self.init_std, lam)
+        # Nearer to chance than to the prior.
+        if kept < (1 + chance) / 2:
+            rank_zero_warn(
+                f"the first draws keep {kept:.1%} of what the prior {self.prior!r} keeps, where {chance:.1%} would be "
+                f"chance: model.prior_strength {self.prior_strength} is little beside λ = {lam:g} at the start; "
+                "raise model.prior_strength, lower model.lam.start, or add --config overlays/small_budget.yaml"
+            )
 
     def initialise_logits(self) -> None:
         """Random logits, moved towards the prior; never done again when a run resumes.
