@@ -115,7 +115,7 @@ def test_the_share_of_a_prior_that_first_draws_keep_is_that_of_its_distribution(
 
 
 def test_a_prior_too_weak_for_the_temperature_is_told_of_with_the_remedy(lab):
-    says = r"first draws keep 50\.\d% .*'magnitude'.* 50\.0% would be chance.* raise model\.prior_strength, lower"
+    says = r"first draws keep 50\.\d% .*'magnitude'.* \(50\.0% would be chance\).* raise model\.prior_strength, lower"
     with pytest.warns(UserWarning, match=says):
         learner_of(lab.model, lab, prior="magnitude", lam=Exponential(1.0, 0.002))
     learner_of(lab.model, lab, prior="magnitude", prior_strength=5.0, lam=Exponential(1.0, 0.002))

@@ -146,8 +146,8 @@ class RoILightningModule(MaskLearner):
         # Nearer to chance than to the prior.
         if kept < (1 + chance) / 2:
             rank_zero_warn(
-                f"the first draws keep {kept:.1%} of what the prior {self.prior!r} keeps, where {chance:.1%} would be "
-                f"chance: model.prior_strength {self.prior_strength} is little beside λ = {lam:g} at the start; "
+                f"the first draws keep {kept:.1%} of what the prior {self.prior!r} keeps ({chance:.1%} would be "
+                f"chance): model.prior_strength {self.prior_strength} is little beside λ = {lam:g} at the start; "
                 "raise model.prior_strength, lower model.lam.start, or add --config overlays/small_budget.yaml"
             )
 
