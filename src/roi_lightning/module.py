@@ -43,8 +43,8 @@ class RoILightningModule(MaskLearner):
 
     Args:
         sampler: `GumbelTopK` (soft masks in training), `StraightThrough`, or MaskLLM's `Categorical`.
-        tau: Softmax temperature τ by optimizer step (Equation 8).
-        lam: Sampling temperature λ by optimizer step (Equation 8).
+        tau: Softmax temperature τ by optimizer step (Equation 13).
+        lam: Sampling temperature λ by optimizer step (Equation 13).
         init_std: Standard deviation of the random logits at the start, N(0, 0.01) in the paper.
         prior: Where the logits start besides: `none`, `magnitude`, `activation` (Wanda's score on the dense
             model's activations, one pass), `wanda` or `sparsegpt` (layer after layer, see `oneshot`; the weights
