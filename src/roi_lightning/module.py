@@ -160,7 +160,8 @@ class RoILightningModule(MaskLearner):
             UserError: If a prior's mask file does not fit the model.
         """
         sharded = self.device_mesh is not None
-        for name, prior in from_first_rank(self._packed_prior(), all_make=sharded):
+        measured = self.prior == "activation" or self.prior in METHODS
+        for name, prior in from_first_rank(self._packed_prior(), all_make=sharded or not measured):
             layer = self.layers[name]
             mask = None if prior is None else prior.to_bool().to(layer.logits.device)
             start = self._random_logits(name, layer.logits)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 def whole(tensor: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ def spread_like(full: Tensor, like: Tensor) -> Tensor:
     return distribute_tensor(placed, like.device_mesh, like.placements, src_data_rank=None)
 
 
-def from_first_rank(items: Iterator[T], all_make: bool) -> Iterator[T]:
+def from_first_rank(items: Iterator[_T], all_make: bool) -> Iterator[_T]:
     """What the first rank's iterator gives, on every rank, item by item; without ranks the iterator itself.
 
     Args:
