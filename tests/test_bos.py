@@ -138,7 +138,11 @@ def test_without_bos_caches_and_streams_are_known_by_the_names_they_always_had(t
         module = data(tmp_path, [Corpus(path, streaming=True)], bos=bos)
         module.setup("fit")
         names = {"corpora", "tokenizer", "seq_len", "seed", "held_out_fraction"}
-        assert set(module._described()) == {*(f"data.{x}" for x in names), "lanes", *(["data.bos"] if bos else [])}
+        assert set(module._described()) == {
+            *(f"data.{x}" for x in names),
+            "lanes",
+            *(["data.bos"] if bos else []),
+        }
 
 
 def test_text_for_less_than_a_window_is_counted_without_bos(tmp_path):

@@ -18,11 +18,13 @@ from roi_lightning.masks import MaskSet
 from tiny_models import tiny_gpt2, tiny_llama, tiny_mixtral
 
 TESTS = Path(__file__).parent
+MEASURED = ["ddp-measured", "sharded-measured"]
 WHOLE = ["ddp-llama", "sharded-llama", "gathered-llama", "sharded-gpt2", "ddp-mixtral", "sharded-mixtral"]
 pytestmark = [
     *GOING_ON,
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
     pytest.mark.filterwarnings("ignore:The dirpath has changed"),
+    pytest.mark.filterwarnings("ignore:the first draws keep"),
 ]
 
 
@@ -37,9 +39,8 @@ def runs(tmp_path_factory):
     models = {name: maker(root / name) for name, maker in makers.items()}
     for name, model in models.items():
         learner, recorder, _ = learn(model, root / f"one-{name}", shared)
-        torch.save(
-            {n: x.logits.detach() for n, x in learner.layers.items()}, root / f"one-{name}" / "logits.pt"
-        )
+        logits = {n: x.logits.detach() for n, x in learner.layers.items()}
+        torch.save({"logits": logits}, root / f"one-{name}" / "rank0.pt")
         (root / f"one-{name}" / "rank0.json").write_text(json.dumps({"losses": recorder.losses, "held": {}}))
     ended = str(root / "one-llama" / "checkpoints" / f"step={SAVED}.ckpt")
     asked = [
@@ -53,6 +54,7 @@ def runs(tmp_path_factory):
         ("sharded-mixtral", "sharded", None),
     ]
     asked += [("ddp-on", "ddp", ended), ("sharded-on", "sharded", ended)]
+    measured = {"prior": "activation", "strength": 0.5}
     specs = [
         {
             "folder": str(root / name),
@@ -63,6 +65,7 @@ def runs(tmp_path_factory):
         }
         for name, strategy, path in asked
     ]
+    specs += [specs[i] | {"folder": str(root / name), "options": measured} for i, name in enumerate(MEASURED)]
     spread(root, specs)
     return root
 
@@ -80,7 +83,7 @@ def spread(root, specs):
 
 
 def logits_of(folder):
-    return torch.load(folder / "logits.pt", weights_only=True)
+    return torch.load(folder / "rank0.pt", weights_only=True)["logits"]
 
 
 def losses_of(folder):
@@ -117,6 +120,22 @@ def test_the_mask_is_that_of_one_process_but_for_ties(runs, name):
     )
     assert differing <= 4
     assert verify_export(runs / name / "export").ok
+
+
+def test_ranks_that_measure_differently_start_from_the_first_ones_prior(runs):
+    ranks = [torch.load(runs / name / f"rank{i}.pt", weights_only=True) for name in MEASURED for i in (0, 1)]
+    first = ranks[0]["priors"]
+    assert first.keys() == ranks[0]["logits"].keys()
+    for rank in ranks:
+        assert all(torch.equal(mask, first[name]) for name, mask in rank["priors"].items())
+    for one, other in (ranks[:2], ranks[2:]):
+        assert all(torch.equal(one["logits"][name], x) for name, x in other["logits"].items())
+    asked = [
+        json.loads((runs / name / f"rank{i}.json").read_text())["measured"]
+        for name in MEASURED
+        for i in (0, 1)
+    ]
+    assert asked == [1, 0, 1, 1], "with whole models one rank measures, a sharded one all run together"
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "sharded"])

@@ -28,7 +28,7 @@ from roi_lightning.finite import check_step
 from roi_lightning.language_model import DType, enable_checkpointing, load_language_model
 from roi_lightning.loss import kl_sum, next_token_logits, next_token_nll, nll_sum
 from roi_lightning.masks import BaseModel, LayerMask, MaskSet
-from roi_lightning.optimization import cosine_to, keep_configured
+from roi_lightning.optimization import Decay, decay_to, keep_configured
 from roi_lightning.pattern import NMPattern
 from roi_lightning.prunable import check_model, check_pattern, prunable_layers
 from roi_lightning.recipe import Recipe, options, run_recipe, spelled
@@ -51,7 +51,9 @@ class MaskLearner(pl.LightningModule, ABC):
         targets: Glob patterns of the linear layers to prune.
         ignore: Glob patterns of layers to leave dense.
         optimizer: Made from the trainable parameters.
-        lr_end: Learning rate at the end of the run; a cosine leads there from the optimizer's own.
+        lr_end: Learning rate at the end of the run, to which the optimizer's own decays.
+        lr_schedule: How: `cosine` (half of one) or `linear`.
+        lr_warmup: Share of the run, below 1, over which the learning rate rises from 0 on a straight line before.
         distillation: Share of the loss, from 0 to 1, that is not the text's cross-entropy (the paper's only
             term) but the divergence of the masked model's next-token distribution from the dense model's; any
             above 0 costs one more forward pass per micro-batch, and no second copy of the model.
@@ -78,6 +80,8 @@ class MaskLearner(pl.LightningModule, ABC):
         ignore: Sequence[str] = (),
         optimizer: OptimizerCallable = torch.optim.AdamW,
         lr_end: float = 1e-4,
+        lr_schedule: Decay = "cosine",
+        lr_warmup: float = 0.0,
         distillation: float = 0.0,
         activation_checkpointing: bool = False,
         attn_implementation: str | None = None,
@@ -92,6 +96,7 @@ class MaskLearner(pl.LightningModule, ABC):
         self.pattern, self.dtype_name, self.seed = NMPattern(pattern), dtype, seed
         self.targets, self.ignore = list(targets), list(ignore)
         self.optimizer, self.lr_end = optimizer, lr_end
+        self.lr_schedule, self.lr_warmup = lr_schedule, lr_warmup
         self.activation_checkpointing = activation_checkpointing
         self.attn_implementation, self.trust_remote_code = attn_implementation, trust_remote_code
         self.lm, self.layers = None, {}
@@ -166,7 +171,7 @@ class MaskLearner(pl.LightningModule, ABC):
         Raises:
             UserError: For an optimizer that can't be made, or a file that does not fit.
         """
-        check_optimizer(self.optimizer, self.lr_end)
+        check_optimizer(self.optimizer, self.lr_end, self.lr_warmup)
 
     def load_lm(self) -> PreTrainedModel:
         """The model to learn on, frozen; override it to learn on one of your own."""
@@ -225,7 +230,8 @@ class MaskLearner(pl.LightningModule, ABC):
 
     def _configured(self) -> tuple[torch.optim.Optimizer, LambdaLR]:
         optimizer = self.optimizer([p for p in self.parameters() if p.requires_grad])
-        return optimizer, cosine_to(optimizer, self.lr_end, self.trainer.max_steps)
+        steps = self.trainer.max_steps
+        return optimizer, decay_to(optimizer, self.lr_end, steps, self.lr_schedule, self.lr_warmup)
 
     @override
     def on_fit_start(self) -> None:
@@ -313,7 +319,8 @@ class MaskLearner(pl.LightningModule, ABC):
     def settings(self) -> dict[str, object]:
         """What the method learns with, by the names of its options: plain values, and objects made with such."""
         optimizer = self.optimizer([nn.Parameter(torch.zeros(1))])
-        return {"distillation": self.distillation, "optimizer": optimizer, "lr_end": self.lr_end}
+        names = ("distillation", "lr_end", "lr_schedule", "lr_warmup")
+        return {"optimizer": optimizer} | {name: getattr(self, name) for name in names}
 
     def recipe(self) -> dict[str, object]:
         """What the learned mask depends on, by option; see `roi_lightning.recipe`."""

@@ -82,18 +82,21 @@ def count_micro_batches(settings: Any, given: Any, data: CalibrationDataModule |
         )
 
 
-def check_optimizer(make: OptimizerCallable, lr_end: float) -> None:
+def check_optimizer(make: OptimizerCallable, lr_end: float, lr_warmup: float) -> None:
     """Refuse an optimizer that can't be made, and learning rates that are no rates.
 
     Args:
         make: Makes the optimizer of a list of parameters.
         lr_end: The last learning rate.
+        lr_warmup: The share of the run over which it rises first.
 
     Raises:
         UserError: Naming the value.
     """
     if not 0 <= lr_end < math.inf:
         raise UserError(f"model.lr_end is {lr_end}; it must be a learning rate, 0 or above")
+    if not 0 <= lr_warmup < 1:
+        raise UserError(f"model.lr_warmup is {lr_warmup}; it is a share of the run, 0 or above and below 1")
     try:
         groups = make([torch.nn.Parameter(torch.zeros(1))]).param_groups
     except (TypeError, ValueError, RuntimeError) as error:
