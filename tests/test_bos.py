@@ -122,7 +122,7 @@ def test_a_place_in_windows_without_bos_is_not_taken(tmp_path, caplog):
     torch.save(content, saved)
     with caplog.at_level("INFO", "lightning.pytorch"):
         fit(module(), tmp_path / "b", 2, 4, saved)
-    assert "read from its beginning: BOS differ" in caplog.text
+    assert "read from its beginning: data.bos differ" in caplog.text
 
 
 def test_without_bos_caches_and_streams_are_known_by_the_names_they_always_had(tmp_path):

@@ -125,7 +125,7 @@ def test_without_a_logger_and_twice_in_the_same_folder(lab, config, place):
 def test_overlays_run(lab, overlay):
     command = ["-c", "quickstart", "-c", f"overlays/{overlay}.yaml", *lab.options(max_steps=2)]
     assert run("fit", *command, "--model.prior_windows", "2", "--trainer.val_check_interval", "1") == 0
-    assert run("verify", "runs/quickstart/export") == 0
+    assert run("verify", f"runs/quickstart+{overlay}/export") == 0
 
 
 COMMANDS = [

@@ -169,7 +169,8 @@ def test_an_export_elsewhere_counts_the_windows_of_the_run(lab):
     learn(lab, 2)
     there = RoITrainer(**QUICK_TRAINER, devices=3, strategy="ddp", max_steps=7)
     learner, data = RoILightningModule(str(lab.model)), lab.data(windows_per_step=4)
-    there.export(learner, "out", data, str(lab.folder / "run" / "step=7.ckpt"))
+    path = str(lab.folder / "run" / "step=7.ckpt")
+    there.export(learner, "out", data, path, allow_changed_settings=True)
     assert verify_export(lab.folder / "out").ok
     facts = json.loads((lab.folder / "out" / "roi_sparsity.json").read_text())
     assert facts["training"]["tokens"] == 7 * 4 * 32

@@ -280,12 +280,12 @@ def test_the_overlays_learning_rate_is_the_published_one(lab):
 
 def test_a_run_with_the_overlay(lab):
     assert run("fit", *lab.quick(*OVERLAY, "--model.strength", "5")) == 0
-    masks = MaskSet.load(lab.folder / "runs/quickstart/mask.safetensors")
+    masks = MaskSet.load(lab.folder / "runs/quickstart+proxsparse/mask.safetensors")
     magnitude = load_file(lab.model / "model.safetensors")
     changed = 0
     for name, mask in masks.layers.items():
         assert masks.pattern.holds(mask.to_bool())
         changed += int((mask.to_bool() != brute_top(magnitude[name].float().abs(), 2, 4)).sum())
     assert changed
-    facts = json.loads((lab.folder / "runs/quickstart/export" / SIDECAR).read_text())["training"]
+    facts = json.loads((lab.folder / "runs/quickstart+proxsparse/export" / SIDECAR).read_text())["training"]
     assert (facts["learner"], facts["method"], facts["strength"]) == ("ProxSparseModule", "proxsparse", 5)

@@ -21,6 +21,7 @@ Recipe = dict[str, Any]
 # How an optimizer or a sampler computes, not what.
 _IMPLEMENTATION: Final = ("params", "fused", "foreach", "capturable", "differentiable", "compiled")
 _NAMED: Final = 3
+_LONG: Final = 120  # characters of one difference
 _TEXT: Final = "data."
 
 
@@ -106,6 +107,5 @@ def check_same_run(here: Mapping[str, Any], there: Mapping[str, Any] | None, whe
 
 
 def _difference(name: str, here: object, there: object) -> str:
-    if isinstance(here, dict | list) or isinstance(there, dict | list):
-        return f"{name} differs"
-    return f"{name} is {there} there and {here} here"
+    said = f"{name} is {there} there and {here} here"
+    return said if len(said) < _LONG else f"{name} differs"

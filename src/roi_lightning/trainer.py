@@ -11,6 +11,7 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities import rank_zero_info
 from typing_extensions import override
 
+from roi_lightning.atomic import check_writable
 from roi_lightning.callbacks.due_validation import DueValidation
 from roi_lightning.callbacks.preemption import Preemption
 from roi_lightning.callbacks.sparse_export import SparseExport, export_learned, training_facts
@@ -22,7 +23,7 @@ from roi_lightning.export import check_destination
 from roi_lightning.learner import MaskLearner
 from roi_lightning.recipe import Recipe, check_same_run, run_recipe, without_text
 from roi_lightning.resuming import checkpoint_folders, newest_checkpoint
-from roi_lightning.run_folder import claim_folder, keep_checkpoints_in_folder
+from roi_lightning.run_folder import CONFIG, claim_folder, keep_checkpoints_in_folder
 from roi_lightning.run_settings import check_trainer, count_micro_batches
 from roi_lightning.sharded_strategy import ShardedStrategy
 
@@ -183,7 +184,9 @@ class RoITrainer(Trainer):
         return path
 
     def _claim(self, ckpt_path: str | None, recipe: Recipe, overwrite: bool) -> None:
-        """Make sure that this run replaces no other's results, or is meant to."""
+        """Make sure that this run can write, and replaces no other's results, or is meant to."""
+        for folder in (self.default_root_dir, *(logger.save_dir for logger in self.loggers)):
+            check_writable(Path(folder or ".") / CONFIG)
         claim_folder(self, ckpt_path, overwrite)
         for callback in self.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, SparseExport):
