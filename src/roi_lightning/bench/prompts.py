@@ -15,7 +15,7 @@ from roi_lightning.data.python_docs import python_documents
 def text_prompts(tokenizer: PreTrainedTokenizerBase, batch: int, length: int) -> Tensor:
     """Consecutive stretches of the documentation that comes with Python, over and over, int64 [batch, length].
 
-    Each begins with the tokenizer's BOS, where it has one.
+    Each begins with the BOS that the tokenizer puts before a text, if it does.
     """
     packer = Packer(length, None, find_bos(tokenizer))
     documents = cycle(python_documents(sysconfig.get_paths()["stdlib"], ""))
