@@ -18,11 +18,13 @@ from roi_lightning.masks import MaskSet
 from tiny_models import tiny_gpt2, tiny_llama, tiny_mixtral
 
 TESTS = Path(__file__).parent
+MEASURED = ["ddp-measured", "sharded-measured"]
 WHOLE = ["ddp-llama", "sharded-llama", "gathered-llama", "sharded-gpt2", "ddp-mixtral", "sharded-mixtral"]
 pytestmark = [
     *GOING_ON,
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
     pytest.mark.filterwarnings("ignore:The dirpath has changed"),
+    pytest.mark.filterwarnings("ignore:the first draws keep"),
 ]
 
 
@@ -36,10 +38,9 @@ def runs(tmp_path_factory):
     makers = {"llama": tiny_llama, "gpt2": tiny_gpt2, "mixtral": tiny_mixtral}
     models = {name: maker(root / name) for name, maker in makers.items()}
     for name, model in models.items():
-        learner, recorder, _ = learn(model, root / f"one-{name}", shared, accumulate=2)
-        torch.save(
-            {n: x.logits.detach() for n, x in learner.layers.items()}, root / f"one-{name}" / "logits.pt"
-        )
+        learner, recorder, _ = learn(model, root / f"one-{name}", shared)
+        logits = {n: x.logits.detach() for n, x in learner.layers.items()}
+        torch.save({"logits": logits}, root / f"one-{name}" / "rank0.pt")
         (root / f"one-{name}" / "rank0.json").write_text(json.dumps({"losses": recorder.losses, "held": {}}))
     ended = str(root / "one-llama" / "checkpoints" / f"step={SAVED}.ckpt")
     asked = [
@@ -53,6 +54,7 @@ def runs(tmp_path_factory):
         ("sharded-mixtral", "sharded", None),
     ]
     asked += [("ddp-on", "ddp", ended), ("sharded-on", "sharded", ended)]
+    measured = {"prior": "activation", "strength": 0.5}
     specs = [
         {
             "folder": str(root / name),
@@ -63,6 +65,7 @@ def runs(tmp_path_factory):
         }
         for name, strategy, path in asked
     ]
+    specs += [specs[i] | {"folder": str(root / name), "options": measured} for i, name in enumerate(MEASURED)]
     spread(root, specs)
     return root
 
@@ -80,7 +83,7 @@ def spread(root, specs):
 
 
 def logits_of(folder):
-    return torch.load(folder / "logits.pt", weights_only=True)
+    return torch.load(folder / "rank0.pt", weights_only=True)["logits"]
 
 
 def losses_of(folder):
@@ -99,6 +102,12 @@ def test_the_loss_curve_is_that_of_one_process(runs, name):
 
 
 @pytest.mark.parametrize("name", [*WHOLE, "ddp-on", "sharded-on"])
+def test_every_rank_validates_after_the_same_steps(runs, name):
+    ranks = [json.loads((runs / name / f"rank{rank}.json").read_text())["validated"] for rank in (0, 1)]
+    assert ranks == 2 * [[4, 6] if name.endswith("-on") else [2, 4, 6]]
+
+
+@pytest.mark.parametrize("name", [*WHOLE, "ddp-on", "sharded-on"])
 def test_the_mask_is_that_of_one_process_but_for_ties(runs, name):
     one = runs / f"one-{name.partition('-')[2].replace('on', 'llama')}"
     before, after = (MaskSet.load(folder / "mask.safetensors") for folder in (one, runs / name))
@@ -111,6 +120,22 @@ def test_the_mask_is_that_of_one_process_but_for_ties(runs, name):
     )
     assert differing <= 4
     assert verify_export(runs / name / "export").ok
+
+
+def test_ranks_that_measure_differently_start_from_the_first_ones_prior(runs):
+    ranks = [torch.load(runs / name / f"rank{i}.pt", weights_only=True) for name in MEASURED for i in (0, 1)]
+    first = ranks[0]["priors"]
+    assert first.keys() == ranks[0]["logits"].keys()
+    for rank in ranks:
+        assert all(torch.equal(mask, first[name]) for name, mask in rank["priors"].items())
+    for one, other in (ranks[:2], ranks[2:]):
+        assert all(torch.equal(one["logits"][name], x) for name, x in other["logits"].items())
+    asked = [
+        json.loads((runs / name / f"rank{i}.json").read_text())["measured"]
+        for name in MEASURED
+        for i in (0, 1)
+    ]
+    assert asked == [1, 0, 1, 1], "with whole models one rank measures, a sharded one all run together"
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "sharded"])
@@ -162,8 +187,9 @@ def test_shards_are_plain_safetensors_of_equal_size(runs):
 def test_one_process_goes_on_where_two_were(runs, name, tmp_path):
     path = runs / name / "checkpoints" / f"step={SAVED}.ckpt"
     kind = name.partition("-")[2]
-    learner, recorder, _ = learn(runs / kind, tmp_path, runs / "shared", str(path), accumulate=2)
+    learner, recorder, _ = learn(runs / kind, tmp_path, runs / "shared", str(path))
     assert sorted(recorder.losses) == list(range(2 * SAVED, 2 * STEPS))
+    assert recorder.validated == [4, 6]
     expected = logits_of(runs / f"one-{kind}")
     for layer, value in learner.layers.items():
         torch.testing.assert_close(value.logits.detach(), expected[layer], rtol=0, atol=2e-4)

@@ -49,8 +49,7 @@ def narrow(wide_lab, torchao):
 
 def fit(lab, name, *more):
     folder = lab.folder / name
-    places = "--trainer.default_root_dir", str(folder), "--trainer.logger.save_dir", str(folder)
-    assert run("fit", *lab.quick(*places, *more, max_steps=8)) == 0
+    assert run("fit", *lab.quick("--trainer.default_root_dir", folder, *more, max_steps=8)) == 0
     return folder
 
 

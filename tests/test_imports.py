@@ -46,6 +46,8 @@ ORDER = [
     "runtime",
     "evaluation",
     "checkpoint_files",
+    "recipe",
+    "run_folder",
     "checkpoints",
     "resuming",
     "finite",

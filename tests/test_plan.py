@@ -233,6 +233,33 @@ def test_the_gentlest_way_that_fits_is_told(lab, wide_llama, capsys):
     assert "add to the command line" in plain_text(capsys.readouterr().out)
 
 
+COUNTED = {
+    "windows and steps": ("null", "--data.windows_per_step", "16", "--trainer.validate_every_steps", "2"),
+    "micro-batches": (2, "--trainer.val_check_interval", "4"),
+}
+
+
+@pytest.mark.parametrize(("accumulate", "more"), [(x, y) for x, *y in COUNTED.values()], ids=COUNTED)
+def test_what_fits_learns_from_as_many_windows_and_validates_as_often(lab, accumulate, more):
+    base = [
+        "--config",
+        "quickstart.yaml",
+        *lab.options(accumulate=accumulate),
+        "--data.batch_size",
+        "8",
+        *more,
+    ]
+    out, configured = lab.folder / "plan.json", make_plan(base)
+    # Not counted on to the last byte, so that it does not fit as it is.
+    assert run("plan", *base, "--fit_in", str(configured["bytes"]["total"]), "--json", out) == 0
+    added = json.loads(out.read_text())["fit_in"]["arguments"]
+    assert added[:2] == ["--data.batch_size", "4"]
+    smaller = make_plan([*base, *added])
+    for plan in (configured, smaller):
+        assert (plan["windows_per_step"], plan["validate_every_steps"]) == (16, 2)
+    assert smaller["micro_batches"] == 2 * configured["micro_batches"] == 4
+
+
 def test_what_fits_nowhere_is_said(lab, capsys):
     assert run("plan", "--config", "quickstart.yaml", *lab.options(), "--fit_in", "1kB") == 1
     assert "nothing tried fits in" in capsys.readouterr().err

@@ -74,6 +74,7 @@ def test_fit_understands_a_cell_as_it_is_meant(lab, texts):
     assert (str(cli.model.pattern), cli.model.seed) == ("1:4", 3)
     assert cli.model.prior == str(settled.prior("1:4"))
     trainer, data = cli.trainer, cli.datamodule
+    trainer.count_micro_batches(data)
     per_step = trainer.accumulate_grad_batches * data.batch_size * data.seq_len
     assert trainer.max_steps * per_step == cell.tokens
     assert (trainer.val_check_interval, trainer.check_val_every_n_epoch) == (4, None)
