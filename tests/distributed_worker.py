@@ -2,30 +2,56 @@
 
 import json
 import os
+import signal
 import sys
+from contextlib import redirect_stdout
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.strategies import DDPStrategy
 from torch.distributed.tensor import DTensor
 
-from cli_helpers import QUICK_TRAINER, Lab
-from roi_lightning.callbacks import HardenMasks, SparseExport
+from cli_helpers import QUICK_TRAINER, Lab, run
+from roi_lightning.callbacks import BaselineSummary, HardenMasks, MaskMonitor, SparseExport
+from roi_lightning.callbacks.preemption import PreemptedError
 from roi_lightning.errors import UserError
 from roi_lightning.module import RoILightningModule
+from roi_lightning.proxsparse import ProxSparseModule
+from roi_lightning.samplers import Categorical
 from roi_lightning.sharded_strategy import ShardedStrategy
 from roi_lightning.shards import part, whole
 from roi_lightning.trainer import RoITrainer
+
+
+def adamw(rate):
+    return partial(torch.optim.AdamW, lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
+
 
 STRATEGIES = {
     "ddp": partial(DDPStrategy, gradient_as_bucket_view=True),
     "sharded": ShardedStrategy,
     "gathered": partial(ShardedStrategy, save_distributed_checkpoint=False),
 }
-STEPS, SAVED = 6, 3
+# Of weights the rate has to be lower than of logits.
+LEARNERS = {
+    "roi": partial(RoILightningModule, prior="magnitude", optimizer=adamw(0.02)),
+    "maskllm": partial(
+        RoILightningModule,
+        sampler=Categorical(),
+        prior="activation",
+        prior_windows=2,
+        distillation=0.5,
+        kept_norm=1e-3,
+        optimizer=adamw(0.02),
+    ),
+    "proxsparse": partial(ProxSparseModule, strength=0.01, optimizer=adamw(1e-3)),
+}
+STEPS, SAVED, TOLD = 6, 3, 4
 BROKEN = "model.layers.1.mlp.up_proj"
 
 
@@ -36,9 +62,9 @@ class Recorder(Callback):
         self.losses, self.held = {}, {}
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        self.losses[pl_module.state.draw.index] = (
-            float(outputs["loss"].detach()) * trainer.accumulate_grad_batches
-        )
+        draw = getattr(pl_module.state, "draw", None)  # ProxSparse draws nothing
+        index = draw.index if draw else batch_idx * trainer.world_size + trainer.global_rank
+        self.losses[index] = float(outputs["loss"].detach()) * trainer.accumulate_grad_batches
 
     def on_train_end(self, trainer, pl_module):
         for name, p in pl_module.named_parameters():
@@ -55,59 +81,118 @@ class Break(Callback):
                 part(pl_module.layers[BROKEN].logits)[0] = float("nan")
 
 
-def learn(model, folder, shared, ckpt_path=None, accumulate=1, more=(), **trainer):
+class Tell(Callback):
+    """Sends SIGTERM to the second rank alone, between two checkpoints."""
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if batch_idx == TOLD - 1 and trainer.global_rank == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def learn(
+    model,
+    folder,
+    shared,
+    ckpt_path=None,
+    learner="roi",
+    accumulate=1,
+    more=(),
+    resume=None,
+    optimizer=None,
+    **trainer,
+):
     """Six steps of two micro-batches from a prior, at a learning rate that moves the mask."""
     lab, recorder = Lab(folder, shared), Recorder()
-    learner = RoILightningModule(
-        str(model),
-        prior="magnitude",
-        optimizer=partial(torch.optim.AdamW, lr=0.02, betas=(0.9, 0.95), weight_decay=0.0),
-    )
+    module = LEARNERS[learner](str(model), **({"optimizer": optimizer} if optimizer else {}))
     callbacks = [HardenMasks(), SparseExport(), recorder, *more]
-    callbacks.append(
-        ModelCheckpoint(folder / "checkpoints", "{step}", every_n_train_steps=SAVED, save_top_k=-1)
-    )
-    settings = {
+    settings = {}
+    if learner != "roi":
+        callbacks += [MaskMonitor(every_n_steps=2), BaselineSummary(windows=2)]
+        settings |= {"logger": CSVLogger(folder, name="", version=""), "log_every_n_steps": 1}
+    keep = 1 if resume else -1
+    saved = ModelCheckpoint(folder / "checkpoints", "{step}", every_n_train_steps=SAVED, save_top_k=keep)
+    settings |= {
         "accumulate_grad_batches": accumulate,
         "default_root_dir": str(folder),
-        "callbacks": callbacks,
+        "callbacks": [*callbacks, saved],
     }
     settings |= {"enable_checkpointing": True, "max_steps": STEPS, "gradient_clip_val": 1.0} | trainer
     fitter = RoITrainer(**QUICK_TRAINER | settings)
-    fitter.fit(learner, datamodule=lab.data(), ckpt_path=ckpt_path)
-    return learner, recorder, fitter
+    fitter.fit(module, datamodule=lab.data(), ckpt_path=ckpt_path, resume=resume)
+    return module, recorder, fitter
+
+
+def learned_of(module):
+    """What was learned, whole, by layer."""
+    return {name: whole(layer.get_parameter(layer.learned).detach()) for name, layer in module.layers.items()}
 
 
 def main():
     torch.set_num_threads(1)
-    for spec in json.loads(Path(sys.argv[1]).read_text()):
+    root, specs = Path(sys.argv[1]).parent, json.loads(Path(sys.argv[1]).read_text())
+    shared, llama = root / "shared", root / "llama"
+    for spec in specs:
         folder = Path(spec["folder"])
         strategy = STRATEGIES[spec["strategy"]]()
-        learner, recorder, fitter = learn(
+        module, recorder, fitter = learn(
             spec["model"],
             folder,
-            Path(spec["shared"]),
-            spec.get("ckpt_path"),
+            shared,
+            spec["ckpt_path"],
+            spec["learner"],
             strategy=strategy,
             devices=2,
         )
-        logits = {name: whole(layer.logits.detach()) for name, layer in learner.layers.items()}
+        learned = learned_of(module)
         found = {"losses": recorder.losses, "held": recorder.held}
         (folder / f"rank{fitter.global_rank}.json").write_text(json.dumps(found))
         if fitter.is_global_zero:
-            torch.save(logits, folder / "logits.pt")
+            torch.save(learned, folder / "learned.pt")
         fitter.strategy.barrier()
     for strategy in ("ddp", "sharded"):
-        fail(strategy, spec["model"], folder.parent / f"{strategy}-broken", Path(spec["shared"]))
+        fail(llama, root / f"{strategy}-broken", shared, strategy=STRATEGIES[strategy](), more=[Break()])
+    if find_spec("torchao"):
+        from torchao.optim import AdamW8bit
+
+        fail(llama, root / "8bit", shared, strategy=ShardedStrategy(), optimizer=partial(AdamW8bit, lr=0.02))
+    end_and_go_on(llama, root / "told", shared)
+    type_commands(root / "typed", shared)
 
 
-def fail(strategy, model, folder, shared):
-    """What each rank says of a run that is broken on one of them."""
+def fail(model, folder, shared, **options):
+    """What each rank says of a run that is refused, or broken on one of them."""
     folder.mkdir(exist_ok=True)
     try:
-        learn(model, folder, shared, strategy=STRATEGIES[strategy](), devices=2, more=[Break()])
+        learn(model, folder, shared, devices=2, **options)
     except UserError as error:
         (folder / f"rank{os.environ['RANK']}.txt").write_text(str(error))
+
+
+def end_and_go_on(model, folder, shared):
+    """A run that one rank is told to end, and the same command again."""
+    options = {"learner": "maskllm", "resume": "auto", "devices": 2}
+    folder.mkdir(exist_ok=True)
+    try:
+        learn(model, folder, shared, strategy=ShardedStrategy(), more=[Tell()], **options)
+    except PreemptedError:
+        kept = [path.name for path in (folder / "checkpoints").iterdir()]
+        (folder / f"ended{os.environ['RANK']}.json").write_text(json.dumps(kept))
+    module, recorder, fitter = learn(model, folder, shared, strategy=ShardedStrategy(), **options)
+    learned = learned_of(module)
+    if fitter.is_global_zero:
+        torch.save(learned, folder / "learned.pt")
+        (folder / "losses.json").write_text(json.dumps(recorder.losses))
+
+
+def type_commands(folder, shared):
+    """`fit` and `validate` as they are typed after torchrun, with the overlay that is shipped."""
+    lab = Lab(folder, shared)
+    spread = ["--config", "overlays/fsdp2.yaml", "--trainer.devices", "2"]
+    spread += ["--trainer.default_root_dir", str(folder), "--trainer.logger.save_dir", str(folder)]
+    assert run("fit", *lab.quick(*spread)) == 0
+    with (folder / f"validate{os.environ['RANK']}.txt").open("w") as said, redirect_stdout(said):
+        saved = str(folder / "checkpoints" / "step=4.ckpt")
+        assert run("validate", *lab.quick(*spread, "--ckpt_path", saved)) == 0
 
 
 if __name__ == "__main__":
