@@ -14,6 +14,7 @@ from roi_lightning.callbacks.preemption import Preemption
 from roi_lightning.checkpoint_files import PlainCheckpointIO, read_checkpoint
 from roi_lightning.checkpoints import check_checkpoint
 from roi_lightning.data import CalibrationDataModule
+from roi_lightning.denormals import denormals_as_zero
 from roi_lightning.errors import UserError
 from roi_lightning.export import check_destination, write_export
 from roi_lightning.learner import MaskLearner
@@ -61,7 +62,8 @@ class RoITrainer(Trainer):
         check_checkpoint(ckpt_path)
         self._check_strategy()
         self._keep_plain()
-        super().fit(model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, weights_only)
+        with denormals_as_zero():
+            super().fit(model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, weights_only)
 
     @override
     def validate(  # type: ignore[override]
@@ -92,7 +94,8 @@ class RoITrainer(Trainer):
         check_checkpoint(ckpt_path)
         self._callback(DueValidation)  # or Lightning would warn of its place in the checkpoint
         self._keep_plain()
-        return super().validate(model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
+        with denormals_as_zero():
+            return super().validate(model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
 
     def _callback(self, kind: type[_Callback]) -> _Callback:
         """The callback of a kind, made if there is none."""
