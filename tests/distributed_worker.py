@@ -49,6 +49,7 @@ LEARNERS = {
         kept_norm=1e-3,
         optimizer=adamw(0.02),
     ),
+    "1:2": partial(RoILightningModule, pattern="1:2", sampler=Categorical(), optimizer=adamw(0.02)),
     "proxsparse": partial(ProxSparseModule, strength=0.01, optimizer=adamw(1e-3)),
 }
 STEPS, SAVED, TOLD = 6, 3, 4
@@ -141,7 +142,7 @@ def main():
             spec["ckpt_path"],
             spec["learner"],
             strategy=strategy,
-            devices=2,
+            devices=int(os.environ["WORLD_SIZE"]),
         )
         learned = learned_of(module)
         found = {"losses": recorder.losses, "held": recorder.held}
@@ -149,6 +150,8 @@ def main():
         if fitter.is_global_zero:
             torch.save(learned, folder / "learned.pt")
         fitter.strategy.barrier()
+    if fitter.world_size > 2:
+        return
     for strategy in ("ddp", "sharded"):
         fail(llama, root / f"{strategy}-broken", shared, strategy=STRATEGIES[strategy](), more=[Break()])
     if find_spec("torchao"):
@@ -175,7 +178,7 @@ def end_and_go_on(model, folder, shared):
     try:
         learn(model, folder, shared, strategy=ShardedStrategy(), more=[Tell()], **options)
     except PreemptedError:
-        kept = [path.name for path in (folder / "checkpoints").iterdir()]
+        kept = sorted(path.name for path in (folder / "checkpoints").iterdir())
         (folder / f"ended{os.environ['RANK']}.json").write_text(json.dumps(kept))
     module, recorder, fitter = learn(model, folder, shared, strategy=ShardedStrategy(), **options)
     learned = learned_of(module)

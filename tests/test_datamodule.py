@@ -1,5 +1,4 @@
 import multiprocessing
-import multiprocessing
 import random
 from collections import Counter
 from itertools import chain
