@@ -22,8 +22,9 @@ lab = pytest.fixture(make_lab)
 TESTS = Path(__file__).parent
 # What is learned, on which model: the tiny Llama where it says nothing of one.
 KINDS = {"llama": "roi", "gpt2": "roi", "mixtral": "roi", "maskllm": "maskllm", "proxsparse": "proxsparse"}
+KINDS["gpt2-proxsparse"] = "proxsparse"  # whose groups lie across the rows that ranks share out
 WHOLE = ["ddp-llama", "sharded-llama", "gathered-llama", "sharded-gpt2", "ddp-mixtral", "sharded-mixtral"]
-WHOLE += ["sharded-maskllm", "sharded-proxsparse"]
+WHOLE += ["sharded-maskllm", "sharded-proxsparse", "sharded-gpt2-proxsparse"]
 # Runs that go on: from a file of one process, and from a folder of shards.
 ON = {"ddp-on": "one-llama", "sharded-on": "one-llama", "sharded-shards": "sharded-llama"}
 pytestmark = [
@@ -58,7 +59,8 @@ def runs(tmp_path_factory):
 
 
 def model_of(root, kind):
-    return root / kind if (root / kind).is_dir() else root / "llama"
+    model = root / kind.partition("-")[0]
+    return model if model.is_dir() else root / "llama"
 
 
 def spread(root, specs, ranks=2):
