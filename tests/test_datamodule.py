@@ -1,3 +1,4 @@
+import multiprocessing
 import random
 from collections import Counter
 from itertools import chain, islice
@@ -193,6 +194,27 @@ def test_resumed_run_validates_and_workers_keep_the_order(tmp_path):
     assert resumed.seen == whole.seen[6:]
     assert resumed.validated == 6
     assert trainer.global_step == 12
+
+
+@pytest.fixture
+def _spawn():
+    """As on macOS; the parameters go to a worker as they do where Python 3.14 starts it."""
+    usual = multiprocessing.get_start_method()
+    multiprocessing.set_start_method("spawn", force=True)
+    yield
+    multiprocessing.set_start_method(usual, force=True)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_spawn")
+@pytest.mark.filterwarnings("ignore:Consider setting `persistent_workers")
+@pytest.mark.parametrize("streaming", [False, True])
+def test_workers_that_are_not_forked_give_the_same(tmp_path, streaming):
+    corpora = [Corpus(write_jsonl(tmp_path / "a.jsonl", documents(300)), streaming=streaming)]
+    alone, _ = fit(data(tmp_path, corpora), tmp_path / "alone", 3, 6)
+    spawned = data(tmp_path, corpora, num_workers=2)
+    rest, _ = fit(spawned, tmp_path / "rest", 3, 6, tmp_path / "alone" / "step=3.ckpt")
+    assert rest.seen == alone.seen[3:]
 
 
 def test_two_ranks_divide_one_order(tmp_path):

@@ -27,6 +27,7 @@ ORDER = [
     "noise",
     "fallible",
     "native",
+    "denormals",
     "products",
     "attention",
     "sources",
