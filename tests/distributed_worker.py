@@ -176,6 +176,7 @@ def main():
         if fitter.is_global_zero:
             torch.save(learned, folder / "learned.pt")
         fitter.strategy.barrier()
+    roi_lightning.module.input_norms = Norms.measured
     if fitter.world_size > 2:
         return
     for strategy in ("ddp", "sharded"):
