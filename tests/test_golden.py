@@ -26,7 +26,7 @@ def golden(tmp_path, monkeypatch):
 
 
 def plainly(path):
-    """A mask file by its documented form alone: metadata, and by layer the kept places, rows of bits, lowest first."""
+    """A mask file by its documented form alone: metadata, and the kept places of each layer."""
     data = path.read_bytes()
     start = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(data[8:start])
