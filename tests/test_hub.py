@@ -2,6 +2,7 @@
 
 import json
 import re
+import socket
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from roi_lightning.evaluation.text import read_text
 from roi_lightning.language_model import load_tokenizer
 from roi_lightning.runtime import from_packed
 from roi_lightning.sources import resolve_model
-from tiny_models import tiny_qwen2
+from tiny_models import tiny_gguf, tiny_qwen2
 
 bench = pytest.fixture(make_bench)
 FIRST, SECOND = f"{1:040x}", f"{2:040x}"
@@ -214,3 +215,20 @@ def test_a_gated_data_set_is_one_clear_line(corpus, tmp_path, streaming):
     with pytest.raises(UserError, match=r"'me/texts'.*gated.*your login") as caught:
         load_documents(Corpus("me/texts", text_field="body", streaming=streaming), str(tmp_path / "prepared"))
     assert "\n" not in str(caught.value)
+
+
+def test_the_quickstart_asks_no_network(bench, monkeypatch):
+    """Online as a user is, with a GGUF file and text that is read as Python's documentation is."""
+    for name in ("huggingface_hub.constants.HF_HUB_OFFLINE", "datasets.config.HF_HUB_OFFLINE"):
+        monkeypatch.setattr(name, False)
+    tried = []
+    monkeypatch.setattr(socket.socket, "connect", lambda _self, address: tried.append(address))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *address, **_: tried.append(address))
+    model = tiny_gguf(bench.folder / "model.gguf")
+    text = bench.write("text.txt", "\n\n".join(documents(2000)))
+    held_out = ["--data.corpora", text, "--data.held_out_fraction", "0.3"]
+    assert run("fit", *bench.quick(*held_out, max_steps=1, model=model)) == 0
+    (sidecar,) = bench.folder.rglob("roi_sparsity.json")
+    assert run("verify", sidecar.parent, "--base", model) == 0
+    assert run("evaluate", model, sidecar.parent, "--text", text, "--seq_len", "32", "--limit", "2") == 0
+    assert not tried
