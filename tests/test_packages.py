@@ -114,10 +114,10 @@ def test_the_installed_package_plans_and_compiles(installed, lab, tmp_path):
     )
     assert "prunable weights" in shown
     program = (
-        "import torch; from roi_lightning.runtime import decode; from roi_lightning.samplers import native as n;"
-        "from roi_lightning.native import Recipe;"
-        "assert decode._library(torch.bfloat16);"
-        "assert n.library(Recipe(n.SOURCES / 'categorical.cpp', (('M', 4), ('N', 2), ('WEIGHT', 0))))"
+        "from roi_lightning.native import Recipe, load;"
+        "from roi_lightning.runtime import decode; from roi_lightning.samplers import native;"
+        "load(Recipe(decode._SOURCE, (('WEIGHT', 1),)));"
+        "load(Recipe(native.SOURCES / 'gumbel_top_k.cpp', (('M', 4), ('N', 2), ('WEIGHT', 0))))"
     )
     output(tmp_path, installed / "python", "-c", program, ROI_CACHE=str(tmp_path / "cache"))
     assert len(list((tmp_path / "cache").glob("*.so"))) == 2
