@@ -15,11 +15,11 @@ from roi_lightning.data import CalibrationDataModule
 END = 256
 
 
-def byte_tokenizer(merges=()):
-    """One token per byte and merged pair, so that token ids can be predicted by hand; the end-of-text id is 256."""
+def byte_tokenizer():
+    """One token per byte, so that token ids can be predicted by hand; the end-of-text id is 256."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    names = [*alphabet, "</s>", *("".join(pair) for pair in merges)]
-    backend = Tokenizer(models.BPE({name: index for index, name in enumerate(names)}, merges=list(merges)))
+    vocabulary = {character: index for index, character in enumerate([*alphabet, "</s>"])}
+    backend = Tokenizer(models.BPE(vocabulary, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>", model_max_length=16)

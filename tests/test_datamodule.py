@@ -24,6 +24,7 @@ from roi_lightning.data.corpora import load_documents
 from roi_lightning.data.order import ResumableOrder, spread
 from roi_lightning.data.packing import belongs
 from roi_lightning.errors import UserError
+from tiny_models import tiny_tokenizer
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
@@ -148,7 +149,7 @@ def test_a_tokenizer_is_given_its_own_tokens(tmp_path):
 
     other_end = byte_tokenizer()
     other_end.eos_token = "!"
-    for tokenizer in [byte_tokenizer(), byte_tokenizer([("a", "b")]), other_end, byte_tokenizer()]:
+    for tokenizer in [byte_tokenizer(), tiny_tokenizer(), other_end, byte_tokenizer()]:
         module = Given(corpora=path, seq_len=16, held_out_fraction=0.2, cache_dir=str(tmp_path / "cache"))
         end = tokenizer.eos_token_id
         texts = [text for text in documents(300) if belongs(text, "train", 0.2)]

@@ -25,6 +25,7 @@ from data_helpers import (
 from roi_lightning.data import Corpus
 from roi_lightning.data.packing import belongs
 from roi_lightning.data.streaming import PLACE
+from tiny_models import tiny_tokenizer
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
@@ -57,7 +58,7 @@ class Generated(TinyData):
         return datasets.IterableDataset.from_generator(generate, TEXT_FEATURES, kwargs)
 
     def load_tokenizer(self):
-        return byte_tokenizer([("a", "b")] if self.tokenizer == "merging" else [])
+        return tiny_tokenizer() if self.tokenizer == "merging" else byte_tokenizer()
 
 
 def generated(tmp_path, marks="x", **options):
