@@ -358,6 +358,8 @@ def cast_weights(lm: PreTrainedModel, dtype: torch.dtype) -> None:
 
 def _unreadable(source: ModelSource, error: Exception) -> UserError:
     remedy = HUB_REMEDY if source.kind == "hub" else "fetch it again, or give another model"
+    if "trust_remote_code" in str(error):
+        remedy = "set trust_remote_code if you trust it, or give another model"
     return UserError(f"model {source.spec!r} ({source.kind}) can't be read: {_reason(error)}; {remedy}")
 
 
