@@ -12,6 +12,7 @@ from lightning.pytorch.cli import LightningCLI
 from data_helpers import (
     Recorder,
     TinyData,
+    byte_tokenizer,
     data,
     decode,
     documents,
