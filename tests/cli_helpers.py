@@ -101,6 +101,11 @@ def make_lab(tmp_path, tmp_path_factory, monkeypatch):
     return Lab(tmp_path, tmp_path_factory.getbasetemp() / "lab")
 
 
+def new_lab(tmp_path_factory):
+    """A lab for a fixture that several tests share; nobody works in its folder."""
+    return Lab(tmp_path_factory.mktemp("shared"), tmp_path_factory.getbasetemp() / "lab")
+
+
 def fit(trainer, learner, data, overwrite=True, **options):
     """Fit; what an earlier run of the test left in the folder is replaced unless the test says otherwise."""
     with warnings.catch_warnings():

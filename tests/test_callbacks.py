@@ -15,7 +15,7 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import AutoModelForCausalLM
 
-from cli_helpers import QUICK_TRAINER, brute_top, fit, make_lab, oriented, run
+from cli_helpers import QUICK_TRAINER, brute_top, fit, make_lab, new_lab, oriented, run
 from roi_lightning.callbacks import (
     HardenMasks,
     MaskMonitor,
@@ -68,9 +68,9 @@ def test_harden_writes_the_top_of_the_logits(lab, model):
             assert torch.equal(got, brute_top(logits, 2, 4)), (step, name)
 
 
-@pytest.fixture
-def watched(lab):
-    shots = Snapshots()
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory):
+    lab, shots = new_lab(tmp_path_factory), Snapshots()
     logger = TensorBoardLogger(lab.folder, name="", version="", default_hp_metric=False)
     trainer = {
         "logger": logger,

@@ -138,7 +138,11 @@ def test_the_papers_configuration_runs_as_it_is_written(lab):
 CONFIGS = {"qwen0.5b_2of4.yaml": "runs/qwen0.5b_2of4", "quickstart.yaml": "runs/quickstart"}
 
 
-@pytest.mark.parametrize(("config", "place"), CONFIGS.items(), ids=CONFIGS)
+@pytest.mark.parametrize(
+    ("config", "place"),
+    [pytest.param(*pair, marks=[pytest.mark.slow] * ("qwen" in pair[0])) for pair in CONFIGS.items()],
+    ids=CONFIGS,
+)
 def test_without_a_logger_and_twice_in_the_same_folder(lab, config, place):
     folder = lab.folder / place
     command = ["--config", config, *lab.options(), "--trainer.logger", "false"]
@@ -155,7 +159,11 @@ def test_without_a_logger_and_twice_in_the_same_folder(lab, config, place):
 
 
 @pytest.mark.parametrize(
-    "overlay", ["straight_through", "linear_anneal", "exponential_anneal", "small_budget"]
+    "overlay",
+    [
+        *("straight_through", "small_budget"),
+        *(pytest.param(f"{kind}_anneal", marks=pytest.mark.slow) for kind in ("linear", "exponential")),
+    ],
 )
 def test_overlays_run(lab, overlay):
     command = ["-c", "quickstart", "-c", f"overlays/{overlay}.yaml", *lab.options(max_steps=2)]

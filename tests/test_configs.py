@@ -122,15 +122,15 @@ def test_an_unknown_name_offers_the_nearest(tmp_path, monkeypatch, name):
 SPELLINGS = {"quoted": '"{}"', "unquoted": "{}"}
 
 
-@pytest.mark.parametrize("pattern", ["2:4", "2:8", "16:32", "1:4"])
+@pytest.mark.parametrize("pattern", ["2:4", "16:32"])
 @pytest.mark.parametrize("spelling", SPELLINGS.values(), ids=SPELLINGS)
 def test_a_pattern_means_the_same_with_and_without_quotes(lab, pattern, spelling):
     own = lab.folder / "own.yaml"
     own.write_text(f"model:\n  init_args:\n    pattern: {spelling.format(pattern)}\n")
     start = ["-c", "quickstart.yaml", "--model.lm", lab.model]
-    assert instantiate(*start, "-c", own).model.pattern == NMPattern(pattern)
     assert instantiate(*start, "--model.pattern", pattern).model.pattern == NMPattern(pattern)
     written = instantiate(*start, "-c", own)
+    assert written.model.pattern == NMPattern(pattern)
     saved = lab.folder / "saved.yaml"
     saved.write_text(written.parser.dump(written.config))
     assert instantiate("-c", saved).model.pattern == NMPattern(pattern)

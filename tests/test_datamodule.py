@@ -155,6 +155,7 @@ def test_a_tokenizer_is_given_its_own_tokens(tmp_path):
         assert all_training_windows(module) == sorted(expected)
 
 
+@pytest.mark.slow
 def test_python_docs_end_to_end(tmp_path):
     module = TinyData(seq_len=256, cache_dir=str(tmp_path))
     module.setup("fit")

@@ -11,7 +11,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from cli_helpers import make_lab, run
+from cli_helpers import make_lab, new_lab, run
 from roi_lightning.callbacks import MaskMonitor
 from roi_lightning.cli import build
 from roi_lightning.commands.plan import make_plan
@@ -59,8 +59,9 @@ class Snapshots(Callback):
         self.masks[trainer.global_step] = {name: slow_mask(layers[name], x) for name, x in now.items()}
 
 
-@pytest.fixture(params=["qwen2 2:4", "gpt2 2:4", "qwen2 4:8"])
-def watched(lab, request):
+@pytest.fixture(scope="module", params=["qwen2 2:4", "gpt2 2:4", "qwen2 4:8"])
+def watched(tmp_path_factory, request):
+    lab = new_lab(tmp_path_factory)
     kind, pattern = request.param.split()
     shots = Snapshots()
     logger = TensorBoardLogger(lab.folder, name="", version="", default_hp_metric=False)

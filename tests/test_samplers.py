@@ -347,7 +347,7 @@ def repicked(spec: str, push_down: str) -> float:
     """Share of groups in which some member was picked more than one and a half times."""
     pattern = NMPattern(spec)
     logits = normal(500, 40 * pattern.m, std=0.3, seed=21)
-    mask = GumbelTopK(push_down).masked_weight(
+    mask = GumbelTopK(push_down, compiled=False).masked_weight(
         torch.ones_like(logits), logits, pattern, 1, Draw(8, 9, *END), "x"
     )
     return (pattern.group(mask) > 1.5).any(-1).double().mean().item()
