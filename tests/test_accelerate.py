@@ -172,10 +172,12 @@ def test_layers_that_are_not_2_of_4_stay_dense(sparse, caplog):
         f"{attention}.k_proj": not_sparse,
     }
     assert len(result.packed) == 11
-    assert [record.message for record in caplog.records] == [
-        "1 of 14 layers stay dense, model.layers.0.self_attn.q_proj first: lm_head has the same weight",
-        f"2 of 14 layers stay dense, {attention}.q_proj first: {not_sparse}",
-    ]
+    for record, parts in zip(
+        caplog.records,
+        [("1 of 14", "layers.0.self_attn.q_proj", "lm_head"), ("2 of 14", f"{attention}.q_proj", not_sparse)],
+        strict=True,
+    ):
+        assert all(part in record.message for part in parts), record.message
     torch.testing.assert_close(logits(lm), exact)
 
 

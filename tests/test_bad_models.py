@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertForMaskedLM, T5Config, T5ForConditionalGeneration
 
+from cli_helpers import run
 from refusals import assert_refused, cut, flipped, make_bench
 from tiny_models import tiny_gguf, tiny_llama, tiny_tokenizer
 
@@ -66,6 +67,27 @@ def changed(file, change):
 
 def configured(**entries):
     return changed("config.json", lambda data: json.dumps(json.loads(data) | entries).encode())
+
+
+OWN = """
+from pathlib import Path
+from transformers import Qwen2Config, Qwen2ForCausalLM
+Path(__file__).with_name("it_ran").touch()
+Path("it_ran").touch()
+class Config(Qwen2Config):
+    model_type = "own"
+class Model(Qwen2ForCausalLM):
+    config_class = Config
+"""
+
+
+def with_code(bench):
+    """A model directory that brings its own code, which leaves a file where it runs."""
+    model = configured(
+        model_type="own", auto_map={"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
+    )(bench)
+    (model / "own.py").write_text(OWN)
+    return model
 
 
 def weights(change):
@@ -206,11 +228,9 @@ TABLE = {
     "an unknown architecture": (configured(model_type="martian"), fit, "can't be read.*martian"),
     "an unknown architecture, pruned": (configured(model_type="martian"), prune, "can't be read.*martian"),
     "no architecture": (configured(model_type=None), plan, "can't be read"),
-    "code of its own": (
-        configured(model_type="own", auto_map={"AutoConfig": "own.Config"}),
-        fit,
-        "can't be read",
-    ),
+    "code of its own": (with_code, fit, "custom code.*set trust_remote_code"),
+    "code of its own, pruned": (with_code, prune, "custom code.*set trust_remote_code"),
+    "code of its own, planned": (with_code, plan, "custom code.*set trust_remote_code"),
     "a width that is a word": (configured(hidden_size="wide"), plan, "can't be read"),
     "a width of zero": (configured(hidden_size=0), plan, "no causal language model of type .qwen2"),
     "a negative width": (configured(hidden_size=-64), fit, "negative dimension -64"),
@@ -326,3 +346,11 @@ TABLE = {
 @pytest.mark.parametrize(("make", "command", "says"), TABLE.values(), ids=TABLE)
 def test_refused(bench, capsys, make, command, says):
     assert_refused(bench, capsys, command(bench, make(bench)), says)
+
+
+def test_code_of_its_own_is_run_where_that_is_asked_for(bench, monkeypatch):
+    """What shows that the rows above would notice."""
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(bench.folder / "modules"))
+    model = with_code(bench)
+    assert run(*fit(bench, model), "--model.trust_remote_code", "true") == 0
+    assert (bench.folder / "it_ran").exists()

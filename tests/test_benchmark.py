@@ -64,8 +64,6 @@ def test_the_sampler_keeps_nothing_and_its_rivals_do(lab, capsys):
             backward = rows["sampler.backward", spec, weights]
             assert backward["temporary_bytes_per_weight"] == pytest.approx(4, abs=0.1), "the gradient alone"
     for row in rows.values():
-        assert row["ratio"] == pytest.approx(row["median_s"] / row["reference_median_s"])
-        assert row["min_s"] <= row["median_s"] <= row["max_s"]
         assert row["reference"] == "torch.exp"
     printed = plain_text(capsys.readouterr().out)
     assert "published" in printed

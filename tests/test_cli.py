@@ -1,17 +1,23 @@
 """Whole runs from the command line, and the files they leave."""
 
 import json
+import math
+import re
 import shutil
 import subprocess
 import sys
 
 import pytest
 import torch
+import torch.nn.functional as F
 import yaml
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from cli_helpers import Lab, make_lab, plain_text, run
+from roi_lightning.cli import build
 from roi_lightning.masks import MaskSet
+from roi_lightning.summary import show_summary
 
 lab = pytest.fixture(make_lab)
 # Lightning's remark on a second run in the same folder.
@@ -29,6 +35,16 @@ def quick(tmp_path_factory):
         yield made
 
 
+def held_out_perplexity(lab, model):
+    """Of the quickstart's held-out windows, by transformers alone."""
+    data = build([str(word) for word in lab.quick()], run=False).datamodule
+    data.setup("validate")
+    ids = data.windows("val", data.val_tokens // data.seq_len)
+    with torch.no_grad():
+        logits = AutoModelForCausalLM.from_pretrained(model)(ids).logits[:, :-1].float()
+    return math.exp(F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()))
+
+
 def weights(directory):
     return {name: x for file in directory.glob("*.safetensors") for name, x in load_file(file).items()}
 
@@ -43,13 +59,32 @@ def test_quickstart_leaves_its_summary(quick, capsys):
     folder = quick.folder / "runs" / "quickstart"
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["perplexity"].keys() == {"dense", "magnitude", "activation", "roi"}
-    assert all(1 < value < 1e4 for value in summary["perplexity"].values())
+    export = quick.folder / summary["export"]
+    for name, model in (("dense", quick.model), ("roi", export)):
+        assert summary["perplexity"][name] == pytest.approx(held_out_perplexity(quick, model), rel=1e-3), name
+    lm = AutoModelForCausalLM.from_pretrained(export)
+    zeros = {name: int((x == 0).sum()) for name, x in lm.named_parameters()}
+    pruned = {name: x.numel() for name, x in lm.named_parameters() if "_proj.weight" in name}
+    total = sum(x.numel() for x in lm.parameters())
+    assert summary["zeros"]["prunable"] == sum(zeros[name] for name in pruned) / sum(pruned.values()) == 0.5
+    assert summary["zeros"]["model"] == pytest.approx(sum(zeros.values()) / total)
     assert summary["seconds"] > 0
     assert (quick.folder / summary["export"]).resolve() == (folder / "export").resolve()
     assert run("verify", summary["export"], "--base", quick.model) == 0
-    assert "0 of" not in plain_text(capsys.readouterr().out)
+    assert re.search(r"all \d+ checks hold", plain_text(capsys.readouterr().out))
     assert (folder / "mask.safetensors").is_file()
     assert list(folder.glob("events.out.tfevents.*"))
+
+
+def test_a_summary_is_shown_in_full(quick, capsys):
+    path = quick.folder / "runs" / "quickstart" / "summary.json"
+    show_summary(path)
+    shown, summary = plain_text(capsys.readouterr().out), json.loads(path.read_text())
+    assert "held-out perplexity at 2:4: 4 steps" in shown
+    for name, value in summary["perplexity"].items():
+        zeros = "0.0% 0.0%" if name == "dense" else f"50.0% {summary['zeros']['model']:.1%}"
+        assert f"{name} {value:,.2f} {value / summary['perplexity']['dense']:.2f} {zeros}" in shown
+    assert f"checkpoint {summary['export']}" in shown
 
 
 def test_validate_prints_what_the_summary_says(quick, capsys):
@@ -153,6 +188,26 @@ COMMANDS = [
 ]
 
 
+# One that no other command has, where there is one.
+OPTIONS = {
+    **{
+        "fit": "--resume",
+        "validate": "--ckpt_path",
+        "export": "--out",
+        "plan": "--fit_in",
+        "prune": "--spill",
+    },
+    **{
+        "apply": "--dtype",
+        "verify": "--base",
+        "pack": "--out",
+        "publish": "--push",
+        "evaluate": "--task_data",
+    },
+    "compare": "--reference",
+}
+
+
 def test_the_overview_names_every_command(capsys):
     assert run("--help") == 0
     overview = capsys.readouterr().out
@@ -167,7 +222,7 @@ def test_every_command_has_help(command, capsys, monkeypatch):
     assert run(command, "--help") == 0
     shown = capsys.readouterr().out
     assert "usage:" in shown
-    assert {"fit": "--model", "export": "--out", "plan": "--json"}.get(command, "") in shown
+    assert OPTIONS[command] in shown
 
 
 LIGHT = """

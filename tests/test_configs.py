@@ -1,16 +1,11 @@
 """The shipped configurations: they fit the code's signatures, the paper's numbers, and any folder."""
 
-import shutil
-import subprocess
-import sys
-import zipfile
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 
-import roi_lightning
 from cli_helpers import make_lab, run
 from roi_lightning.callbacks import HardenMasks, SparseExport
 from roi_lightning.cli import build
@@ -146,23 +141,6 @@ def test_later_configurations_and_overrides_win(lab):
     (lab.folder / "b.yaml").write_text("trainer: {max_steps: 9}\n")
     cli = instantiate("-c", "quickstart", "-c", "a.yaml", "-c", "b.yaml", "--model.lm", lab.model)
     assert (cli.trainer.max_steps, cli.datamodule.seq_len, cli.datamodule.batch_size) == (9, 16, 2)
-
-
-def test_configurations_and_loops_are_in_the_wheel(tmp_path):
-    pytest.importorskip("hatchling")
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, tmp_path)
-    for name in ("src", "configs"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", "dist"]
-    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
-    (wheel,) = (tmp_path / "dist").glob("*.whl")
-    inside = zipfile.ZipFile(wheel).namelist()
-    loops = Path(roi_lightning.__file__).parent / "samplers/cpp"
-    assert {f"roi_lightning/samplers/cpp/{path.name}" for path in loops.iterdir()} <= set(inside)
-    wanted = [*BASES, *(f"overlays/{name}" for name in OVERLAYS)]
-    assert {f"roi_lightning/configs/{name}" for name in wanted} <= set(inside)
-    assert "roi_lightning/py.typed" in inside
 
 
 def test_an_unknown_configuration_is_a_failure(tmp_path, monkeypatch, capsys):

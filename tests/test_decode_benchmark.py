@@ -205,7 +205,6 @@ def test_rows_of_every_batch(llama, tmp_path, capsys):
     for (name, batch), row in rows.items():
         count = PROMPT if name.startswith("prefill") else TOKENS - 1
         assert row["tokens_per_s"] == pytest.approx(batch * count / row["median_s"])
-        assert row["ratio"] == pytest.approx(row["tokens_per_s"] / row["reference_tokens_per_s"])
         assert (row["attention"], row["dtype"], row["layers_left_dense"]) == ("sdpa", "float32", 0)
     cache = 2 * 2 * 2 * 16 * 4 * (PROMPT + TOKENS / 2)
     for batch in (1, 3):
@@ -214,9 +213,6 @@ def test_rows_of_every_batch(llama, tmp_path, capsys):
         assert row["same_tokens"]
         assert row["dense_weight_bytes"] == weights - PRUNABLE * 4
         assert row["reference_bytes_per_token"] == pytest.approx(weights / batch + cache)
-        for whose in ("", "reference_"):
-            most = row["bandwidth_bytes_per_s"] / row[f"{whose}bytes_per_token"]
-            assert row[f"{whose}most_tokens_per_s"] == pytest.approx(most)
     with Image.open(picture) as image:
         assert image.format == "PNG"
     assert "sdpa attention" in plain_text(capsys.readouterr().out)

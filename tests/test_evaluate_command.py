@@ -16,7 +16,6 @@ from rich.console import Console
 
 from cli_helpers import plain_text, run
 from roi_lightning.commands import evaluate
-from roi_lightning.devices import choose_device
 from roi_lightning.evaluation.markdown import to_markdown
 from roi_lightning.evaluation.report import caption, to_json
 from roi_lightning.evaluation.settings import Settings
@@ -147,9 +146,7 @@ def test_token_perplexities_need_no_harness(place, tmp_path, capsys, monkeypatch
     assert measure(place, tmp_path / "o.json", place.base)["settings"]["lm_eval"] is None
     (tmp_path / "o.json").unlink()
     line = refused(capsys, tmp_path, place.base, "--text", place.text, "--tasks", "token_perplexity,arc_easy")
-    assert (
-        line == "error: task 'arc_easy' needs lm-evaluation-harness: run `pip install 'roi-lightning[eval]'`"
-    )
+    assert re.search(r"'arc_easy' needs .*pip install 'roi-lightning\[eval\]'", line)
 
 
 def test_an_updated_directory_is_marked(place, tmp_path, capsys):
@@ -284,19 +281,12 @@ def test_destinations_are_checked_first(place, tmp_path, capsys):
     assert found["models"]
 
 
-def test_devices_are_chosen_by_name():
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    assert choose_device("auto").type == ("cuda" if gpus else "cpu")
-    assert choose_device("cpu") == torch.device("cpu")
-
-
 def test_help_names_every_task(capsys):
     with pytest.raises(SystemExit) as stop:
         evaluate.main(["--help"])
     assert stop.value.code == 0
     named = plain_text(capsys.readouterr().out)
     assert all(re.search(rf"\b{task}\b", named) for task in TASKS)
-    assert tuple(evaluate._TASKS.split(", ")) == tuple(TASKS)
 
 
 # Figures made up: A is dense; B, C and D are sparse, D with updated weights.

@@ -260,4 +260,5 @@ def test_an_export_is_a_base_like_any_other(tmp_path):
     source = ModelSource("out", "directory", out)
     again = write_export(source, random_masks(source, seed=5), tmp_path / "twice")
     weight = stored(again)[next(iter(masks.layers))]
-    assert (weight != 0).float().mean() < 0.5
+    # A quarter, and more where the second mask had to keep two of a group whose zeros are the first one's.
+    assert 0.25 <= (weight != 0).float().mean() < 0.35

@@ -71,7 +71,7 @@ def test_the_base_itself_is_never_replaced(tmp_path):
         write_export(source, random_masks(source), out, overwrite=True)
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError(28, "No space left on device")])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")], ids=repr)
 @pytest.mark.parametrize("step", ["model_card", "seal", "check_masks_fit"])
 def test_a_failure_leaves_what_was_there(tmp_path, monkeypatch, error, step):
     source, _, out = export_of(tiny_qwen2, tmp_path)
@@ -81,7 +81,9 @@ def test_a_failure_leaves_what_was_there(tmp_path, monkeypatch, error, step):
         raise error
 
     monkeypatch.setattr(f"roi_lightning.export.write.{step}", fail)
-    with pytest.raises((KeyboardInterrupt, UserError, OSError)):
+    # What is no error in writing is somebody else's to tell.
+    written = isinstance(error, OSError) and step != "check_masks_fit"
+    with pytest.raises(UserError if written else type(error)):
         write_export(source, random_masks(source, "1:4"), out, overwrite=True)
     assert before == {path.name: path.read_bytes() for path in out.iterdir()}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "out"]

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from cli_helpers import run
+from fake_hub import Repository, fake_hub, reach
 from roi_lightning.errors import UserError
 from roi_lightning.evaluation.harness import open_tasks, quiet, run_task
 from roi_lightning.evaluation.tasks import TASKS, choose_tasks
@@ -84,6 +86,9 @@ QUESTIONS = {
         }
     ],
 }
+
+
+QUESTIONS["arc_challenge"] = QUESTIONS["arc_easy"][::-2]
 
 
 def write_rows(folder, name, rows):
@@ -300,6 +305,18 @@ def test_local_files_need_no_network(data, monkeypatch):
     opened = open_tasks([TASKS[name] for name in ("boolq", "hellaswag", "word_perplexity")], data)
     assert len(opened) == 3
     assert not tried
+
+
+def test_questions_come_from_the_hub(lm, data, tmp_path, monkeypatch):
+    splits = [{"split": name, "path": f"{name}.jsonl"} for name in ("train", "validation", "test")]
+    card = yaml.safe_dump({"configs": [{"config_name": "ARC-Easy", "data_files": splits}]})
+    rows = dict.fromkeys([split["path"] for split in splits], (data / "arc_easy.jsonl").read_bytes())
+    with fake_hub() as hub:
+        reach(monkeypatch, hub, tmp_path / "hub")
+        hub.holds["datasets/allenai/ai2_arc"] = Repository(
+            {"1" * 40: rows | {"README.md": f"---\n{card}---\n".encode()}}
+        )
+        assert measured(lm, None, "arc_easy") == measured(lm, data, "arc_easy")
 
 
 def test_data_of_another_form_are_refused_with_the_file_s_name(data, tmp_path):

@@ -28,6 +28,7 @@ ORDER = [
     "noise",
     "fallible",
     "native",
+    "denormals",
     "products",
     "attention",
     "sources",

@@ -137,8 +137,6 @@ def test_rows_of_a_model(tmp_path, capsys):
         assert row["layers"] == shapes[shape]
         assert row["reference_bytes"] == 2 * size
         assert row["bytes"] == 2 * size * 9 / 16
-        assert row["min_s"] <= row["median_s"] <= row["max_s"]
-        assert row["ratio"] == pytest.approx(row["reference_median_s"] / row["median_s"])
         assert (row["pattern"], row["reference"], row["dtype"]) == ("2:4", "dense", "bfloat16")
     with Image.open(picture) as image:
         assert image.format == "PNG"

@@ -170,12 +170,19 @@ def test_a_library_is_compiled_once_per_machine(new_cache, monkeypatch):
     assert list(new_cache.iterdir()) == [file]
 
 
-def test_another_source_is_another_library(new_cache, tmp_path):
+@pytest.mark.parametrize("shared", [False, True])
+def test_another_header_is_another_library(new_cache, tmp_path, monkeypatch, shared):
     assert sampler_loops.library(RECIPE) is not None
-    shutil.copytree(SOURCE.parent, tmp_path / "cpp")
-    with (tmp_path / "cpp" / "lanes.hpp").open("a") as header:
-        header.write("// changed\n")
-    changed = replace(RECIPE, source=tmp_path / "cpp" / SOURCE.name)
+    folder = native._SHARED if shared else SOURCE.parent
+    copied = shutil.copytree(folder, tmp_path / "cpp")
+    header = next(path for path in sorted(copied.iterdir()) if path.suffix == ".hpp")
+    header.write_text(header.read_text() + "// changed\n")
+    native.load.cache_clear()
+    if shared:
+        monkeypatch.setattr(native, "_SHARED", copied)
+        changed = RECIPE
+    else:
+        changed = replace(RECIPE, source=copied / SOURCE.name)
     assert sampler_loops.library(changed) is not None
     assert len(list(new_cache.iterdir())) == 2
 
@@ -207,6 +214,16 @@ def test_two_processes_may_compile_at_once(new_cache):
     both = [subprocess.Popen([sys.executable, "-c", program], env=environment) for _ in range(2)]
     assert [process.wait() for process in both] == [0, 0]
     assert len(list(new_cache.iterdir())) == 1
+
+
+@pytest.mark.parametrize("home", ["HOME", "XDG_CACHE_HOME"])
+def test_libraries_are_kept_in_the_user_s_cache(monkeypatch, tmp_path, home):
+    for name in ("ROI_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(home, str(tmp_path))
+    place = tmp_path / (".cache/roi_lightning" if home == "HOME" else "roi_lightning")
+    assert native._folder() == place
+    assert place.stat().st_mode & 0o777 == 0o700
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(monkeypatch, tmp_path):

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from roi_lightning.noise import gumbel, noise_key, uniform
+from roi_lightning.pattern import NMPattern
+from roi_lightning.samplers import Draw, GumbelTopK
 
 COUNT = 1 << 20
 INDEX = torch.arange(COUNT, dtype=torch.int32)
@@ -41,6 +43,31 @@ def preimage(mixed: int, key: tuple[int, int]) -> int:
     return x - (1 << 32) if x >> 31 else x
 
 
+def slow_splitmix(state: int) -> int:
+    """The first number of the published SplitMix64 generator from a state."""
+    z = (state + 0x9E3779B97F4A7C15) % 2**64
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        z = (z ^ z // 2**shift) * factor % 2**64
+    return z ^ z // 2**31
+
+
+def slow_crc(data: bytes) -> int:
+    """CRC-32 bit by bit."""
+    crc = FULL
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc // 2 ^ (0xEDB88320 if crc % 2 else 0)
+    return crc ^ FULL
+
+
+def slow_key(seed: int, draw: int, layer: str) -> tuple[int, int]:
+    of_seed = slow_splitmix(seed % 2**64)
+    of_draw = slow_splitmix(of_seed ^ draw % 2**64)
+    halves = divmod(slow_splitmix(of_draw ^ slow_crc(layer.encode("utf-8"))), 2**32)
+    return tuple(half - 2**32 if half >= 2**31 else half for half in halves)
+
+
 def correlation(a: torch.Tensor, b: torch.Tensor) -> float:
     return torch.corrcoef(torch.stack([a, b]).double())[0, 1].item()
 
@@ -54,8 +81,34 @@ def test_mixer_equals_slow_integers():
         assert uniform(torch.tensor(index, dtype=torch.int32), key).tolist() == expected
 
 
+def test_keys_equal_slow_integers():
+    assert slow_splitmix(1234567) == 6457827717110365317, "its published first value"
+    assert slow_crc(b"123456789") == 0xCBF43926, "its published check value"
+    rng = random.Random(0)
+    for _ in range(200):
+        seed, draw = rng.choice([rng.randrange(100), -1, rng.randrange(2**63)]), rng.randrange(10**6)
+        layer = f"model.layers.{rng.randrange(80)}.{rng.choice(['q_proj', 'ä', ''])}"
+        assert noise_key(seed, draw, layer) == slow_key(seed, draw, layer)
+
+
+def test_noise_of_today_stays():
+    """Other values, and no run that was interrupted before a change learns the mask it would have learned."""
+    assert KEY == (-1125728645, -362169781)
+    values = [u * 2**24 for u in uniform(INDEX[:6], KEY).tolist()]
+    assert values == [14129375, 13365091, 3934191, 8015983, 15194735, 15161551]
+    logits = (torch.arange(16.0) - 8).view(2, 8) / 50
+    draw, pattern = Draw(42, 7, 0.5, 0.7), NMPattern("2:4")
+    mask = GumbelTopK().masked_weight(
+        torch.ones(2, 8), logits, pattern, 1, draw, "model.layers.0.mlp.up_proj"
+    )
+    expected = [
+        [0.910955, 0.779619, 0.084956, 0.224470, 0.912614, 0.921607, 0.030058, 0.135722],
+        [1.144323, 0.027586, 0.528163, 0.299928, 1.140451, 0.719926, 0.019975, 0.119648],
+    ]
+    torch.testing.assert_close(mask, torch.tensor(expected), rtol=0, atol=2e-6)
+
+
 def test_same_coordinates_same_noise():
-    assert noise_key(42, 7, "model.layers.0.mlp.up_proj") == KEY
     assert torch.equal(gumbel(INDEX, KEY), gumbel(INDEX.clone(), KEY))
 
 

@@ -402,7 +402,8 @@ def test_updated_weights_are_packed_and_hashed(tmp_path):
     source = resolve_model(str(tiny_qwen2(tmp_path / "base")))
     masks = random_masks(source)
     name, layer = next(iter(masks.layers.items()))
-    new = torch.randn(layer.shape).to(torch.bfloat16).masked_fill(~layer.to_bool(), 0)
+    new = torch.randn(layer.shape, generator=torch.Generator().manual_seed(0))
+    new = new.to(torch.bfloat16).masked_fill(~layer.to_bool(), 0)
     updated = MaskSet(masks.pattern, masks.layers, masks.base, {name: tensor_sha256(new)})
     dense = write_export(source, updated, tmp_path / "dense", updates={name: new})
     packed = tmp_path / "packed"

@@ -60,7 +60,6 @@ def test_the_papers_run_on_qwen_half_b(lab, qwen_half_b, capsys):
     assert sizes["masked_weights"] == 2 * (plan["prunable"] - 896 * 896 - 2 * 128 * 896)
     assert sizes["loss"] >= 2 * 2 * 4 * 4096 * 151936, "the vocabulary's logits and their gradient"
     assert sizes["weights"] == 2 * 494_032_768, "the published parameter count"
-    assert sizes["total"] <= sum(size for part, size in sizes.items() if part != "total")
     printed = plain_text(capsys.readouterr().out)
     assert "357,826,560" in printed
     assert "2,097,152,000" in printed
@@ -167,7 +166,7 @@ def test_a_step_holds_what_was_planned(wide_llama, settings, again):
         wide_llama, lam=Exponential(0.01, 0.002), tau=Exponential(0.5, 0.05), **settings
     )
     planned = step_bytes(learner, torch.bfloat16, (8, 256), again, learner.activation_checkpointing)
-    lm, ids = learner.model, torch.randint(0, 8192, (8, 256))
+    lm, ids = learner.model, torch.arange(8 * 256).view(8, 256)
     learner.state.draw = Draw(0, 0, 0.01, 0.3)
     learned = [p for p in learner.parameters() if p.requires_grad]
 

@@ -16,7 +16,7 @@ from roi_lightning.masks import MaskSet
 from roi_lightning.module import RoILightningModule
 from roi_lightning.oneshot import Calibration, SparseGPT, Wanda, prune_layers
 from roi_lightning.pattern import NMPattern
-from roi_lightning.priors import input_norms, magnitude_masks, share_kept_at_start
+from roi_lightning.priors import magnitude_masks, share_kept_at_start
 from roi_lightning.prunable import prunable_layers
 from roi_lightning.samplers import Categorical, GumbelTopK
 from roi_lightning.schedules import Exponential, Linear
@@ -75,18 +75,6 @@ def test_activation_keeps_the_largest_weight_times_input_norm(tmp_path, lab, bui
         # Scores are taken in fp32: only near-ties may fall differently.
         assert (got != wanted).double().mean() < 2e-3, name
         assert got.reshape(got.shape[0], -1, 4).sum(-1).unique().tolist() == [2]
-
-
-def test_the_activation_prior_is_measured_on_the_dense_model(lab):
-    learner, data = learner_of(lab.model, lab, prior="activation", prior_windows=2)
-    windows = data.windows("train", 2)
-    plain = AutoModelForCausalLM.from_pretrained(lab.model)
-    dense = input_norms(plain, {name: plain.get_submodule(name) for name in learner.layers}, windows)
-    with learner.dense():
-        again = input_norms(learner.model, learner.layers, windows)
-    for name, norm in dense.items():
-        torch.testing.assert_close(again[name], norm)
-    assert learner.state.mode == "dense"
 
 
 def picked(keys, n, prior):

@@ -6,7 +6,6 @@ import shlex
 import shutil
 from pathlib import Path
 
-import huggingface_hub.constants
 import pytest
 import torch
 import yaml
@@ -15,7 +14,7 @@ from markdown_it import MarkdownIt
 from safetensors.torch import load_file
 
 from cli_helpers import Lab, run
-from fake_hub import fake_hub
+from fake_hub import fake_hub, reach
 from roi_lightning.export import verify_export, write_export
 from roi_lightning.export.public_names import public_name, public_values
 from roi_lightning.masks import MaskSet
@@ -317,22 +316,26 @@ def test_a_folder_in_the_base_s_files_is_refused(lab, tmp_path, capsys):
 
 
 @pytest.fixture
-def hub(monkeypatch):
+def hub(monkeypatch, tmp_path):
     """A hub that can be reached, with nobody logged in."""
     with fake_hub() as server:
-        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", server.endpoint)
-        monkeypatch.setattr(huggingface_hub.constants, "HF_TOKEN_PATH", "none")
-        monkeypatch.delenv("HF_TOKEN", raising=False)
+        reach(monkeypatch, server, tmp_path / "hub")
         yield server
 
 
-def test_pushing_uploads_exactly_what_was_written(hub, export, tmp_path, monkeypatch, capsys):
+# What huggingface-hub does to its own client.
+@pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
+@pytest.mark.parametrize("large", ["(none)", ".safetensors"])
+def test_pushing_uploads_exactly_what_was_written(large, hub, export, tmp_path, monkeypatch, capsys):
+    hub.large = large
     monkeypatch.setenv("HF_TOKEN", "secret")
     options = ("--name", "me/tiny", "--out", tmp_path / "out", "--push", "--private")
     assert run("publish", export, *options) == 0
     assert f"{hub.endpoint}/me/tiny" in capsys.readouterr().out
     assert hub.files == {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    assert len([x for x in hub.requests if x.startswith("PUT /objects/")]) == (
+        2 if large == ".safetensors" else 0
+    )
     (repository,) = hub.repositories
     assert (repository["name"], repository["organization"]) == ("tiny", "me")
     assert repository.get("private") or repository.get("visibility") == "private"
@@ -346,6 +349,14 @@ def test_without_a_login_nothing_is_done(token, says, hub, export, tmp_path, mon
     assert says in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     assert hub.requests == ([] if token is None else ["GET /api/whoami-v2"])
+
+
+def test_without_out_it_is_written_beside_the_export(export, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(export.parent, "run")
+    assert run("publish", "run/export", "--name", "me/tiny") == 0
+    assert verify_export(tmp_path / "run" / "export-to-publish").ok
+    assert "run/export-to-publish: written and verified" in capsys.readouterr().out
 
 
 def test_without_push_the_hub_is_not_asked(hub, export, tmp_path, capsys):

@@ -54,8 +54,9 @@ def test_small_budget_on_textbooks(tmp_path, monkeypatch, roi_data):
     monkeypatch.chdir(tmp_path)
     assert benchmark.fit(roi_data, tmp_path / "run", []) == 0
     results = benchmark.measure(tmp_path / "run/export", roi_data, 12)
-    assert results["wikitext2"]["roi"] < 165
-    assert results["openstax_validation"]["roi"] < 75
+    # 76.37 and 44.98 were measured, see `results/small_budget_2of4.md`; another processor rounds otherwise.
+    assert results["wikitext2"]["roi"] < 1.1 * 76.37
+    assert results["openstax_validation"]["roi"] < 1.1 * 44.98
 
 
 def test_packed_layers_generate_what_dense_ones_do(tmp_path):

@@ -374,6 +374,33 @@ def naive(logits: Tensor, noise: Tensor, n: int, lam: float, tau: float, floor: 
     return mask
 
 
+def literal(logits: Tensor, noise: Tensor, n: int, lam: float, tau: float, push_down: str) -> Tensor:
+    """Equations 5 to 7 as printed; in double precision, where 1 - μ stays above zero while it is warm."""
+    alpha, mask = logits / lam + noise, torch.zeros_like(logits)
+    for _ in range(n):
+        mu = torch.exp(alpha / tau) / torch.exp(alpha / tau).sum(-1, keepdim=True)
+        mask = mask + mu
+        alpha = alpha + torch.log(1 - mu) / (1 if push_down == "paper" else tau)
+    return mask
+
+
+@pytest.mark.parametrize("push_down", ["paper", "scaled"])
+@pytest.mark.parametrize("spec", PATTERNS)
+def test_the_reference_is_the_literal_recursion_where_that_is_finite(spec, push_down):
+    pattern = NMPattern(spec)
+    noise = layer_noise((300, pattern.m), Draw(2, 3, 1, 1), "x").double()
+    upstream = normal(300, pattern.m, seed=1).double()
+    for lam, tau in [(1.0, 1.0), (2.0, 1.0), (1.0, 3.0), (0.5, 0.7)]:
+        logits = normal(300, pattern.m, std=0.3).double().requires_grad_()
+        found, expected = (
+            (mask.detach(), *torch.autograd.grad(mask, logits, upstream))
+            for mask in (
+                form(logits, noise, pattern.n, lam, tau, push_down) for form in (relaxed_top_n, literal)
+            )
+        )
+        torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-9)
+
+
 def test_the_literal_recursion_fails_where_ours_does_not():
     noise = layer_noise((5000, 4), Draw(0, 0, *END), "x")
     logits = normal(5000, 4, std=0.3).requires_grad_()

@@ -1,4 +1,4 @@
-"""Two machines under Slurm, as far as its environment goes: ended together, and going on together."""
+"""Two machines under Slurm, as far as its environment goes: ended together, and resuming together."""
 
 import os
 import signal
@@ -50,9 +50,9 @@ def is_free(port):
         return True
 
 
-def srun(lab, steps, job):
+def srun(lab, job):
     """The task of each of two nodes."""
-    command = [sys.executable, "-m", "roi_lightning", "fit", *lab.quick(*SPREAD, max_steps=steps)]
+    command = [sys.executable, "-m", "roi_lightning", "fit", *lab.quick(*SPREAD, max_steps=300)]
     command += ["--resume", "auto", "--model.prior", "magnitude"]
     tasks = []
     for node in (0, 1):
@@ -72,10 +72,10 @@ def wait_for(tasks, found, seconds=120):
 
 
 @pytest.mark.slow
-def test_two_nodes_end_together_and_go_on_together(lab):
+def test_two_nodes_end_together_and_resume_together(lab):
     job = free_job(10_000)
-    saved = lab.folder / "runs" / "quickstart" / "checkpoints"
-    tasks = srun(lab, 100_000, job)
+    saved = lab.folder / "runs" / "quickstart+ddp" / "checkpoints"
+    tasks = srun(lab, job)
     try:
         wait_for(tasks, lambda: sorted(saved.glob("*.ckpt")))
         for task in tasks:
@@ -87,6 +87,6 @@ def test_two_nodes_end_together_and_go_on_together(lab):
     (path,) = (path for path in saved.glob("*.ckpt") if not path.is_symlink())
     step = int(path.stem.rpartition("=")[2])
     assert f"step {step} is saved" in (lab.folder / "node0.log").read_text()
-    assert [task.wait(120) for task in srun(lab, step + 2, free_job(job))] == [0, 0]
-    assert f"going on from {path}" in (lab.folder / "node0.log").read_text()
-    assert verify_export(lab.folder / "runs" / "quickstart" / "export").ok
+    assert [task.wait(120) for task in srun(lab, free_job(job))] == [0, 0]
+    assert f"resuming from {path}" in (lab.folder / "node0.log").read_text()
+    assert verify_export(lab.folder / "runs" / "quickstart+ddp" / "export").ok

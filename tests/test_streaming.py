@@ -3,6 +3,7 @@
 import gzip
 import json
 import pickle
+import re
 from itertools import chain, cycle, islice
 from pathlib import Path
 
@@ -12,10 +13,19 @@ import torch
 from lightning.pytorch import Callback
 
 import roi_lightning.data.local_files as local_files
-from data_helpers import Recorder, TinyData, documents, fit, reference_windows, write_jsonl
+from data_helpers import (
+    Recorder,
+    TinyData,
+    byte_tokenizer,
+    documents,
+    fit,
+    reference_windows,
+    write_jsonl,
+)
 from roi_lightning.data import Corpus
 from roi_lightning.data.packing import belongs
 from roi_lightning.data.streaming import PLACE
+from tiny_models import tiny_tokenizer
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
@@ -41,9 +51,14 @@ def generate(mark, numbers):
 class Generated(TinyData):
     """Streams documents made on the fly: a corpus is named by the mark of its documents."""
 
+    shards = SHARDS
+
     def stream(self, corpus):
-        kwargs = {"mark": corpus.source, "numbers": list(range(SHARDS))}
+        kwargs = {"mark": corpus.source, "numbers": list(range(self.shards))}
         return datasets.IterableDataset.from_generator(generate, TEXT_FEATURES, kwargs)
+
+    def load_tokenizer(self):
+        return tiny_tokenizer() if self.tokenizer == "merging" else byte_tokenizer()
 
 
 def generated(tmp_path, marks="x", **options):
@@ -55,9 +70,9 @@ def generated(tmp_path, marks="x", **options):
     return Generated(**({"corpora": corpora, "val_corpora": str(held_out)} | defaults | options))
 
 
-def lane_windows(mark, lane, lanes=SHARDS // 8):
+def lane_windows(mark, lane, lanes=SHARDS // 8, shards=SHARDS):
     """What a lane reads of a corpus, in plain Python: its shards, over and over."""
-    numbers = range(SHARDS * lane // lanes, SHARDS * (lane + 1) // lanes)
+    numbers = range(shards * lane // lanes, shards * (lane + 1) // lanes)
     return cycle(reference_windows(list(chain.from_iterable(shard_texts(mark, n) for n in numbers)), 16))
 
 
@@ -68,6 +83,14 @@ def test_order_equals_a_plain_python_reference(tmp_path):
     assert len(expected) > 4 * 200 > len(set(map(str, expected)))
     module = generated(tmp_path, batch_size=3)
     assert module.windows("train", len(expected)).tolist() == expected
+
+
+@pytest.mark.parametrize(("shards", "lanes"), [(1, 1), (15, 1), (16, 2), (63, 7), (64, 8), (80, 8)])
+def test_lanes_are_one_for_eight_shards_and_eight_at_most(tmp_path, monkeypatch, shards, lanes):
+    monkeypatch.setattr(Generated, "shards", shards)
+    streams = [lane_windows("x", lane, lanes, shards) for lane in range(lanes)]
+    expected = [window for _ in range(5) for stream in streams for window in islice(stream, 2)]
+    assert generated(tmp_path).windows("train", len(expected)).tolist() == expected
 
 
 def test_mixed_corpora_keep_their_own_orders_and_weights(tmp_path):
@@ -276,6 +299,7 @@ def test_ranks_may_change_between_interruption_and_resumption(tmp_path, before, 
 
 
 CHANGES = {
+    "data.tokenizer": {"tokenizer": "merging"},
     "data.seq_len": {"seq_len": 8},
     "data.seed": {"seed": 1},
     "data.corpora": {"corpora": [Corpus("x", 1.0, streaming=True), Corpus("y", 2.0, streaming=True)]},
@@ -292,10 +316,26 @@ def test_a_place_in_other_text_is_not_taken(tmp_path, caplog, name):
 
     with caplog.at_level("INFO", "lightning.pytorch"):
         model, _ = fit(changed(), tmp_path / "b", 3, 6, tmp_path / "a" / "step=3.ckpt")
-    lines = [record.message for record in caplog.records if "streamed text" in record.message]
-    reason = f"{name} differ from those of the checkpoint"
-    assert lines == [f"the streamed text is read from its beginning: {reason}"]
+    (line,) = (record.message for record in caplog.records if "streamed text" in record.message)
+    assert "from its beginning" in line
+    assert re.findall(r"data\.\w+", line) == [name]
     assert model.seen == batches(changed(), 3)
+
+
+@pytest.mark.parametrize("other", [documents(61), documents(60, "z")])
+def test_a_place_in_a_file_that_has_changed_is_not_taken(tmp_path, caplog, other):
+    path = write_jsonl(tmp_path / "a.jsonl", documents(60))
+
+    def module():
+        corpora = [Corpus(path, streaming=True)]
+        return TinyData(corpora=corpora, seq_len=16, held_out_fraction=0.2, val_windows=2)
+
+    fit(module(), tmp_path / "a", 3, 3)
+    write_jsonl(tmp_path / "a.jsonl", other)
+    with caplog.at_level("INFO", "lightning.pytorch"):
+        model, _ = fit(module(), tmp_path / "b", 3, 6, tmp_path / "a" / "step=3.ckpt")
+    assert "read from its beginning: data.corpora differ" in caplog.text
+    assert model.seen == batches(module(), 3)
 
 
 def test_loading_needs_no_fork(tmp_path):
@@ -305,7 +345,9 @@ def test_loading_needs_no_fork(tmp_path):
     module.trainer = type("Fresh", (), {"max_steps": 1, "global_rank": 0, "world_size": 1})()
     loader = module.train_dataloader()
     copied = pickle.loads(pickle.dumps(loader.dataset))
-    for mine, theirs in islice(zip(loader.dataset, copied, strict=False), 5):
+    own, sent = (list(islice(batches, 5)) for batches in (loader.dataset, copied))
+    assert len(own) == 5
+    for mine, theirs in zip(own, sent, strict=True):
         assert torch.equal(mine["input_ids"], theirs["input_ids"])
         assert mine[PLACE]["batches"] == theirs[PLACE]["batches"]
 

@@ -202,11 +202,3 @@ def test_apply_refuses_the_wrong_base(original, tmp_path):
     with pytest.raises(UserError, match="another model"):
         apply.main([other, str(original), "--out", str(tmp_path / "out")])
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("command", [apply, verify])
-def test_help_needs_no_heavy_import(command, capsys):
-    with pytest.raises(SystemExit) as stop:
-        command.main(["--help"])
-    assert stop.value.code == 0
-    assert "usage: roi-lightning" in capsys.readouterr().out

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
@@ -230,9 +229,6 @@ def run(args: Sequence[str]) -> None:
         args: The command line after the program's name.
     """
     silence_remarks()
-    # Annealed softmaxes make many denormal numbers, which cost a processor a hundred times as much as others. Said
-    # before the first parallel region, whose threads inherit it.
-    torch.set_flush_denormal(True)
     build(list(args), run=True)
 
 

@@ -21,7 +21,7 @@ from roi_lightning.errors import UserError
 from roi_lightning.experts import is_router, split_experts
 from roi_lightning.products import widen_products
 from roi_lightning.shards import all_finite
-from roi_lightning.sources import ModelSource, resolve_model
+from roi_lightning.sources import HUB_REMEDY, ModelSource, resolve_model
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 _log: Final = logging.getLogger(__name__)
@@ -357,7 +357,10 @@ def cast_weights(lm: PreTrainedModel, dtype: torch.dtype) -> None:
 
 
 def _unreadable(source: ModelSource, error: Exception) -> UserError:
-    return UserError(f"model {source.spec!r} ({source.kind}) can't be read: {_reason(error)}")
+    remedy = HUB_REMEDY if source.kind == "hub" else "fetch it again, or give another model"
+    if "trust_remote_code" in str(error):
+        remedy = "set trust_remote_code if you trust it, or give another model"
+    return UserError(f"model {source.spec!r} ({source.kind}) can't be read: {_reason(error)}; {remedy}")
 
 
 def _reason(error: Exception) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.cli import OptimizerCallable
+from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
@@ -33,7 +34,7 @@ from roi_lightning.pattern import NMPattern
 from roi_lightning.prunable import check_model, check_pattern, prunable_layers
 from roi_lightning.recipe import Recipe, options, run_recipe, spelled
 from roi_lightning.resuming import align_loops
-from roi_lightning.run_settings import check_optimizer, check_trainer
+from roi_lightning.run_settings import check_optimizer, check_sharded_optimizer, check_trainer
 from roi_lightning.sharding import shard
 from roi_lightning.sources import ModelSource, resolve_model
 from roi_lightning.sparse_linear import LayerState, MaskedLinear, fixed_masks, in_mode
@@ -163,6 +164,8 @@ class MaskLearner(pl.LightningModule, ABC):
         """
         check_trainer(trainer)
         self.check_settings()
+        if isinstance(trainer.strategy, ModelParallelStrategy):
+            check_sharded_optimizer(self.optimizer)
         check_model(self.source, self.pattern, self.targets, self.ignore, self.trust_remote_code)
 
     def check_settings(self) -> None:

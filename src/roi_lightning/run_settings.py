@@ -104,3 +104,20 @@ def check_optimizer(make: OptimizerCallable, lr_end: float, lr_warmup: float) ->
     for group in groups:
         if not 0 < group["lr"] < math.inf:
             raise UserError(f"model.optimizer has lr {group['lr']}; it must be a positive number")
+
+
+def check_sharded_optimizer(make: OptimizerCallable) -> None:
+    """Refuse an optimizer whose states can't be sharded.
+
+    Args:
+        make: Makes the optimizer of a list of parameters.
+
+    Raises:
+        UserError: Naming the optimizer and the remedy.
+    """
+    optimizer = type(make([torch.nn.Parameter(torch.zeros(1))]))
+    if optimizer.__module__.startswith("torchao"):
+        raise UserError(
+            f"{optimizer.__name__} keeps states in 8 bits, of which no shards can be written; leave "
+            "overlays/adamw8bit.yaml out: spread over ranks, AdamW's states are small"
+        )

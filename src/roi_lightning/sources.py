@@ -30,6 +30,9 @@ _WANTED: Final = (
 # A packed directory has the model's own configuration under this name, and one that no engine knows in its place.
 DENSE_CONFIG: Final = "dense_config.json"
 SMOLLM2: Final = "smollm2-135m"
+HUB_REMEDY: Final = (
+    "check the name, the revision, the network and your login (hf auth login), or give a local directory"
+)
 # How the names of weight files begin.
 DENSE_STEM: Final = "model"
 PACKED_STEM: Final = "packed"
@@ -162,10 +165,11 @@ def _snapshot(name: str, revision: str | None) -> Path:
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=list(_WANTED)))
     except Exception as error:
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        # "401 Client Error." and the like say less than the line after them.
+        lines = [line for line in str(error).splitlines() if line.strip() and "Client Error" not in line]
+        reason = next(iter(lines), type(error).__name__)
         raise UserError(
-            f"model {name!r} could not be fetched from the hub ({reason}); check the name, the network and "
-            "your login, or give a local directory"
+            f"model {name!r} could not be fetched from the hub ({reason}); {HUB_REMEDY}"
         ) from error
 
 

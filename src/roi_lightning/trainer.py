@@ -18,6 +18,7 @@ from roi_lightning.callbacks.sparse_export import SparseExport, export_learned, 
 from roi_lightning.checkpoint_files import PlainCheckpointIO, read_checkpoint
 from roi_lightning.checkpoints import check_checkpoint, check_resumable, stored_recipe
 from roi_lightning.data import CalibrationDataModule
+from roi_lightning.denormals import denormals_as_zero
 from roi_lightning.errors import UserError
 from roi_lightning.export import check_destination
 from roi_lightning.learner import MaskLearner
@@ -123,7 +124,8 @@ class RoITrainer(Trainer):
             ranks, parts, size = self.world_size, self.accumulate_grad_batches, data.batch_size
             made_of = f"devices {ranks} x micro-batches {parts} x data.batch_size {size}"
             rank_zero_info(f"windows of a step: {ranks * parts * size} ({made_of})")
-        super().fit(model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, weights_only)
+        with denormals_as_zero():
+            super().fit(model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, weights_only)
 
     @override
     def validate(  # type: ignore[override]
@@ -155,7 +157,8 @@ class RoITrainer(Trainer):
             check_checkpoint(ckpt_path)
         self._callback(DueValidation)  # or Lightning would warn of its place in the checkpoint
         self._keep_plain()
-        return super().validate(model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
+        with denormals_as_zero():
+            return super().validate(model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
 
     def _callback(self, kind: type[_Callback]) -> _Callback:
         """The callback of a kind, made if there is none."""

@@ -185,7 +185,7 @@ def _load_hub(corpus: Corpus, cache_dir: str | None) -> "Dataset | IterableDatas
     if corpus.source.count("/") != 1:
         raise UserError(f"unknown corpus {corpus.source!r}; use {PYTHON_DOCS}, a file or a hub id owner/name")
     options = {"name": corpus.subset, "split": corpus.split, "revision": corpus.revision}
-    remedy = "check the id, subset, split and network, or name a local file"
+    remedy = "check the id, subset, split, network and your login, or name a local file"
     return _load(corpus, cache_dir, remedy, corpus.source, **options)
 
 

@@ -1,0 +1,66 @@
+"""Writes the files beside it, which today's code must read: a tiny model and one of everything made of it.
+
+Run it (`python tests/golden/make.py`) only when a format changes on purpose, and raise that format's version.
+"""
+
+import os
+import shutil
+import sys
+import tempfile
+from itertools import combinations
+from pathlib import Path
+
+import torch
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+
+from cli_helpers import Lab  # noqa: E402
+from roi_lightning.export import base_model, write_export  # noqa: E402
+from roi_lightning.masks import LayerMask, MaskSet  # noqa: E402
+from roi_lightning.pattern import NMPattern  # noqa: E402
+from roi_lightning.runtime import write_packed  # noqa: E402
+from roi_lightning.sources import StoredTensors, resolve_model  # noqa: E402
+from tiny_models import tiny_qwen2  # noqa: E402
+
+PAIRS = list(combinations(range(4), 2))
+
+
+def kept(layer: int, shape: tuple[int, int]) -> torch.Tensor:
+    """A mask that every reader can make by itself: group g of layer l keeps pair (g + l) mod 6; bool `shape`."""
+    mask = torch.zeros(shape[0] * shape[1] // 4, 4, dtype=torch.bool)
+    for group, row in enumerate(mask):
+        row[list(PAIRS[(group + layer) % 6])] = True
+    return mask.view(shape)
+
+
+def masks() -> MaskSet:
+    """The masks of all linear layers of the model in this folder, which must be the working directory."""
+    source, stored = resolve_model("model"), StoredTensors(Path("model"))
+    names = [name for name in sorted(stored) if name.endswith("_proj.weight")]
+    layers = {name: LayerMask.from_bool(kept(i, stored.shape(name))) for i, name in enumerate(names)}
+    return MaskSet(NMPattern("2:4"), layers, base_model(source, layers))
+
+
+def main() -> None:
+    os.chdir(HERE)
+    for folder in ("model", "export", "packed"):
+        shutil.rmtree(folder, ignore_errors=True)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
+    tiny_qwen2(Path("model"), **sizes, num_attention_heads=2, num_key_value_heads=1)
+    stored = masks()
+    stored.save(Path("mask.safetensors"))
+    write_export(resolve_model("model"), stored, Path("export"), training={"method": "roi", "steps": 1})
+    write_packed(Path("export"), Path("packed"))
+    with tempfile.TemporaryDirectory() as folder:
+        lab = Lab(Path(folder), Path(folder) / "shared")
+        learner, trainer = lab.learn(1, model="model", data=lab.data(tokenizer="model"))
+        for name, parameter in learner.named_parameters():
+            if parameter.requires_grad:
+                weight = name.removeprefix("lm.").rpartition(".")[0] + ".weight"
+                parameter.data.copy_(stored.layers[weight].to_bool().float() - 0.5)
+        trainer.save_checkpoint("run.ckpt")
+
+
+if __name__ == "__main__":
+    main()
