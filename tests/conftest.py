@@ -78,6 +78,7 @@ def pytest_runtest_protocol():
     """The same random numbers for every test, and what it changed for the whole process changed back."""
     import numpy as np
     import torch
+    from lightning.pytorch.utilities import rank_zero_only
     from transformers import AttentionInterface
 
     loggers = [logging.getLogger(name) for name in [*logging.root.manager.loggerDict, *_TALKATIVE]]
@@ -91,6 +92,7 @@ def pytest_runtest_protocol():
     finally:
         torch.set_num_threads(1)
         torch.set_flush_denormal(False)
+        rank_zero_only.rank = 0
         AttentionInterface.register("sdpa", attention)
         for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
             os.environ.pop(name, None)
