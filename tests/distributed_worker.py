@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
@@ -18,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from cli_helpers import QUICK_TRAINER, Lab, run
 from roi_lightning.callbacks import BaselineSummary, HardenMasks, MaskMonitor, SparseExport
 from roi_lightning.callbacks.preemption import PreemptedError
+from roi_lightning.checkpoint_files import write_sharded
 from roi_lightning.errors import UserError
 from roi_lightning.module import RoILightningModule
 from roi_lightning.proxsparse import ProxSparseModule
@@ -154,6 +156,7 @@ def main():
         fail(llama, root / f"{strategy}-broken", shared, strategy=STRATEGIES[strategy](), more=[Break()])
     end_and_go_on(llama, root / "told", shared)
     type_commands(root / "typed", shared)
+    write_apart(root / "apart")
 
 
 def fail(model, folder, shared, **options):
@@ -174,6 +177,7 @@ def end_and_go_on(model, folder, shared):
     except PreemptedError:
         kept = sorted(path.name for path in (folder / "checkpoints").iterdir())
         (folder / f"ended{os.environ['RANK']}.json").write_text(json.dumps(kept))
+    dist.barrier()  # processes of their own would end here
     module, recorder, fitter = learn(model, folder, shared, strategy=ShardedStrategy(), **options)
     learned = learned_of(module)
     if fitter.is_global_zero:
@@ -190,6 +194,17 @@ def type_commands(folder, shared):
     with (folder / f"validate{os.environ['RANK']}.txt").open("w") as said, redirect_stdout(said):
         saved = str(folder / "checkpoints" / "step=4.ckpt")
         assert run("validate", *lab.quick(*spread, "--ckpt_path", saved)) == 0
+
+
+def write_apart(folder):
+    """A checkpoint of ranks that see different disks."""
+    own = folder / os.environ["RANK"]
+    own.mkdir(parents=True)
+    os.chdir(own)
+    try:
+        write_sharded({"state_dict": {"a": torch.ones(2)}, "optimizer_states": []}, Path("a.ckpt"))
+    except UserError as error:
+        (folder / f"rank{own.name}.txt").write_text(str(error))
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ def write_sharded(checkpoint: Mapping[str, Any], path: Path) -> None:
         path: The folder to be; what lies there stays as it is until the new one is whole.
 
     Raises:
-        UserError: If the disk has no room for it or can't be written to.
+        UserError: If the disk has no room for it, can't be written to, or is not the same for all ranks.
     """
     _require_room(path, checkpoint)
     tensors, rest = _taken_apart(checkpoint)
@@ -101,6 +101,13 @@ def _one_aside(path: Path) -> Iterator[Path]:
             own.mkdir()
         shared = [str(own)]
         dist.broadcast_object_list(shared)
+        seen = [False] * dist.get_world_size()
+        dist.all_gather_object(seen, Path(shared[0]).is_dir())
+        if not all(seen):  # torch would make a folder on each machine, and no checkpoint would be whole
+            raise UserError(
+                f"{str(path)!r} is not seen by every rank; put the run's folder (trainer.default_root_dir) on a disk "
+                "that all machines share"
+            )
         yield Path(shared[0])
 
 
