@@ -188,7 +188,7 @@ def end_and_go_on(model, folder, shared):
 def type_commands(folder, shared):
     """`fit` and `validate` as they are typed after torchrun, with the overlay that is shipped."""
     lab = Lab(folder, shared)
-    spread = ["--config", "overlays/fsdp2.yaml", "--trainer.devices", "2"]
+    spread = ["--config", "overlays/fsdp2.yaml", "--trainer.devices", "2", "--model.prior", "magnitude"]
     spread += ["--trainer.default_root_dir", str(folder), "--trainer.logger.save_dir", str(folder)]
     assert run("fit", *lab.quick(*spread)) == 0
     with (folder / f"validate{os.environ['RANK']}.txt").open("w") as said, redirect_stdout(said):

@@ -16,10 +16,10 @@ from roi_lightning.export import verify_export
 lab = pytest.fixture(make_lab)
 
 
-def srun(lab, steps, job):
+def srun(lab, steps, job, overlay):
     """The task of each of two nodes, with what srun tells it."""
     command = [sys.executable, "-m", "roi_lightning", "fit", *lab.quick(max_steps=steps)]
-    command += ["--config", "overlays/ddp.yaml", "--trainer.num_nodes", "2", "--trainer.devices", "1"]
+    command += ["--config", f"overlays/{overlay}.yaml", "--trainer.num_nodes", "2", "--trainer.devices", "1"]
     command += ["--resume", "auto", "--model.prior", "magnitude"]
     tasks = []
     for node in (0, 1):
@@ -39,10 +39,11 @@ def wait_for(tasks, found):
     return paths
 
 
-def test_two_nodes_end_together_and_go_on_together(lab):
+@pytest.mark.parametrize("overlay", ["ddp", pytest.param("fsdp2", marks=pytest.mark.slow)])
+def test_two_nodes_end_together_and_go_on_together(lab, overlay):
     job = random.randrange(10_000, 50_000)
     saved = lab.folder / "runs" / "quickstart" / "checkpoints"
-    tasks = srun(lab, 100_000, job)
+    tasks = srun(lab, 100_000, job, overlay)
     try:
         wait_for(tasks, lambda: sorted(saved.glob("*.ckpt")))
         for task in tasks:
@@ -54,6 +55,6 @@ def test_two_nodes_end_together_and_go_on_together(lab):
     (path,) = (path for path in saved.glob("*.ckpt") if not path.is_symlink())
     step = int(path.stem.rpartition("=")[2])
     assert f"step {step} is saved" in (lab.folder / "node0.log").read_text()
-    assert [task.wait(120) for task in srun(lab, step + 2, job + 1)] == [0, 0]
+    assert [task.wait(120) for task in srun(lab, step + 2, job + 1, overlay)] == [0, 0]
     assert f"going on from {path}" in (lab.folder / "node0.log").read_text()
     assert verify_export(lab.folder / "runs" / "quickstart" / "export").ok

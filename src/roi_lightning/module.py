@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import lightning.pytorch as pl
 import torch
@@ -20,7 +20,7 @@ from roi_lightning.export.fit import check_masks_fit
 from roi_lightning.learner import MaskLearner
 from roi_lightning.masks import LayerMask, MaskSet
 from roi_lightning.noise import noise_key
-from roi_lightning.oneshot import METHODS, Calibration, SparseGPT, Wanda, prune_layers
+from roi_lightning.oneshot import Calibration, SparseGPT, Wanda, prune_layers
 from roi_lightning.priors import (
     NAMED_PRIORS,
     activation_masks,
@@ -35,6 +35,8 @@ from roi_lightning.samplers.kept_norm import KeptNorm
 from roi_lightning.schedules import Exponential, Schedule
 from roi_lightning.shards import spread_like
 from roi_lightning.sparse_linear import SharedState, SparseLinear, attach
+
+_LAYER_BY_LAYER: Final = ("wanda", "sparsegpt")
 
 
 class RoILightningModule(MaskLearner):
@@ -114,7 +116,7 @@ class RoILightningModule(MaskLearner):
 
     @override
     def preflight(self, trainer: pl.Trainer) -> None:
-        if self.prior in METHODS and isinstance(trainer.strategy, ModelParallelStrategy):
+        if self.prior in _LAYER_BY_LAYER and isinstance(trainer.strategy, ModelParallelStrategy):
             raise UserError(
                 f"model.prior {self.prior!r} goes through the layers one by one, which a model spread over ranks "
                 f"does not allow; make the mask first (python -m roi_lightning prune {self.source.spec} "
@@ -165,7 +167,7 @@ class RoILightningModule(MaskLearner):
             return magnitude_masks(self.layers, self.pattern)
         if self.prior == "activation":
             return self.activation_prior()
-        if self.prior in METHODS:
+        if self.prior in _LAYER_BY_LAYER:
             return self.one_shot_prior()
         masks = MaskSet.load(Path(self.prior).expanduser())
         check_masks_fit(self.source, masks)
