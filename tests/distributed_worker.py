@@ -155,7 +155,7 @@ def main():
     for strategy in ("ddp", "sharded"):
         fail(llama, root / f"{strategy}-broken", shared, strategy=STRATEGIES[strategy](), more=[Break()])
     end_and_go_on(llama, root / "told", shared)
-    type_commands(root / "typed", shared)
+    type_commands(root / "typed", shared, llama, root / "one-llama" / "export")
     write_apart(root / "apart")
 
 
@@ -185,15 +185,15 @@ def end_and_go_on(model, folder, shared):
         (folder / "losses.json").write_text(json.dumps(recorder.losses))
 
 
-def type_commands(folder, shared):
+def type_commands(folder, shared, model, prior):
     """`fit` and `validate` as they are typed after torchrun, with the overlay that is shipped."""
     lab = Lab(folder, shared)
-    spread = ["--config", "overlays/fsdp2.yaml", "--trainer.devices", "2", "--model.prior", "magnitude"]
+    spread = ["--config", "overlays/fsdp2.yaml", "--trainer.devices", "2", "--model.prior", str(prior)]
     spread += ["--trainer.default_root_dir", str(folder), "--trainer.logger.save_dir", str(folder)]
-    assert run("fit", *lab.quick(*spread)) == 0
+    assert run("fit", *lab.quick(*spread, model=model)) == 0
     with (folder / f"validate{os.environ['RANK']}.txt").open("w") as said, redirect_stdout(said):
         saved = str(folder / "checkpoints" / "step=4.ckpt")
-        assert run("validate", *lab.quick(*spread, "--ckpt_path", saved)) == 0
+        assert run("validate", *lab.quick(*spread, "--ckpt_path", saved, model=model)) == 0
 
 
 def write_apart(folder):

@@ -15,6 +15,7 @@ from safetensors import safe_open
 from cli_helpers import GOING_ON, Lab, make_lab, plain_text, run
 from distributed_worker import BROKEN, SAVED, STEPS, TOLD, learn, learned_of
 from roi_lightning.checkpoint_files import read_checkpoint
+from roi_lightning.cli import build
 from roi_lightning.export import verify_export
 from roi_lightning.masks import MaskSet
 from tiny_models import tiny_gpt2, tiny_llama, tiny_mixtral
@@ -257,20 +258,31 @@ def test_what_can_t_be_sharded_is_refused_before_a_process_is_started(name, lab,
     assert list(lab.folder.iterdir()) == []
 
 
+@pytest.mark.parametrize("prior", ["magnitude", "activation"])
+def test_other_priors_are_not(prior, lab):
+    sharded = ["--config", "overlays/fsdp2.yaml", "--trainer.devices", "2"]
+    cli = build(lab.quick(*sharded, "--model.prior", prior), run=False)
+    cli.model.preflight(cli.trainer)
+
+
 def test_one_process_measures_and_exports_the_shards_of_two(runs, lab, capsys):
     typed = runs / "typed"
+    one = str(runs / "one-llama" / "checkpoints" / f"step={STEPS}.ckpt")
     there = ["--ckpt_path", str(typed / "checkpoints" / "step=4.ckpt")]
-    assert run("export", *lab.quick(*there, "--out", "out")) == 0
+    assert run("export", *lab.quick(*there, "--out", "out", model=runs / "llama")) == 0
     assert verify_export(lab.folder / "out").ok
     masks = [MaskSet.load(path).layers for path in (typed / "mask.safetensors", lab.folder / "out")]
     assert all(torch.equal(mask.packed, masks[1][name].packed) for name, mask in masks[0].items())
     capsys.readouterr()
-    assert run("validate", *lab.quick(*there)) == 0
+    assert run("validate", *lab.quick(*there, model=runs / "llama")) == 0
     alone = perplexity(capsys.readouterr().out)
     # 16 windows are asked for and 5 held out: one of the two ranks sees a window twice.
     assert perplexity((typed / "validate0.txt").read_text()) == pytest.approx(alone, rel=0.05)
-    learned = json.loads((typed / "summary.json").read_text())["perplexity"]["roi"]
-    assert alone == pytest.approx(learned, rel=1e-3)
+    found = json.loads((typed / "summary.json").read_text())["perplexity"]
+    assert alone == pytest.approx(found["roi"], rel=1e-3)
+    # It started from the mask of another run's export, as that run measures it.
+    assert run("validate", *lab.quick("--ckpt_path", one, model=runs / "llama")) == 0
+    assert found["prior"] == pytest.approx(perplexity(capsys.readouterr().out), rel=1e-3)
 
 
 def perplexity(said):
