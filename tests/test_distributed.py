@@ -27,7 +27,7 @@ KINDS = {"llama": "roi", "gpt2": "roi", "mixtral": "roi", "maskllm": "maskllm", 
 KINDS["gpt2-proxsparse"] = "proxsparse"  # whose groups lie across the rows that ranks share out
 WHOLE = ["ddp-llama", "sharded-llama", "gathered-llama", "sharded-gpt2", "ddp-mixtral", "sharded-mixtral"]
 WHOLE += ["sharded-maskllm", "sharded-proxsparse", "sharded-gpt2-proxsparse"]
-# Runs that go on: from a file of one process, and from a folder of shards.
+# Resumed runs: from a file of one process, and from a folder of shards.
 ON = {"ddp-on": "one-llama", "sharded-on": "one-llama", "sharded-shards": "sharded-llama"}
 pytestmark = [
     *GOING_ON,
@@ -176,7 +176,7 @@ def test_one_process_goes_on_where_two_were(runs, name, tmp_path):
         torch.testing.assert_close(value, expected[layer], rtol=0, atol=2e-4)
 
 
-def test_two_go_on_from_their_shards_to_the_same_bits(runs):
+def test_two_ranks_resume_from_their_shards_to_the_same_bits(runs):
     before, after = saved(runs / "sharded-llama"), saved(runs / "sharded-shards")
     assert all(torch.equal(value, after[layer]) for layer, value in before.items())
     assert sorted(losses_of(runs / "sharded-shards")) == list(range(2 * SAVED, 2 * STEPS))
@@ -200,12 +200,10 @@ def test_ranks_may_be_more_than_rows_and_others_than_wrote_the_shards(runs):
             torch.testing.assert_close(three[layer], value, rtol=0, atol=5e-4)
 
 
-def test_spread_runs_told_to_end_save_the_step_and_go_on_to_the_same_bits(runs):
+def test_sharded_runs_save_the_step_on_sigterm_and_resume_to_the_same_bits(runs):
     told = runs / "told"
     assert json.loads((told / "ended0.json").read_text()) == [f"step={TOLD}.ckpt"]
-    assert (
-        told / "ended1.json"
-    ).exists()  # the one that was told, which may look before the first has tidied up
+    assert (told / "ended1.json").exists()  # it got the signal, and may look before the first has tidied up
     assert list(json.loads((told / "losses.json").read_text())) == [str(2 * i) for i in range(TOLD, STEPS)]
     before, after = saved(runs / "sharded-maskllm"), saved(told)
     assert all(torch.equal(value, after[layer]) for layer, value in before.items())
@@ -213,7 +211,7 @@ def test_spread_runs_told_to_end_save_the_step_and_go_on_to_the_same_bits(runs):
 
 
 @pytest.mark.parametrize("kind", ["maskllm", "proxsparse"])
-def test_callbacks_see_of_a_spread_model_what_they_see_of_a_whole_one(runs, kind):
+def test_callbacks_see_of_a_sharded_model_what_they_see_of_an_unsharded_one(runs, kind):
     one, two = (
         json.loads((runs / name / "summary.json").read_text()) for name in (f"one-{kind}", f"sharded-{kind}")
     )
@@ -225,7 +223,7 @@ def test_callbacks_see_of_a_spread_model_what_they_see_of_a_whole_one(runs, kind
 
 
 def metrics(folder):
-    """What was logged, by tag and step, but for speed, and losses, which are means over ranks or the last alone."""
+    """What was logged, by tag and step, but for speed and losses, which are logged per micro-batch."""
     with (folder / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
     found = {(tag, row["step"]): value for row in rows for tag, value in row.items() if value}

@@ -83,7 +83,7 @@ def write_sharded(checkpoint: Mapping[str, Any], path: Path) -> None:
         writer = HuggingFaceStorageWriter(str(partial), save_distributed=True)
         try:
             save(tensors, storage_writer=writer)
-        except CheckpointException as error:  # every rank hears what happened to any
+        except CheckpointException as error:  # raised on every rank if any fails
             reason, _ = next(iter(error.failures.values()))
             raise UserError(f"{str(path)!r} can't be written: {reason}") from error
         if dist.get_rank() == 0:
@@ -103,10 +103,10 @@ def _one_aside(path: Path) -> Iterator[Path]:
         dist.broadcast_object_list(shared)
         seen = [False] * dist.get_world_size()
         dist.all_gather_object(seen, Path(shared[0]).is_dir())
-        if not all(seen):  # torch would make a folder on each machine, and no checkpoint would be whole
+        if not all(seen):  # torch would make a folder on each machine, each with a part of the checkpoint
             raise UserError(
-                f"{str(path)!r} is not seen by every rank; put the run's folder (trainer.default_root_dir) on a disk "
-                "that all machines share"
+                f"{str(path)!r} is not visible to every rank; put the run's folder (trainer.default_root_dir) on a "
+                "disk that all machines share"
             )
         yield Path(shared[0])
 
