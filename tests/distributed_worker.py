@@ -22,6 +22,7 @@ from cli_helpers import QUICK_TRAINER, Lab, run
 from roi_lightning.callbacks import BaselineSummary, HardenMasks, MaskMonitor, SparseExport
 from roi_lightning.callbacks.preemption import PreemptedError
 from roi_lightning.checkpoint_files import write_sharded
+from roi_lightning.complaints import silence_remarks
 from roi_lightning.errors import UserError
 from roi_lightning.module import RoILightningModule
 from roi_lightning.proxsparse import ProxSparseModule
@@ -153,7 +154,9 @@ def learned_of(module):
 
 def main():
     torch.set_num_threads(1)
-    warnings.filterwarnings("ignore", message="the first draws keep")
+    silence_remarks()
+    for remark in ("the first draws keep", "Experiment logs directory"):
+        warnings.filterwarnings("ignore", message=remark)
     root, specs = Path(sys.argv[1]).parent, json.loads(Path(sys.argv[1]).read_text())
     shared, llama = root / "shared", root / "llama"
     for spec in specs:
