@@ -173,5 +173,5 @@ def _check_causal(spec: str, lm: PreTrainedModel, layers: Iterable[str]) -> None
     if causal == {False}:
         raise UserError(
             f"model {spec!r} is an encoder ({type(lm).__name__} attends to the text that follows); "
-            "only causal language models can be pruned"
+            "give a causal language model"
         )

@@ -123,7 +123,7 @@ def resolve_model(spec: str, revision: str | None = None, *, packed: bool = Fals
         if is_packed(path):
             if not packed:
                 raise UserError(
-                    f"{spec!r} is a packed directory: load it with roi_lightning.runtime.from_packed, or give the "
+                    f"{spec!r} is a packed directory; load it with roi_lightning.runtime.from_packed, or give the "
                     "directory it was packed from"
                 )
             return ModelSource(spec, "packed", path.resolve())
@@ -156,7 +156,9 @@ def _packaged_smollm2() -> Path:
 
 def _require_config(path: Path) -> None:
     if not (path / "config.json").is_file():
-        raise UserError(f"model directory {str(path)!r} has no config.json; is it a Hugging Face model?")
+        raise UserError(
+            f"model directory {str(path)!r} has no config.json; give a Hugging Face model's directory"
+        )
 
 
 def _snapshot(name: str, revision: str | None) -> Path:
@@ -168,7 +170,9 @@ def _snapshot(name: str, revision: str | None) -> Path:
         # "401 Client Error." and the like say less than the line after them.
         lines = [line for line in str(error).splitlines() if line.strip() and "Client Error" not in line]
         reason = next(iter(lines), type(error).__name__)
-        raise UserError(f"model {name!r} could not be fetched from the hub ({reason}); {HUB_REMEDY}") from error
+        raise UserError(
+            f"model {name!r} could not be fetched from the hub ({reason}); {HUB_REMEDY}"
+        ) from error
 
 
 class StoredTensors:

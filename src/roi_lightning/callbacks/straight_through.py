@@ -34,7 +34,7 @@ class StraightThroughToggle(Callback):
             pl_module.state.sampler, GumbelTopK
         ):
             raise UserError(
-                "StraightThroughToggle works on RoI's samplers (GumbelTopK, StraightThrough) only"
+                "StraightThroughToggle works on RoI's samplers (GumbelTopK, StraightThrough) only; leave it out"
             )
 
     @override
