@@ -105,7 +105,9 @@ class RoICLI(LightningCLI):
         try:
             self.config = parser.parse_args(args)  # type: ignore[arg-type]
         except (RecursionError, UnicodeError, OSError) as error:
-            raise UserError(f"the command line or a file it names can't be read: {error}") from error
+            raise UserError(
+                f"the command line or a file it names can't be read: {error}; give another"
+            ) from error
 
     @override
     def _set_seed(self) -> None:

@@ -94,7 +94,9 @@ class ModelSource:
             return _snapshot(self.spec, self.revision)
         if not self.is_stored or self.path is None:
             what = "a GGUF file" if self.kind == "gguf" else "in memory only"
-            raise UserError(f"{self.spec!r} is {what}: it holds no safetensors to read tensor by tensor")
+            raise UserError(
+                f"{self.spec!r} is {what}: it holds no safetensors to read; give a directory or a hub id"
+            )
         return self.path
 
     @cached_property
@@ -134,7 +136,9 @@ def resolve_model(spec: str, revision: str | None = None, *, packed: bool = Fals
             raise UserError(f"no GGUF file at {str(path)!r}; give the path of an existing .gguf file")
         return ModelSource(spec, "gguf", path.resolve())
     if spec.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(spec):
-        raise UserError(f"model {spec!r} is no directory here, no .gguf file and no hub id (owner/name)")
+        raise UserError(
+            f"model {spec!r} is no directory here, no .gguf file and no hub id; give one of these (owner/name)"
+        )
     return ModelSource(spec, "hub", revision=revision)
 
 

@@ -25,7 +25,7 @@ class StraightThroughToggle(Callback):
 
     def __init__(self, at_step: int, to: Literal["straight_through", "soft"] = "straight_through") -> None:
         if at_step < 0:
-            raise UserError(f"StraightThroughToggle.at_step is {at_step}; optimizer steps count from 0")
+            raise UserError(f"StraightThroughToggle.at_step is {at_step}; set it to 0 or above")
         self.at_step, self.to = at_step, to
 
     @override
