@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -148,20 +149,20 @@ class ConfigCases:
                 parent[f"{key}{rng.choice('xs_')}"] = parent.pop(key)
             else:
                 parent[key] = _value(rng)
-        return yaml.safe_dump(tree).encode()
+        return str(yaml.safe_dump(tree)).encode()
 
     def _made_up_tree(self, rng: random.Random) -> bytes:
         tree: dict[str, object] = {}
         for _ in range(rng.randrange(1, 6)):
             *path, last = rng.choice(self.keys).split(".")
-            inner = tree
+            inner: Any = tree
             for part in path:
-                inner = inner.setdefault(part, {})  # type: ignore[assignment]
+                inner = inner.setdefault(part, {})
                 if not isinstance(inner, dict):
                     break
             else:
                 inner[last] = _value(rng)
-        return yaml.safe_dump(tree).encode()
+        return str(yaml.safe_dump(tree)).encode()
 
 
 def _instantiate(args: list[str]) -> None:
@@ -180,13 +181,13 @@ def _dotted(tree: object, prefix: str = "") -> list[str]:
     return [*inner, prefix] if prefix else inner
 
 
-def _somewhere(rng: random.Random, tree: object) -> tuple[dict[object, object] | list[object], object]:
+def _somewhere(rng: random.Random, tree: Any) -> tuple[Any, Any]:
     """A container within a tree, and a key or index of it."""
     while True:
-        key = rng.choice(list(tree)) if isinstance(tree, dict) else rng.randrange(len(tree))  # type: ignore[arg-type]
-        inner = tree[key]  # type: ignore[index]
+        key = rng.choice(list(tree)) if isinstance(tree, dict) else rng.randrange(len(tree))
+        inner = tree[key]
         if not isinstance(inner, dict | list) or not inner or rng.random() < 0.3:
-            return tree, key  # type: ignore[return-value]
+            return tree, key
         tree = inner
 
 

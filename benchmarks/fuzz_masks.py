@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,11 +20,11 @@ from roi_lightning.export import base_model, open_base, write_export
 from roi_lightning.masks import MASK_FILE, LayerMask, MaskSet
 from roi_lightning.pattern import NMPattern
 from roi_lightning.sealed import read_sealed, write_sealed
-from roi_lightning.sources import resolve_model
+from roi_lightning.sources import ModelSource, resolve_model
 
 # Commands take longer than reading; this share of the cases goes through one of them.
 _COMMANDS = 0.1
-_ODD = (
+_ODD: tuple[Any, ...] = (
     *(
         None,
         True,
@@ -180,7 +181,12 @@ def _run(*args: object) -> None:
 
 
 def _tiny_model(folder: Path) -> Path:
-    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "vocab_size": 32}
+    sizes: dict[str, Any] = {
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 1,
+        "vocab_size": 32,
+    }
     config = LlamaConfig(num_attention_heads=2, num_key_value_heads=1, **sizes)
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -188,7 +194,7 @@ def _tiny_model(folder: Path) -> Path:
     return folder
 
 
-def _some_masks(source: object) -> MaskSet:
+def _some_masks(source: ModelSource) -> MaskSet:
     rule, base = NMPattern("2:4"), open_base(source)
     generator = torch.Generator().manual_seed(0)
     layers = {
@@ -235,10 +241,10 @@ def _odd(rng: random.Random) -> object:
     return copy.deepcopy(rng.choice(_ODD))  # what is put somewhere may be changed there
 
 
-def _change_somewhere(rng: random.Random, content: object) -> None:
+def _change_somewhere(rng: random.Random, content: Any) -> None:
     """Remove, replace or add a value anywhere in nested JSON."""
     if isinstance(content, dict) and content:
-        key: object = rng.choice(list(content))
+        key: Any = rng.choice(list(content))
     elif isinstance(content, list) and content:
         key = rng.randrange(len(content))
     else:

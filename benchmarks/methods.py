@@ -86,7 +86,6 @@ def fit(args: argparse.Namespace, train: str) -> list[str]:
         "data.val_corpora": str(args.roi_data / "corpus/openstax_validation.jsonl.gz"),
         "trainer.max_steps": "150",
         "trainer.default_root_dir": run,
-        "trainer.logger.save_dir": run,
     }
     start = ["fit", "--config", "quickstart.yaml", "--config", "overlays/exponential_anneal.yaml"]
     return [*start, *(x for k, v in options.items() for x in (f"--{k}", v))]

@@ -1,6 +1,6 @@
 """What `plan` says a run holds at once, against what the process of the run held.
 
-    python benchmarks/plan_memory.py --json F.json -- --config quickstart.yaml --data.batch_size 4
+    python benchmarks/plan_memory.py --json F.json -- --config quickstart.yaml --data.seq_len 256
 
 What follows `--` goes to `plan` and, with few steps and no evaluation, to `fit` in a process of its own. On a
 processor the most resident memory counts, Python and libraries with it; on a GPU the most that was allocated there.
@@ -45,7 +45,7 @@ def measure(args: Sequence[str], folder: Path) -> dict[str, Any]:
     out = folder / "memory.json"
     words = [*args, "--trainer.max_steps", str(_STEPS), "--trainer.limit_val_batches", "0"]
     words += ["--trainer.callbacks", "null", "--trainer.enable_checkpointing", "false"]
-    words += ["--trainer.default_root_dir", str(folder), "--trainer.logger.save_dir", str(folder)]
+    words += ["--trainer.default_root_dir", str(folder)]
     subprocess.run([sys.executable, "-c", _CHILD, str(out), "fit", *words], check=True)
     held: dict[str, Any] = json.loads(out.read_text())
     return held

@@ -67,8 +67,7 @@ def fit(data: Path, out: Path, overrides: list[str]) -> int:
         "48",
     ]
     command += ["--trainer.max_steps", "150", "--trainer.default_root_dir", str(out)]
-    command += ["--trainer.logger.save_dir", str(out), *overrides]
-    return roi_lightning(command)
+    return roi_lightning([*command, *overrides])
 
 
 def measure(export: Path, data: Path, count: int) -> dict[str, dict[str, float]]:

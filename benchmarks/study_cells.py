@@ -176,6 +176,7 @@ class Study:
             "val_corpora": self.texts["openstax_validation"],
             "seq_len": self.seq_len,
             "batch_size": self.batch_size,
+            "windows_per_step": self.batch_size,
             "val_windows": self.val_windows,
         }
 

@@ -37,7 +37,7 @@ def held_out(model: str, settings: str) -> float:
     data = CalibrationDataModule(**json.loads(settings))
     data.setup("validate")
     windows = data.windows("val", data.val_tokens // data.seq_len)
-    lm = load_language_model(resolve_model(model)).to(choose_device("auto"))
+    lm = load_language_model(resolve_model(model)).to(choose_device("auto"))  # type: ignore[arg-type]
     return window_perplexity(lm, windows)
 
 

@@ -56,7 +56,7 @@ def run_cell(study: Study, cell: Cell) -> dict[str, Any]:
 def _fit(cell: Cell, folder: Path) -> dict[str, Any]:
     checkpoint, metrics = folder / "checkpoints/last.ckpt", folder / "metrics.csv"
     resumed = checkpoint.exists()
-    resume = ["--ckpt_path", str(checkpoint)] if resumed else []
+    resume = ["--ckpt_path", str(checkpoint)] if resumed else ["--overwrite"]
     if not resumed:
         (folder / "record.jsonl").unlink(missing_ok=True)
     elif metrics.exists():  # the logger of the resumed run would delete it
@@ -104,7 +104,7 @@ def run_cost(study: Study, cell: Cell, folder: Path) -> dict[str, Any]:
     recipe, record = cost_recipe(study, cell, folder), folder / "record.jsonl"
     _begin(folder, recipe, cost_settings(study, cell, folder))
     record.unlink(missing_ok=True)
-    usage = run_commands([["fit", *fit_arguments(cell, folder)]], folder / "log.txt")
+    usage = run_commands([["fit", *fit_arguments(cell, folder), "--overwrite"]], folder / "log.txt")
     times = [round(x, 4) for x in step_times(record, skip=COST_SKIP)]
     result = {**identity(cell), **asdict(usage), "step_seconds": times}
     write_json(folder / "result.json", result)

@@ -24,9 +24,7 @@ def fit_settings(study: Study, cell: Cell) -> dict[str, Any]:
         "data": study.data(),
         "trainer": {
             "max_steps": steps,
-            "accumulate_grad_batches": 1,
-            "check_val_every_n_epoch": None,
-            "val_check_interval": interval,
+            "validate_every_steps": interval,
             "num_sanity_val_steps": 0,
             "default_root_dir": folder,
             "logger": _logger(folder),
@@ -46,8 +44,6 @@ def cost_settings(study: Study, cell: Cell, folder: Path) -> dict[str, Any]:
         "data": study.data(),
         "trainer": {
             "max_steps": study.steps(cell.tokens),
-            "accumulate_grad_batches": 1,
-            "check_val_every_n_epoch": None,
             "limit_val_batches": 0,
             "num_sanity_val_steps": 0,
             "enable_checkpointing": False,

@@ -73,7 +73,8 @@ def claim(folder: Path, recipe: Mapping[str, Any]) -> None:
 
 def result_of(folder: Path) -> dict[str, Any] | None:
     """The result, if the work is done."""
-    return read_json(folder / "result.json")
+    result: dict[str, Any] | None = read_json(folder / "result.json")
+    return result
 
 
 def fetch(store: Path, name: str, out: Path) -> None:

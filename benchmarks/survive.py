@@ -167,11 +167,10 @@ def settings(steps: int, folder: str) -> dict[str, Any]:
     optimizer = {"class_path": "torch.optim.AdamW", "init_args": {"lr": 0.01, "fused": True}}
     return {
         "model": {"init_args": {"prior": "magnitude", "optimizer": optimizer}},
-        "data": {"seq_len": 64, "batch_size": 1, "val_windows": 8},
+        "data": {"seq_len": 64, "batch_size": 1, "windows_per_step": 1, "val_windows": 8},
         "trainer": {
             "max_steps": steps,
-            "val_check_interval": 6,
-            "check_val_every_n_epoch": None,
+            "validate_every_steps": 6,
             "default_root_dir": folder,
             "logger": False,
             "callbacks": callbacks,

@@ -70,7 +70,6 @@ masks = learn(
     batch_size=4,
     learning_rate=3e-3,
     distillation=0.0,
-    accumulate_grad_batches=1,
     accelerator="cpu",
 )
 masks.save(folder / "mask.safetensors")  # a bit per weight

@@ -76,6 +76,8 @@ class Lab:
         data=None,
         ckpt_path=None,
         resume=None,
+        overwrite=True,
+        allow_changed_settings=False,
         **options,
     ):
         """Fit without the command line; the learner and its trainer."""
@@ -86,7 +88,8 @@ class Lab:
             | {"max_steps": max_steps, "callbacks": list(callbacks), "default_root_dir": str(self.folder)}
             | (trainer or {})
         )
-        fit(fitter, learner, data or self.data(), ckpt_path=ckpt_path, resume=resume)
+        flags = {"overwrite": overwrite, "allow_changed_settings": allow_changed_settings}
+        fit(fitter, learner, data or self.data(), ckpt_path=ckpt_path, resume=resume, **flags)
         return learner, fitter
 
 
@@ -98,10 +101,16 @@ def make_lab(tmp_path, tmp_path_factory, monkeypatch):
     return Lab(tmp_path, tmp_path_factory.getbasetemp() / "lab")
 
 
-def fit(trainer, learner, data, ckpt_path=None, resume=None):
+def new_lab(tmp_path_factory):
+    """A lab for a fixture that several tests share; nobody works in its folder."""
+    return Lab(tmp_path_factory.mktemp("shared"), tmp_path_factory.getbasetemp() / "lab")
+
+
+def fit(trainer, learner, data, overwrite=True, **options):
+    """Fit; what an earlier run of the test left in the folder is replaced unless the test says otherwise."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*does not have many workers")
-        trainer.fit(learner, datamodule=data, ckpt_path=ckpt_path, resume=resume)
+        trainer.fit(learner, datamodule=data, overwrite=overwrite, **options)
 
 
 def run(*args):

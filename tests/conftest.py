@@ -1,38 +1,121 @@
-"""Options and environment of the test suite: no network, real data only where it is pointed to."""
+"""Options and environment of the test suite: no network, one thread, no state that leaks, real data where it lies."""
 
+import logging
 import os
+import random
 from pathlib import Path
 
 import pytest
-import torch
 
-os.environ["HF_HUB_OFFLINE"] = "1"
+from roi_lightning.__main__ import _TALKATIVE
+
+# Before torch is imported, and for child processes. Tiny tensors gain nothing from threads, and lose much where other
+# work waits for the same cores.
+os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Child processes take warnings for errors, too, but for those that pyproject.toml explains and Lightning's remarks.
+REMARKS = (
+    "`isinstance(treespec:FutureWarning",
+    ":DeprecationWarning",
+    "The dirpath has changed",
+    "Be aware that when",
+)
+REMARKS += "The 'train_dataloader' does not have many", "The 'val_dataloader' does not have many"
+os.environ["PYTHONWARNINGS"] = ",".join(["error", *(f"ignore:{remark}" for remark in REMARKS)])
 
-# Tiny tensors gain nothing from threads, and lose much where other work waits for the same cores.
-torch.set_num_threads(1)
+LIMIT = 300  # seconds for the default suite
+# What takes longest comes first, so that no worker is left alone with it at the end.
+LONG = (
+    "test_study",
+    "test_distributed",
+    "test_compiled",
+    "test_native",
+    "test_samplers",
+    "test_architectures",
+    "test_bad_corpora",
+    "test_plan",
+    "test_categorical",
+    "test_streaming",
+    "test_triton",
+    "test_eight_bit",
+    "test_harness",
+)
 
 
 def pytest_addoption(parser):
     parser.addoption(
         "--roi-data", default=os.environ.get("ROI_DATA"), help="folder with real text (or ROI_DATA)"
     )
+    parser.addoption(
+        "--half_width",
+        choices=["yes", "no"],
+        help="what to believe of instructions for bf16 and fp16 in this CPU",
+    )
 
 
-# What takes longest comes first, so that no worker is left alone with it at the end.
-LONG = (
-    "test_survive",
-    "test_study",
-    "test_slurm",
-    "test_distributed",
-    "test_triton",
-    "test_compiled",
-    "test_native",
-)
+def is_default(config):
+    """Whether what runs was not chosen by mark."""
+    return config.option.markexpr == "not slow"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config):
+    if is_default(config) and config.option.session_timeout is None:
+        config.option.session_timeout = LIMIT
 
 
 def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.path.stem not in LONG)
+    for item in items:
+        if item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.timeout(3600))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol():
+    """The same random numbers for every test, and what it changed for the whole process changed back."""
+    import numpy as np
+    import torch
+    from transformers import AttentionInterface
+
+    loggers = [logging.getLogger(name) for name in [*logging.root.manager.loggerDict, *_TALKATIVE]]
+    levels = [logger.level for logger in loggers]
+    attention = AttentionInterface()["sdpa"]
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002
+    torch.manual_seed(0)
+    try:
+        return (yield)
+    finally:
+        torch.set_num_threads(1)
+        torch.set_flush_denormal(False)
+        AttentionInterface.register("sdpa", attention)
+        for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
+            os.environ.pop(name, None)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item):
+    """In CI nothing is skipped by accident, only for want of a GPU or of real text where nobody asked for these."""
+    report = yield
+    asked = item.config.option.markexpr
+    no_gpu = "gpu" in item.keywords and "gpu" not in asked
+    no_text = "roi_data" in item.fixturenames and is_default(item.config)
+    return report if no_gpu or no_text else _never_skipped(report)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report():
+    """The same for whole files."""
+    return _never_skipped((yield))
+
+
+def _never_skipped(report):
+    if os.environ.get("CI") and report.skipped and not hasattr(report, "wasxfail"):
+        report.outcome, report.longrepr = "failed", f"skipped in CI: {report.longrepr[-1]}"
+    return report
 
 
 @pytest.fixture
@@ -44,12 +127,27 @@ def roi_data(request):
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _own_cache(tmp_path_factory):
-    """Prepared data of tests stays out of the user's cache."""
+def _half_width(pytestconfig):
+    """The answer of `products.is_slow`, where it is given: tests on one machine see both."""
+    if answer := pytestconfig.getoption("--half_width"):
+        import torch
+
+        from roi_lightning import products
+
+        names = {name for of_dtype in products._INSTRUCTIONS.values() for name in of_dtype}
+        able = torch.cpu.get_capabilities() | dict.fromkeys(names, answer == "yes")
+        torch.cpu.get_capabilities = lambda: able
+        products.is_slow.cache_clear()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_cache(tmp_path_factory, pytestconfig):
+    """Prepared data stays out of the user's cache, compiled libraries stay for the next run, disks don't wait."""
     import datasets
 
     folder = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:  # one for all workers: what one has compiled the others need not
+    if "PYTEST_XDIST_WORKER" in os.environ:  # one for all workers
         folder = folder.parent
-    os.environ["ROI_CACHE"] = str(folder / "libraries")
+    os.fsync = lambda handle: None  # no test pulls the plug
+    os.environ["ROI_CACHE"] = str(pytestconfig.rootpath / ".pytest_cache" / "libraries")
     datasets.config.HF_DATASETS_CACHE = folder / "datasets"

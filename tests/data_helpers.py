@@ -7,32 +7,41 @@ from pathlib import Path
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from roi_lightning.data import CalibrationDataModule
 
-END = 256
+END, BOS = 256, 257
 
 
-def byte_tokenizer():
-    """One token per byte, so that token ids can be predicted by hand; the end-of-text id is 256."""
+def byte_tokenizer(around="$A"):
+    """One token per byte, so that token ids can be predicted by hand; the end-of-text id is 256, that of BOS 257.
+
+    `around` says what comes around a text: "<s> $A" for a BOS before it.
+    """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {character: index for index, character in enumerate([*alphabet, "</s>"])}
+    special = ["</s>"] if around == "$A" else ["</s>", "<s>"]
+    vocabulary = {character: index for index, character in enumerate([*alphabet, *special])}
     backend = Tokenizer(models.BPE(vocabulary, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
+    if around != "$A":
+        backend.post_processor = processors.TemplateProcessing(
+            around, special_tokens=[("</s>", END), ("<s>", BOS)]
+        )
     return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>", model_max_length=16)
 
 
 class TinyData(CalibrationDataModule):
     """The data module under test with a tokenizer that needs no file."""
 
-    def __init__(self, *args, tokenizer="unused", **kwargs):
+    def __init__(self, *args, tokenizer="unused", bos=False, **kwargs):
         super().__init__(tokenizer, *args, **kwargs)
+        self.around = "<s> $A" if bos else "$A"
 
     def load_tokenizer(self):
-        return byte_tokenizer()
+        return byte_tokenizer(self.around)
 
 
 def write_jsonl(path: Path, texts, field="text"):
@@ -46,15 +55,16 @@ def decode(windows):
     return [tokenizer.decode(row.tolist(), clean_up_tokenization_spaces=False) for row in windows]
 
 
-def reference_windows(texts, seq_len):
-    """Slow packing in plain Python: ids of every text, end-of-text between, whole windows only."""
+def reference_windows(texts, seq_len, opening=()):
+    """Slow packing in plain Python: ids of every text, end-of-text between, whole windows only, all opened alike."""
     tokenizer = byte_tokenizer()
     stream = []
     for number, text in enumerate(texts):
         stream += [END] if number else []
         for character in text:
             stream += tokenizer.encode(character, add_special_tokens=False)
-    return [stream[i : i + seq_len] for i in range(0, len(stream) - seq_len + 1, seq_len)]
+    length = seq_len - len(opening)
+    return [[*opening, *stream[i : i + length]] for i in range(0, len(stream) - length + 1, length)]
 
 
 def documents(count, mark="", seed=0):
@@ -74,7 +84,7 @@ class Recorder(LightningModule):
 
     def __init__(self):
         super().__init__()
-        self.embedding = torch.nn.Embedding(END + 2, 2)
+        self.embedding = torch.nn.Embedding(BOS + 1, 2)
         self.seen = []
         self.validated = 0
 

@@ -2,43 +2,90 @@
 
 import json
 import os
+import signal
 import sys
+from contextlib import redirect_stdout
 from functools import partial
 from pathlib import Path
 
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.strategies import DDPStrategy
 from torch.distributed.tensor import DTensor
 
-from cli_helpers import QUICK_TRAINER, Lab
-from roi_lightning.callbacks import HardenMasks, SparseExport
+import roi_lightning.module
+from cli_helpers import QUICK_TRAINER, Lab, run
+from roi_lightning.callbacks import BaselineSummary, HardenMasks, MaskMonitor, SparseExport
+from roi_lightning.callbacks.preemption import PreemptedError
 from roi_lightning.errors import UserError
 from roi_lightning.module import RoILightningModule
+from roi_lightning.proxsparse import ProxSparseModule
+from roi_lightning.samplers import Categorical
 from roi_lightning.sharded_strategy import ShardedStrategy
 from roi_lightning.shards import part, whole
 from roi_lightning.trainer import RoITrainer
+
+
+def adamw(rate):
+    return partial(torch.optim.AdamW, lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
+
 
 STRATEGIES = {
     "ddp": partial(DDPStrategy, gradient_as_bucket_view=True),
     "sharded": ShardedStrategy,
     "gathered": partial(ShardedStrategy, save_distributed_checkpoint=False),
 }
-STEPS, SAVED = 6, 3
+# Of weights the rate has to be lower than of logits.
+LEARNERS = {
+    "roi": partial(RoILightningModule, prior="magnitude", optimizer=adamw(0.02)),
+    "maskllm": partial(
+        RoILightningModule,
+        sampler=Categorical(),
+        prior="activation",
+        prior_windows=2,
+        distillation=0.5,
+        kept_norm=1e-3,
+        optimizer=adamw(0.02),
+    ),
+    "measured": partial(
+        RoILightningModule, prior="activation", prior_strength=0.5, prior_windows=2, optimizer=adamw(0.02)
+    ),
+    "1:2": partial(RoILightningModule, pattern="1:2", sampler=Categorical(), optimizer=adamw(0.02)),
+    "proxsparse": partial(ProxSparseModule, strength=0.01, optimizer=adamw(1e-3)),
+}
+STEPS, SAVED, TOLD = 6, 3, 4
 BROKEN = "model.layers.1.mlp.up_proj"
 
 
+class Norms:
+    """Measured norms that differ from rank to rank, by far more than rounding; how often this rank was asked."""
+
+    asked = 0
+    measured = staticmethod(roi_lightning.module.input_norms)
+
+    @classmethod
+    def of(cls, *args):
+        cls.asked += 1
+        generator = torch.Generator().manual_seed(int(os.environ["RANK"]))
+        norms = cls.measured(*args)
+        return {name: norm * torch.rand(norm.shape, generator=generator) for name, norm in norms.items()}
+
+
 class Recorder(Callback):
-    """The loss of every draw of this rank, and what the rank holds."""
+    """The loss of every draw of this rank, what the rank holds, and the steps after which it validated."""
 
     def __init__(self):
-        self.losses, self.held = {}, {}
+        self.losses, self.held, self.validated = {}, {}, []
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        self.losses[pl_module.state.draw.index] = (
-            float(outputs["loss"].detach()) * trainer.accumulate_grad_batches
-        )
+        draw = getattr(pl_module.state, "draw", None)  # ProxSparse draws nothing
+        index = draw.index if draw else batch_idx * trainer.world_size + trainer.global_rank
+        self.losses[index] = float(outputs["loss"].detach()) * trainer.accumulate_grad_batches
+
+    def on_validation_end(self, trainer, pl_module):
+        self.validated.append(trainer.global_step)
 
     def on_train_end(self, trainer, pl_module):
         for name, p in pl_module.named_parameters():
@@ -55,59 +102,123 @@ class Break(Callback):
                 part(pl_module.layers[BROKEN].logits)[0] = float("nan")
 
 
-def learn(model, folder, shared, ckpt_path=None, accumulate=1, more=(), **trainer):
-    """Six steps of two micro-batches from a prior, at a learning rate that moves the mask."""
+class Tell(Callback):
+    """Sends SIGTERM to the second rank alone, between two checkpoints."""
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if batch_idx == TOLD - 1 and trainer.global_rank == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def learn(
+    model,
+    folder,
+    shared,
+    ckpt_path=None,
+    learner="roi",
+    windows=4,
+    more=(),
+    resume=None,
+    **trainer,
+):
+    """Six steps from a prior, of two micro-batches of two windows, at a learning rate that moves the mask."""
     lab, recorder = Lab(folder, shared), Recorder()
-    learner = RoILightningModule(
-        str(model),
-        prior="magnitude",
-        optimizer=partial(torch.optim.AdamW, lr=0.02, betas=(0.9, 0.95), weight_decay=0.0),
-    )
+    module = LEARNERS[learner](str(model))
     callbacks = [HardenMasks(), SparseExport(), recorder, *more]
-    callbacks.append(
-        ModelCheckpoint(folder / "checkpoints", "{step}", every_n_train_steps=SAVED, save_top_k=-1)
-    )
-    settings = {
-        "accumulate_grad_batches": accumulate,
+    settings = {}
+    if learner not in ("roi", "measured"):
+        callbacks += [MaskMonitor(every_n_steps=2), BaselineSummary(windows=2)]
+        settings |= {"logger": CSVLogger(folder, name="", version=""), "log_every_n_steps": 1}
+    keep = 1 if resume else -1
+    saved = ModelCheckpoint(folder / "checkpoints", "{step}", every_n_train_steps=SAVED, save_top_k=keep)
+    settings |= {
+        "validate_every_steps": 2,
+        "limit_val_batches": 1,
         "default_root_dir": str(folder),
-        "callbacks": callbacks,
+        "callbacks": [*callbacks, saved],
     }
     settings |= {"enable_checkpointing": True, "max_steps": STEPS, "gradient_clip_val": 1.0} | trainer
     fitter = RoITrainer(**QUICK_TRAINER | settings)
-    fitter.fit(learner, datamodule=lab.data(), ckpt_path=ckpt_path)
-    return learner, recorder, fitter
+    fitter.fit(module, datamodule=lab.data(windows_per_step=windows), ckpt_path=ckpt_path, resume=resume)
+    return module, recorder, fitter
+
+
+def learned_of(module):
+    """What was learned, whole, by layer."""
+    return {name: whole(layer.get_parameter(layer.learned).detach()) for name, layer in module.layers.items()}
 
 
 def main():
     torch.set_num_threads(1)
-    for spec in json.loads(Path(sys.argv[1]).read_text()):
+    root, specs = Path(sys.argv[1]).parent, json.loads(Path(sys.argv[1]).read_text())
+    shared, llama = root / "shared", root / "llama"
+    for spec in specs:
+        roi_lightning.module.input_norms = Norms.of if spec["learner"] == "measured" else Norms.measured
         folder = Path(spec["folder"])
         strategy = STRATEGIES[spec["strategy"]]()
-        learner, recorder, fitter = learn(
+        module, recorder, fitter = learn(
             spec["model"],
             folder,
-            Path(spec["shared"]),
-            spec.get("ckpt_path"),
+            shared,
+            spec["ckpt_path"],
+            spec["learner"],
+            spec["windows"],
             strategy=strategy,
-            devices=2,
+            devices=int(os.environ["WORLD_SIZE"]),
         )
-        logits = {name: whole(layer.logits.detach()) for name, layer in learner.layers.items()}
-        found = {"losses": recorder.losses, "held": recorder.held}
+        learned = learned_of(module)
+        found = {"losses": recorder.losses, "held": recorder.held, "validated": recorder.validated}
+        found["measured"], Norms.asked = Norms.asked, 0
         (folder / f"rank{fitter.global_rank}.json").write_text(json.dumps(found))
+        if spec["learner"] == "measured":
+            priors = {name: mask.packed for name, mask in module.prior_masks.items()}
+            torch.save({"logits": learned, "priors": priors}, folder / f"rank{fitter.global_rank}.pt")
         if fitter.is_global_zero:
-            torch.save(logits, folder / "logits.pt")
+            torch.save(learned, folder / "learned.pt")
         fitter.strategy.barrier()
+    roi_lightning.module.input_norms = Norms.measured
+    if fitter.world_size > 2:
+        return
     for strategy in ("ddp", "sharded"):
-        fail(strategy, spec["model"], folder.parent / f"{strategy}-broken", Path(spec["shared"]))
+        fail(llama, root / f"{strategy}-broken", shared, strategy=STRATEGIES[strategy](), more=[Break()])
+    end_and_go_on(llama, root / "told", shared)
+    type_commands(root / "typed", shared)
 
 
-def fail(strategy, model, folder, shared):
+def fail(model, folder, shared, **options):
     """What each rank says of a run that is broken on one of them."""
     folder.mkdir(exist_ok=True)
     try:
-        learn(model, folder, shared, strategy=STRATEGIES[strategy](), devices=2, more=[Break()])
+        learn(model, folder, shared, devices=2, **options)
     except UserError as error:
         (folder / f"rank{os.environ['RANK']}.txt").write_text(str(error))
+
+
+def end_and_go_on(model, folder, shared):
+    """A run that one rank is told to end, and the same command again."""
+    options = {"learner": "maskllm", "resume": "auto", "devices": 2}
+    folder.mkdir(exist_ok=True)
+    try:
+        learn(model, folder, shared, strategy=ShardedStrategy(), more=[Tell()], **options)
+    except PreemptedError:
+        kept = sorted(path.name for path in (folder / "checkpoints").iterdir())
+        (folder / f"ended{os.environ['RANK']}.json").write_text(json.dumps(kept))
+    module, recorder, fitter = learn(model, folder, shared, strategy=ShardedStrategy(), **options)
+    learned = learned_of(module)
+    if fitter.is_global_zero:
+        torch.save(learned, folder / "learned.pt")
+        (folder / "losses.json").write_text(json.dumps(recorder.losses))
+
+
+def type_commands(folder, shared):
+    """`fit` and `validate` as they are typed after torchrun, with the overlay that is shipped."""
+    lab = Lab(folder, shared)
+    spread = ["--config", "overlays/fsdp2.yaml", "--trainer.devices", "2"]
+    spread += ["--trainer.default_root_dir", str(folder)]
+    assert run("fit", *lab.quick(*spread)) == 0
+    with (folder / f"validate{os.environ['RANK']}.txt").open("w") as said, redirect_stdout(said):
+        saved = str(folder / "checkpoints" / "step=4.ckpt")
+        assert run("validate", *lab.quick(*spread, "--ckpt_path", saved)) == 0
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Run by test_packed_triton in a process where Triton interprets its kernels: errors, as JSON."""
+"""Run by test_triton in a process where Triton interprets its kernels: errors, as JSON."""
 
 import json
 

@@ -379,6 +379,7 @@ def test_experts_that_meet_no_token_are_pruned_by_magnitude(lab, method):
     assert re.search(r"magnitude, (\S+) first", line)[1] + ".weight" in same
 
 
+@pytest.mark.filterwarnings("ignore:the first draws keep")
 @pytest.mark.parametrize("prior", ["activation", "wanda"])
 def test_priors_tell_of_idle_experts_too(lab, prior):
     model = tiny_mixtral(lab.folder / "m", num_local_experts=16)

@@ -190,6 +190,29 @@ TABLE = {
         plan_with,
         "accumulate_grad_batches is -2; set it",
     ),
+    "no windows in a step": (
+        overrides("--data.windows_per_step", "0"),
+        plan_with,
+        "data.windows_per_step is 0",
+    ),
+    "half a micro-batch": (
+        overrides("--data.windows_per_step", "3", "--trainer.accumulate_grad_batches", "null"),
+        fit_with,
+        "windows_per_step is 3, no multiple of 1 x 2 .*; set it to 2 or 4 or data.batch_size to 1",
+    ),
+    "windows for fewer devices": (
+        overrides(
+            *("--data.windows_per_step", "8", "--trainer.accumulate_grad_batches", "null"),
+            *("--trainer.devices", "8"),
+        ),
+        plan_with,
+        "windows_per_step is 8, no multiple of 8 x 2 .*; set it to 16 or data.batch_size to 1",
+    ),
+    "validation every 0 steps": (
+        overrides("--trainer.validate_every_steps", "0"),
+        plan_with,
+        "trainer.validate_every_steps is 0",
+    ),
     "a negative learning rate": (
         overrides("--model.optimizer.lr=-1e-3"),
         fit_with,

@@ -29,7 +29,8 @@ def pack(bench, out):
 
 
 def export(bench, out):
-    return ["export", *bench.lean("--ckpt_path", bench.checkpoint, "--out", out)]
+    checkpoint = "--ckpt_path", bench.checkpoint, "--allow_changed_settings"
+    return ["export", *bench.lean(*checkpoint, "--out", out)]
 
 
 def fit(bench, out):
@@ -41,7 +42,7 @@ def run_folder(bench, out):
 
 
 def log_folder(bench, out):
-    return ["fit", *bench.quick("--trainer.logger.save_dir", out)]
+    return ["fit", *bench.quick("--trainer.logger", "TensorBoardLogger", "--trainer.logger.save_dir", out)]
 
 
 def compare(bench, out):

@@ -126,9 +126,9 @@ def test_apply_takes_an_exported_directory_for_a_mask(quick, tmp_path):
 
 def test_the_papers_configuration_runs_as_it_is_written(lab):
     command = ["--config", "qwen0.5b_2of4.yaml", *lab.options(accumulate=2)]
-    for version in (0, 1):
-        assert run("fit", *command, "--trainer.val_check_interval", "4") == 0
-        folder = lab.folder / "runs" / "qwen0.5b_2of4" / f"version_{version}"
+    for more in ([], ["--overwrite"]):
+        assert run("fit", *command, "--trainer.val_check_interval", "4", *more) == 0
+        folder = lab.folder / "runs" / "qwen0.5b_2of4"
         assert run("verify", folder / "export", "--base", lab.model) == 0
         assert str(MaskSet.load(folder / "mask.safetensors").pattern) == "2:4"
         assert list(folder.glob("events.out.tfevents.*"))
@@ -138,15 +138,19 @@ def test_the_papers_configuration_runs_as_it_is_written(lab):
 CONFIGS = {"qwen0.5b_2of4.yaml": "runs/qwen0.5b_2of4", "quickstart.yaml": "runs/quickstart"}
 
 
-@pytest.mark.parametrize(("config", "place"), CONFIGS.items(), ids=CONFIGS)
+@pytest.mark.parametrize(
+    ("config", "place"),
+    [pytest.param(*pair, marks=[pytest.mark.slow] * ("qwen" in pair[0])) for pair in CONFIGS.items()],
+    ids=CONFIGS,
+)
 def test_without_a_logger_and_twice_in_the_same_folder(lab, config, place):
     folder = lab.folder / place
     command = ["--config", config, *lab.options(), "--trainer.logger", "false"]
     if "qwen" in config:
         command += ["--trainer.val_check_interval", "4"]
     inodes = []
-    for _ in range(2):
-        assert run("fit", *command) == 0
+    for more in ([], ["--overwrite"]):
+        assert run("fit", *command, *more) == 0
         assert run("verify", folder / "export", "--base", lab.model) == 0
         assert (folder / "mask.safetensors").is_file()
         inodes.append((folder / "export").stat().st_ino)
@@ -155,12 +159,16 @@ def test_without_a_logger_and_twice_in_the_same_folder(lab, config, place):
 
 
 @pytest.mark.parametrize(
-    "overlay", ["straight_through", "linear_anneal", "exponential_anneal", "small_budget"]
+    "overlay",
+    [
+        *("straight_through", "small_budget"),
+        *(pytest.param(f"{kind}_anneal", marks=pytest.mark.slow) for kind in ("linear", "exponential")),
+    ],
 )
 def test_overlays_run(lab, overlay):
     command = ["-c", "quickstart", "-c", f"overlays/{overlay}.yaml", *lab.options(max_steps=2)]
     assert run("fit", *command, "--model.prior_windows", "2", "--trainer.val_check_interval", "1") == 0
-    assert run("verify", "runs/quickstart/export") == 0
+    assert run("verify", f"runs/quickstart+{overlay}/export") == 0
 
 
 COMMANDS = [

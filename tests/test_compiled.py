@@ -4,6 +4,7 @@ They are for GPUs; on a processor they run where the C++ loops can't, and so the
 """
 
 import logging
+from itertools import product
 
 import pytest
 import torch
@@ -15,11 +16,8 @@ from roi_lightning.samplers.kept_norm import KeptNorm
 SHAPE = 320, 256
 END = Draw(seed=3, index=7, lam=0.002, tau=0.05)
 # Each with each is for `-m slow`: a compilation takes seconds.
-PAIRS = [
-    (0, False),
-    (1, True),
-    *(pytest.param(*pair, marks=pytest.mark.slow) for pair in ((0, True), (1, False))),
-]
+DRAWS = [(GumbelTopK, 1, True), (StraightThrough, 0, False)]
+OTHERS = [draw for draw in product((GumbelTopK, StraightThrough), (0, 1), (True, False)) if draw not in DRAWS]
 WARM = Draw(seed=3, index=7, lam=0.3, tau=0.5)
 
 
@@ -40,8 +38,10 @@ def both_ways(sampler, pattern, dim, draw, kept_norm=False, dtype=torch.float32)
     return drawn.detach(), gradient, None if reward is None else reward.value
 
 
-@pytest.mark.parametrize("kind", [GumbelTopK, StraightThrough])
-@pytest.mark.parametrize(("dim", "kept_norm"), PAIRS)
+@pytest.mark.parametrize(
+    ("kind", "dim", "kept_norm"),
+    [*DRAWS, *(pytest.param(*draw, marks=pytest.mark.slow) for draw in OTHERS)],
+)
 def test_compiled_draws_are_the_eager_ones_up_to_rounding(kind, dim, kept_norm):
     for draw, tolerance in ((WARM, 1e-5), (END, 2e-4)):
         fast, slow = (both_ways(kind(compiled=c), "2:4", dim, draw, kept_norm) for c in (True, False))
@@ -54,6 +54,7 @@ def test_compiled_draws_are_the_eager_ones_up_to_rounding(kind, dim, kept_norm):
     assert not compiling.kernels.broken
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("pattern", "push_down"), [("1:4", "paper"), ("3:4", "paper"), ("3:4", "scaled")])
 def test_compiled_other_patterns_and_bf16(pattern, push_down):
     fast, slow = (

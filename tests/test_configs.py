@@ -40,7 +40,8 @@ def test_every_configuration_instantiates(lab, name):
 def test_every_overlay_instantiates_on_a_base(lab, base, overlay):
     if overlay == "adamw8bit.yaml" and find_spec("torchao") is None:
         pytest.skip("torchao is not installed")
-    cli = instantiate("-c", base, "-c", f"overlays/{overlay}", "--model.lm", lab.model)
+    more = ["--model.strength", "1"] if overlay == "proxsparse.yaml" else []
+    cli = instantiate("-c", base, "-c", f"overlays/{overlay}", "--model.lm", lab.model, *more)
     cli.model.preflight(cli.trainer)
 
 
@@ -50,7 +51,7 @@ def test_the_papers_numbers(lab, name):
     model, data, trainer = cli.model, cli.datamodule, cli.trainer
     assert str(model.pattern) == name.split("_")[-1].removesuffix(".yaml").replace("of", ":")
     assert trainer.max_steps == 2000
-    assert data.batch_size * trainer.accumulate_grad_batches * trainer.world_size == 256
+    assert all(data.micro_batches(ranks) * ranks * data.batch_size == 256 for ranks in (1, 2, 8, 16))
     assert data.seq_len == 4096
     for schedule, end in ((model.tau, 0.05), (model.lam, 0.002)):
         assert isinstance(schedule, Exponential)
@@ -68,8 +69,7 @@ def test_the_papers_numbers(lab, name):
     assert model.prior == "none"
     assert model.state.sampler == GumbelTopK()
     assert trainer.precision == "32-true"
-    # Every 250 steps, in micro-batches.
-    assert trainer.val_check_interval == 250 * trainer.accumulate_grad_batches
+    assert trainer.validate_every_steps == 250
 
 
 def test_what_the_overlays_change(lab):
@@ -78,8 +78,10 @@ def test_what_the_overlays_change(lab):
     model = instantiate(*start, "-c", "overlays/linear_anneal.yaml").model
     assert (model.tau, model.lam) == (Linear(1.0, 0.05, 0.75), Linear(1.0, 0.002, 0.75))
     small = instantiate(*start, "-c", "overlays/small_budget.yaml")
-    tokens = small.trainer.max_steps * small.trainer.accumulate_grad_batches * small.datamodule.batch_size
-    assert tokens * small.datamodule.seq_len < 1e6
+    small.trainer.count_micro_batches(small.datamodule)
+    assert (small.trainer.accumulate_grad_batches, small.datamodule.batch_size) == (4, 1)
+    assert small.trainer.val_check_interval == 50 * 4
+    assert small.trainer.max_steps * 4 * small.datamodule.seq_len < 1e6
     assert small.model.prior == "activation"
     assert 0 < small.model.distillation < 1
     assert (type(small.model.tau), type(small.model.lam)) == (Linear, Linear)
@@ -120,15 +122,15 @@ def test_an_unknown_name_offers_the_nearest(tmp_path, monkeypatch, name):
 SPELLINGS = {"quoted": '"{}"', "unquoted": "{}"}
 
 
-@pytest.mark.parametrize("pattern", ["2:4", "2:8", "16:32", "1:4"])
+@pytest.mark.parametrize("pattern", ["2:4", "16:32"])
 @pytest.mark.parametrize("spelling", SPELLINGS.values(), ids=SPELLINGS)
 def test_a_pattern_means_the_same_with_and_without_quotes(lab, pattern, spelling):
     own = lab.folder / "own.yaml"
     own.write_text(f"model:\n  init_args:\n    pattern: {spelling.format(pattern)}\n")
     start = ["-c", "quickstart.yaml", "--model.lm", lab.model]
-    assert instantiate(*start, "-c", own).model.pattern == NMPattern(pattern)
     assert instantiate(*start, "--model.pattern", pattern).model.pattern == NMPattern(pattern)
     written = instantiate(*start, "-c", own)
+    assert written.model.pattern == NMPattern(pattern)
     saved = lab.folder / "saved.yaml"
     saved.write_text(written.parser.dump(written.config))
     assert instantiate("-c", saved).model.pattern == NMPattern(pattern)

@@ -4,6 +4,9 @@ import io
 import json
 import lzma
 import random
+import sys
+import sysconfig
+from types import SimpleNamespace
 
 import datasets
 import pytest
@@ -87,7 +90,32 @@ def test_passages_concatenate_to_the_text(newline, blank_share, width):
         assert max(map(len, passages)) < 12_000
 
 
-def test_python_docs(tmp_path):
+@pytest.fixture
+def library(tmp_path, monkeypatch):
+    """A Python of two topics and one documented module, beside some that are left out; its texts."""
+    folder = tmp_path / "library"
+    (folder / "json").mkdir(parents=True)
+    (folder / "test").mkdir()
+    told = [("Of " + name + ". ") * 12 + "So much." for name in ("a module", "a class", "its method")]
+    code = '"""{}"""\nclass A:\n    """{}"""\n    def f(self):\n        """{}"""\n'.format(*told)
+    for name in ("json/__init__.py", "test/test_json.py"):
+        (folder / name).write_text(code)
+    (folder / "broken.py").write_text(f'"""{told[0] * 9}"""\nclass\n')
+    (folder / "short.py").write_text('"""So short."""\n')
+    topics = {"yield": "Of generators. " * 20, "lambda": "Of functions. " * 20, "pass": "Nothing."}
+    monkeypatch.setitem(sys.modules, "pydoc_data.topics", SimpleNamespace(topics=topics))
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(folder))
+    return [topics["lambda"], topics["yield"], "\n\n".join(told)]
+
+
+def test_python_docs_are_topics_and_docstrings(tmp_path, library):
+    assert texts(Corpus("python-docs"), tmp_path) == library
+    assert texts(Corpus("python-docs", streaming=True), tmp_path) == library
+    assert load_documents(Corpus("python-docs"), str(tmp_path)).cache_files
+
+
+@pytest.mark.slow
+def test_python_docs_of_this_python(tmp_path):
     read = texts(Corpus("python-docs"), tmp_path)
     assert 1_500_000 < sum(map(len, read)) < 4_000_000
     assert min(map(len, read)) >= 200

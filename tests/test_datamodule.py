@@ -1,6 +1,7 @@
+import multiprocessing
 import random
 from collections import Counter
-from itertools import chain
+from itertools import chain, islice
 from types import SimpleNamespace
 
 import jsonargparse
@@ -19,7 +20,7 @@ from data_helpers import (
     reference_windows,
     write_jsonl,
 )
-from roi_lightning.data import CalibrationDataModule, Corpus
+from roi_lightning.data import CalibrationDataModule, Corpus, packing
 from roi_lightning.data.corpora import load_documents
 from roi_lightning.data.order import ResumableOrder, spread
 from roi_lightning.data.packing import belongs
@@ -111,20 +112,14 @@ def test_weights_mix_corpora(tmp_path, streaming):
     assert set(seen) == {"x", "y"}
 
 
-def test_cache_is_reused_and_depends_on_what_matters(tmp_path):
-    calls = []
-
-    class Counting(TinyData):
-        def load_tokenizer(self):
-            tokenizer = byte_tokenizer()
-            original = tokenizer._encode_plus
-            tokenizer._encode_plus = lambda *a, **k: calls.append(1) or original(*a, **k)
-            return tokenizer
+def test_cache_is_reused_and_depends_on_what_matters(tmp_path, monkeypatch):
+    calls, original = [], packing.tokenize
+    monkeypatch.setattr(packing, "tokenize", lambda *given: calls.append(1) or original(*given))
 
     def files(**options):
         options = {"seq_len": 16, "held_out_fraction": 0.2, "cache_dir": str(tmp_path / "cache")} | options
         calls.clear()
-        Counting(corpora=str(tmp_path / "a.jsonl"), **options).setup("fit")
+        TinyData(corpora=str(tmp_path / "a.jsonl"), **options).setup("fit")
         return {path.name for path in (tmp_path / "cache").rglob("*.arrow")}, len(calls)
 
     write_jsonl(tmp_path / "a.jsonl", documents(300))
@@ -160,6 +155,7 @@ def test_a_tokenizer_is_given_its_own_tokens(tmp_path):
         assert all_training_windows(module) == sorted(expected)
 
 
+@pytest.mark.slow
 def test_python_docs_end_to_end(tmp_path):
     module = TinyData(seq_len=256, cache_dir=str(tmp_path))
     module.setup("fit")
@@ -228,6 +224,27 @@ def test_resumed_run_validates_and_workers_keep_the_order(tmp_path):
     assert trainer.global_step == 12
 
 
+@pytest.fixture
+def _spawn():
+    """As on macOS; the parameters go to a worker as they do where Python 3.14 starts it."""
+    usual = multiprocessing.get_start_method()
+    multiprocessing.set_start_method("spawn", force=True)
+    yield
+    multiprocessing.set_start_method(usual, force=True)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_spawn")
+@pytest.mark.filterwarnings("ignore:Consider setting `persistent_workers")
+@pytest.mark.parametrize("streaming", [False, True])
+def test_workers_that_are_not_forked_give_the_same(tmp_path, streaming):
+    corpora = [Corpus(write_jsonl(tmp_path / "a.jsonl", documents(300)), streaming=streaming)]
+    alone, _ = fit(data(tmp_path, corpora), tmp_path / "alone", 3, 6)
+    spawned = data(tmp_path, corpora, num_workers=2)
+    rest, _ = fit(spawned, tmp_path / "rest", 3, 6, tmp_path / "alone" / "step=3.ckpt")
+    assert rest.seen == alone.seen[3:]
+
+
 def test_two_ranks_divide_one_order(tmp_path):
     module = data(tmp_path, batch_size=2)
     module.setup("fit")
@@ -242,6 +259,23 @@ def test_two_ranks_divide_one_order(tmp_path):
     together = [window for pair in zip(*ranks, strict=True) for batch in pair for window in batch]
     assert together == module.windows("train", 48).tolist()
     assert batches(1, 2, step=4) == ranks[1][8:]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("world", [1, 2, 8])
+def test_a_step_takes_the_same_windows_on_any_number_of_ranks(tmp_path, streaming, world):
+    path = write_jsonl(tmp_path / "a.jsonl", documents(60))
+    module = data(tmp_path, [Corpus(path, streaming=streaming)], batch_size=2, windows_per_step=16)
+    module.setup("fit")
+    parts, steps = module.micro_batches(world), [[], []]
+    for rank in range(world):
+        module.trainer = SimpleNamespace(
+            max_steps=2, accumulate_grad_batches=parts, global_step=0, global_rank=rank, world_size=world
+        )
+        for number, batch in enumerate(islice(module.train_dataloader(), 2 * parts)):
+            steps[number // parts] += batch["input_ids"].tolist()
+    wanted = module.windows("train", 32).tolist()
+    assert [sorted(step) for step in steps] == [sorted(wanted[:16]), sorted(wanted[16:])]
 
 
 def test_max_steps_is_required(tmp_path):

@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 
-from cli_helpers import make_lab, run
+from cli_helpers import make_lab, new_lab, run
 from roi_lightning.commands.plan import make_plan
 from roi_lightning.masks import MaskSet
 from tiny_models import tiny_qwen2
@@ -22,7 +22,7 @@ pytestmark = [
 ]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def torchao():
     with warnings.catch_warnings():
         # The compiler that torchao's step goes through meets torch's own deprecated parts when it is first imported.
@@ -32,16 +32,24 @@ def torchao():
         pytest.importorskip("torchao", reason="torchao is not installed")
 
 
-@pytest.fixture(autouse=True)
-def _no_small_layers(lab):
+@pytest.fixture(scope="module")
+def wide_lab(tmp_path_factory):
     """torchao leaves layers of fewer than 4,096 logits alone."""
+    lab = new_lab(tmp_path_factory)
     lab.model = tiny_qwen2(lab.folder / "wider", num_key_value_heads=4)
+    return lab
+
+
+@pytest.fixture(scope="module")
+def narrow(wide_lab, torchao):
+    """The folder of a run in 8 bits, with checkpoints."""
+    cut = "--trainer.callbacks.every_n_train_steps", "4", "--trainer.callbacks.save_top_k", "-1"
+    return fit(wide_lab, "narrow", "--config", OVERLAY, *FAST, *cut)
 
 
 def fit(lab, name, *more):
     folder = lab.folder / name
-    places = "--trainer.default_root_dir", str(folder), "--trainer.logger.save_dir", str(folder)
-    assert run("fit", *lab.quick(*places, *more, max_steps=8)) == 0
+    assert run("fit", *lab.quick("--trainer.default_root_dir", folder, *more, max_steps=8)) == 0
     return folder
 
 
@@ -49,38 +57,33 @@ def masks(folder):
     return {name: mask.to_bool() for name, mask in MaskSet.load(folder / "mask.safetensors").layers.items()}
 
 
-def test_eight_bits_learn_much_as_32_do(lab, torchao):
-    narrow, wide = (
-        masks(fit(lab, name, *more, *FAST))
-        for name, more in (("narrow", ("--config", OVERLAY)), ("wide", ()))
-    )
-    start = masks(fit(lab, "start", "--model.optimizer.init_args.lr", "1e-9", "--model.lr_end", "1e-9"))
+def test_eight_bits_learn_much_as_32_do(wide_lab, narrow):
+    narrow, wide = masks(narrow), masks(fit(wide_lab, "wide", *FAST))
+    still = "--model.optimizer.init_args.lr", "1e-9", "--model.lr_end", "1e-9", "--trainer.max_steps", "1"
+    start = masks(fit(wide_lab, "start", *still))
     moved = sum(int((wide[name] != start[name]).sum()) for name in wide)
     apart = sum(int((wide[name] != narrow[name]).sum()) for name in wide)
     assert moved > 100
     assert apart < 0.35 * moved
 
 
-def test_states_hold_what_was_planned(lab, torchao):
-    folder = fit(lab, "narrow", "--config", OVERLAY, "--trainer.callbacks.every_n_train_steps", "4")
-    plan = make_plan([*lab.quick(), "--config", OVERLAY])
-    checkpoint = torch.load(next(folder.rglob("*.ckpt")), weights_only=True)
+def test_states_hold_what_was_planned(wide_lab, narrow):
+    plan = make_plan([*wide_lab.quick(), "--config", OVERLAY])
+    checkpoint = torch.load(next(narrow.rglob("*.ckpt")), weights_only=True)
     held = 0
     for state in checkpoint["optimizer_states"][0]["state"].values():
         for value in state.values():
             if hasattr(value, "codes"):
                 held += value.codes.nbytes + value.scale.nbytes
     assert plan["bytes"]["optimizer"] == pytest.approx(held, rel=0.01)
-    assert plan["bytes"]["optimizer"] < 0.26 * make_plan(lab.quick())["bytes"]["optimizer"]
+    assert plan["bytes"]["optimizer"] < 0.26 * make_plan(wide_lab.quick())["bytes"]["optimizer"]
 
 
-def test_a_resumed_run_ends_with_the_same_bits(lab, torchao):
-    whole = masks(fit(lab, "whole", "--config", OVERLAY, *FAST))
-    cut = "--trainer.callbacks.every_n_train_steps", "4", "--trainer.callbacks.save_top_k", "-1"
-    half = fit(lab, "half", "--config", OVERLAY, *FAST, *cut)
-    checkpoint = next(half.rglob("*step=4*.ckpt"))
-    resumed = masks(fit(lab, "resumed", "--config", OVERLAY, *FAST, "--ckpt_path", str(checkpoint)))
-    assert all(torch.equal(mask, resumed[name]) for name, mask in whole.items())
+def test_a_resumed_run_ends_with_the_same_bits(wide_lab, narrow):
+    checkpoint = next(narrow.rglob("*step=4*.ckpt"))
+    again = "--config", OVERLAY, *FAST, "--ckpt_path", str(checkpoint)
+    resumed = masks(fit(wide_lab, "resumed", *again))
+    assert all(torch.equal(mask, resumed[name]) for name, mask in masks(narrow).items())
 
 
 class Missing:

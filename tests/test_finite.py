@@ -83,7 +83,8 @@ def test_the_layer_behind_a_loss_that_is_no_number_is_named(lab, accumulate):
             if batch_idx == 2:
                 for name in ("model.layers.1.mlp.down_proj", "model.layers.1.self_attn.o_proj"):
                     layer = pl_module.lm.get_submodule(name)
-                    layer.bias = torch.nn.Parameter(torch.full((layer.weight.shape[0],), float("inf")), False)
+                    bias = layer.weight.new_full((layer.weight.shape[0],), float("inf"))
+                    layer.bias = torch.nn.Parameter(bias, False)
 
     says = r"after the output of model\.layers\.1\.self_attn\.o_proj the loss is not finite at optimizer step"
     with pytest.raises(UserError, match=says):

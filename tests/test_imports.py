@@ -10,6 +10,7 @@ import pytest
 import roi_lightning
 
 ROOT = Path(roi_lightning.__file__).parent
+REPOSITORY = Path(__file__).resolve().parents[1]
 FILES = sorted(ROOT.rglob("*.py"))
 # Every file imports only from those above it; the files of one package may import each other.
 ORDER = [
@@ -27,6 +28,7 @@ ORDER = [
     "noise",
     "fallible",
     "native",
+    "denormals",
     "products",
     "attention",
     "sources",
@@ -45,6 +47,8 @@ ORDER = [
     "runtime",
     "evaluation",
     "checkpoint_files",
+    "recipe",
+    "run_folder",
     "checkpoints",
     "resuming",
     "finite",
@@ -102,59 +106,65 @@ def imported_levels(path: Path, tree: ast.AST) -> set[tuple[str, int]]:
     return found
 
 
+# What reads or runs other people's code: modules, calls by name, and arguments that may not be True.
+MODULES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+CALLS = {"eval", "exec", "compile", "__import__", "os.system", "os.popen"}
+CALLS |= {f"yaml.{name}" for name in ("load", "load_all", "full_load", "unsafe_load", "unsafe_load_all")}
+NEVER = {"trust_remote_code": True, "allow_pickle": True, "shell": True}
+
+
 def forbidden(tree: ast.AST) -> set[str]:
     """What a file does that could run somebody else's code."""
     found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {
-                f"{alias.name}" for alias in node.names if "pickle" in alias.name or alias.name == "dill"
-            }
-        if isinstance(node, ast.ImportFrom) and ("pickle" in (node.module or "") or node.module == "dill"):
-            found.add(str(node.module))
+            found |= {alias.name for alias in node.names if alias.name.split(".")[0] in MODULES}
+        if isinstance(node, ast.ImportFrom):
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= names & (CALLS | {"torch.load"})
+            found |= {str(node.module)} if str(node.module).split(".")[0] in MODULES else set()
         if isinstance(node, ast.Call):
-            literals = {keyword.arg: getattr(keyword.value, "value", None) for keyword in node.keywords}
-            if literals.get("trust_remote_code") is True:
-                found.add("trust_remote_code=True")
-            if ast.unparse(node.func) == "torch.load" and literals.get("weights_only") is not True:
+            called, given = ast.unparse(node.func), {x.arg: _literal(x.value) for x in node.keywords}
+            found |= {called} & CALLS
+            found |= {f"{name}={value}" for name, value in NEVER.items() if given.get(name) is value}
+            if called == "torch.load" and given.get("weights_only") is not True:
                 found.add("torch.load without weights_only=True")
-        if (
-            isinstance(node, ast.ImportFrom)
-            and node.module == "torch"
-            and any(a.name == "load" for a in node.names)
-        ):
-            found.add("torch.load under another name")
         if isinstance(node, ast.Dict):
-            pairs = zip(node.keys, node.values, strict=True)
-            if any(
-                getattr(k, "value", None) == "trust_remote_code" and getattr(v, "value", None) is True
-                for k, v in pairs
-            ):
-                found.add("trust_remote_code=True")
+            given = {_literal(k): _literal(v) for k, v in zip(node.keys, node.values, strict=True)}
+            found |= {f"{name}={value}" for name, value in NEVER.items() if given.get(name) is value}
         if isinstance(node, ast.arguments):
             named = [*node.posonlyargs, *node.args]
             defaults = [*zip(named[len(named) - len(node.defaults) :], node.defaults, strict=True)]
             defaults += zip(node.kwonlyargs, node.kw_defaults, strict=True)
-            if any(a.arg == "trust_remote_code" and getattr(d, "value", None) is True for a, d in defaults):
-                found.add("trust_remote_code=True")
+            found |= {
+                f"{a.arg}={_literal(d)}" for a, d in defaults if NEVER.get(a.arg) and _literal(d) is True
+            }
     return found
 
 
-@pytest.mark.parametrize("path", FILES, ids=relative)
-def test_imports_only_from_files_above(path):
-    assert level(path) in ORDER, f"{relative(path)}: add {level(path)!r} to ORDER in tests/test_imports.py"
-    own = ORDER.index(level(path))
-    for name, line in imported_levels(path, ast.parse(path.read_text(encoding="utf-8"))):
-        assert name in ORDER, f"{relative(path)}:{line}: add {name!r} to ORDER in tests/test_imports.py"
-        same_package = name == level(path) and (ROOT / name).is_dir()
-        assert ORDER.index(name) < own or same_package, (
-            f"{relative(path)}:{line} imports {name}, which is not above {level(path)}"
+def _literal(node: ast.AST | None) -> object:
+    return getattr(node, "value", None)
+
+
+def test_files_import_only_from_files_above():
+    for path in FILES:
+        assert level(path) in ORDER, (
+            f"{relative(path)}: add {level(path)!r} to ORDER in tests/test_imports.py"
         )
+        own = ORDER.index(level(path))
+        for name, line in imported_levels(path, ast.parse(path.read_text(encoding="utf-8"))):
+            assert name in ORDER, f"{relative(path)}:{line}: add {name!r} to ORDER in tests/test_imports.py"
+            same_package = name == level(path) and (ROOT / name).is_dir()
+            assert ORDER.index(name) < own or same_package, (
+                f"{relative(path)}:{line} imports {name}, which is not above {level(path)}"
+            )
 
 
-@pytest.mark.parametrize("path", FILES, ids=relative)
-def test_runs_nobody_elses_code(path):
-    assert not forbidden(ast.parse(path.read_text(encoding="utf-8")))
+def test_nobody_elses_code_is_run():
+    others = [path for folder in ("benchmarks", "examples") for path in (REPOSITORY / folder).rglob("*.py")]
+    assert len(others) > 10
+    for path in [*FILES, *others]:
+        assert not forbidden(ast.parse(path.read_text(encoding="utf-8"))), path
 
 
 @pytest.mark.parametrize(
@@ -162,6 +172,7 @@ def test_runs_nobody_elses_code(path):
     [
         "import pickle",
         "from pickle import loads",
+        "import joblib.numpy_pickle",
         "torch.load(p)",
         "torch.load(p, weights_only=False)",
         "from torch import load",
@@ -169,6 +180,16 @@ def test_runs_nobody_elses_code(path):
         "f(**{'trust_remote_code': True})",
         "def f(a, trust_remote_code=True): ...",
         "def f(*, trust_remote_code: bool = True): ...",
+        "eval(text)",
+        "exec(text)",
+        "exec(compile(text, '', 'exec'))",
+        "__import__(name)",
+        "os.system(text)",
+        "from os import system",
+        "yaml.load(file)",
+        "from yaml import unsafe_load",
+        "np.load(path, allow_pickle=True)",
+        "subprocess.run(text, shell=True)",
     ],
 )
 def test_the_check_itself_notices(text):
@@ -176,7 +197,10 @@ def test_the_check_itself_notices(text):
 
 
 def test_the_check_itself_lets_good_code_pass():
-    good = "torch.load(p, weights_only=True)\ndef f(a=True, trust_remote_code=False): g(trust_remote_code=a)"
+    good = (
+        "torch.load(p, weights_only=True)\ndef f(a=True, trust_remote_code=False): g(trust_remote_code=a)\n"
+    )
+    good += "lm.eval(), torch.compile(lm), re.compile(x), yaml.safe_load(p), run(x, shell=False), np.load(p)"
     assert not forbidden(ast.parse(good))
 
 

@@ -112,6 +112,24 @@ def test_the_divergence_is_that_of_its_definition(rows, monkeypatch):
     assert float(kl_sum(theirs, theirs, ids)) == pytest.approx(0, abs=1e-4)
 
 
+def test_tokens_that_both_models_rule_out_leave_the_divergence_finite_and_right(monkeypatch):
+    generator = torch.Generator().manual_seed(4)
+    ours, theirs = (3 * torch.randn(3 * 64, VOCAB_SIZE, generator=generator) for _ in range(2))
+    ids, known = torch.zeros(3, 64, dtype=torch.long), slice(0, VOCAB_SIZE - 40)
+    out, theirs[:, -40:] = ours.double()[:, known].requires_grad_(), -torch.inf
+    ours[:, -40:] = -torch.inf
+    monkeypatch.setattr(loss, "_SLICE_BYTES", 4 * VOCAB_SIZE * 100)
+    p, q = theirs[:, known].double().softmax(-1), out.softmax(-1)
+    wanted = (p * (p.log() - q.log())).sum(-1).view(3, 64)[:, :-1].sum()
+    found = kl_sum(ours.requires_grad_(), theirs, ids)
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=0)
+    found.backward()
+    torch.testing.assert_close(
+        ours.grad[:, known].double(), torch.autograd.grad(wanted, out)[0], rtol=0, atol=1e-5
+    )
+    assert not ours.grad[:, -40:].any()
+
+
 @pytest.mark.parametrize(
     ("option", "value"), [("distillation", -0.1), ("distillation", 1.5), ("kept_norm", -1.0)]
 )

@@ -71,6 +71,21 @@ def test_top_breaks_ties_towards_the_lower_index(spec, dim):
     assert pattern.holds(mask, dim)
 
 
+@pytest.mark.parametrize("spec", ["128:512", "256:512", "64:257", "300:1024"])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_groups_of_more_than_256_keep_what_topk_keeps(spec, dim):
+    pattern, generator = NMPattern(spec), torch.Generator().manual_seed(2)
+    scores = torch.rand((3, 2 * pattern.m), generator=generator, dtype=torch.float64)
+    ties = torch.randint(0, 9, scores.shape, generator=generator).float()
+    wanted = torch.zeros(6, pattern.m, dtype=torch.bool)
+    wanted.scatter_(1, scores.view(6, -1).topk(pattern.n).indices, value=True)
+    tied = torch.tensor([brute_top(group, pattern.n) for group in ties.view(6, -1).tolist()])
+    for values, kept in ((scores, wanted), (ties, tied)):
+        mask = pattern.top(values if dim == 1 else values.T, dim)
+        assert torch.equal(mask if dim == 1 else mask.T, kept.view(values.shape))
+        assert pattern.holds(mask, dim)
+
+
 def test_top_on_every_order_of_four_scores_with_and_without_ties():
     pattern = NMPattern("2:4")
     groups = list(itertools.product([-torch.inf, -1.0, 0.0, torch.inf], repeat=4))

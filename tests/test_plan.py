@@ -144,21 +144,21 @@ def test_plan_reads_no_weight(lab, monkeypatch):
 # What a step holds, against what a real one allocates.
 
 
-@pytest.fixture
-def wide_llama(tmp_path):
+@pytest.fixture(scope="module")
+def wide_llama(tmp_path_factory):
     """Large enough for its activations to outweigh what a sampler works with."""
     config = LlamaConfig(
         hidden_size=256,
         intermediate_size=768,
-        num_hidden_layers=6,
+        num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
         vocab_size=8192,
         tie_word_embeddings=True,
     )
-    torch.manual_seed(0)
-    LlamaForCausalLM(config).bfloat16().save_pretrained(tmp_path / "wide")
-    return str(tmp_path / "wide")
+    folder = tmp_path_factory.mktemp("wide")
+    LlamaForCausalLM(config).bfloat16().save_pretrained(folder)
+    return str(folder)
 
 
 STEPS = [
@@ -235,7 +235,7 @@ def test_the_gentlest_way_that_fits_is_told(lab, wide_llama, capsys):
     base = ["--config", "quickstart.yaml", *lab.options(model=wide_llama)]
     base += ["--data.batch_size", "8", "--data.seq_len", "256"]
     out, totals = lab.folder / "plan.json", []
-    for size in ("1GB", "260MB", "190MB", "120MB"):
+    for size in ("1GB", "190MB", "120MB", "65MB"):
         assert run("plan", *base, "--fit_in", size, "--json", out) == 0
         found = json.loads(out.read_text())["fit_in"]
         last = found["tried"][-1]
@@ -246,6 +246,33 @@ def test_the_gentlest_way_that_fits_is_told(lab, wide_llama, capsys):
         assert all(way["bytes"] > 0.95 * found["limit"] for way in found["tried"][:-1])
     assert totals == sorted(totals, reverse=True)
     assert "add to the command line" in plain_text(capsys.readouterr().out)
+
+
+COUNTED = {
+    "windows and steps": ("null", "--data.windows_per_step", "16", "--trainer.validate_every_steps", "2"),
+    "micro-batches": (2, "--trainer.val_check_interval", "4"),
+}
+
+
+@pytest.mark.parametrize(("accumulate", "more"), [(x, y) for x, *y in COUNTED.values()], ids=COUNTED)
+def test_what_fits_learns_from_as_many_windows_and_validates_as_often(lab, accumulate, more):
+    base = [
+        "--config",
+        "quickstart.yaml",
+        *lab.options(accumulate=accumulate),
+        "--data.batch_size",
+        "8",
+        *more,
+    ]
+    out, configured = lab.folder / "plan.json", make_plan(base)
+    # Not counted on to the last byte, so that it does not fit as it is.
+    assert run("plan", *base, "--fit_in", str(configured["bytes"]["total"]), "--json", out) == 0
+    added = json.loads(out.read_text())["fit_in"]["arguments"]
+    assert added[:2] == ["--data.batch_size", "4"]
+    smaller = make_plan([*base, *added])
+    for plan in (configured, smaller):
+        assert (plan["windows_per_step"], plan["validate_every_steps"]) == (16, 2)
+    assert smaller["micro_batches"] == 2 * configured["micro_batches"] == 4
 
 
 def test_what_fits_nowhere_is_said(lab, capsys):

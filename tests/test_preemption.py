@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from cli_helpers import GOING_ON, make_lab
+from cli_helpers import GOING_ON, make_lab, new_lab
 from roi_lightning.callbacks import HardenMasks
 
 lab = pytest.fixture(make_lab)
@@ -58,9 +58,9 @@ def learn(lab, name, *more, accumulate=2, **trainer):
     return lab.learn(STEPS, callbacks=callbacks, trainer=settings | trainer, resume="auto")[0]
 
 
-@pytest.fixture
-def whole(lab):
-    seen = Steps()
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    lab, seen = new_lab(tmp_path_factory), Steps()
     learn(lab, "whole", seen)
     return seen, (lab.folder / "whole" / "mask.safetensors").read_bytes()
 

@@ -1,6 +1,8 @@
 """Priors against slow double loops, and what they do to the logits."""
 
 import json
+import math
+from itertools import combinations
 from types import SimpleNamespace
 
 import pytest
@@ -13,8 +15,11 @@ from roi_lightning.export import write_export
 from roi_lightning.masks import MaskSet
 from roi_lightning.module import RoILightningModule
 from roi_lightning.oneshot import Calibration, SparseGPT, Wanda, prune_layers
-from roi_lightning.priors import magnitude_masks
+from roi_lightning.pattern import NMPattern
+from roi_lightning.priors import magnitude_masks, share_kept_at_start
 from roi_lightning.prunable import prunable_layers
+from roi_lightning.samplers import Categorical, GumbelTopK
+from roi_lightning.schedules import Exponential, Linear
 from roi_lightning.sources import resolve_model
 from tiny_models import random_masks, tiny_gpt2, tiny_llama, tiny_qwen2
 
@@ -23,8 +28,8 @@ BUILDERS = {"linear": tiny_qwen2, "conv1d": tiny_gpt2}
 
 
 def learner_of(model, lab, **options):
-    """A learner that has started, without a trainer."""
-    learner = RoILightningModule(str(model), **options)
+    """A learner that has started, without a trainer, as cold as a prior needs."""
+    learner = RoILightningModule(str(model), **{"lam": Linear(0.005, 0.002)} | options)
     data = lab.data()
     learner._trainer = SimpleNamespace(
         ckpt_path=None,
@@ -72,6 +77,40 @@ def test_activation_keeps_the_largest_weight_times_input_norm(tmp_path, lab, bui
         assert got.reshape(got.shape[0], -1, 4).sum(-1).unique().tolist() == [2]
 
 
+def picked(keys, n, prior):
+    """The mean number of prior members among n picks without replacement, each by its share of what is left."""
+    if not n:
+        return 0.0
+    others = [[*keys[:i], 0.0, *keys[i + 1 :]] for i in range(len(keys))]
+    each = [(i < prior) + picked(rest, n - 1, prior) for i, rest in enumerate(others)]
+    return sum(key * x for key, x in zip(keys, each, strict=True)) / sum(keys)
+
+
+@pytest.mark.parametrize("lam", [1.0, 0.1, 0.03, 0.01, 0.005])
+@pytest.mark.parametrize("spec", ["2:4", "1:4", "2:8"])
+def test_the_share_of_a_prior_that_first_draws_keep_is_that_of_its_distribution(spec, lam):
+    pattern, ahead = NMPattern(spec), math.exp(2 * 0.015 / lam)
+    keys = [ahead] * pattern.n + [1.0] * (pattern.m - pattern.n)
+    wanted = picked(keys, pattern.n, pattern.n) / pattern.n
+    assert share_kept_at_start(GumbelTopK(), pattern, 0.015, 0.0, lam) == pytest.approx(wanted, abs=0.006)
+    if spec == "2:4":
+        known = {1.0: 0.506, 0.1: 0.56, 0.01: 0.93}
+        assert wanted == pytest.approx(known.get(lam, wanted), abs=0.004)
+    candidates = [sum(i < pattern.n for i in c) for c in combinations(range(pattern.m), pattern.n)]
+    odds = [math.exp(2 * 0.015 / lam * overlap) for overlap in candidates]
+    wanted = sum(a * b for a, b in zip(odds, candidates, strict=True)) / sum(odds) / pattern.n
+    assert share_kept_at_start(Categorical(), pattern, 0.015, 0.0, lam) == pytest.approx(wanted, abs=0.008)
+
+
+def test_a_prior_too_weak_for_the_temperature_is_told_of_with_the_remedy(lab):
+    says = r"first draws keep 50\.\d% .*'magnitude'.* \(50\.0% would be chance\).* raise model\.prior_strength, lower"
+    with pytest.warns(UserWarning, match=says):
+        learner_of(lab.model, lab, prior="magnitude", lam=Exponential(1.0, 0.002))
+    learner_of(lab.model, lab, prior="magnitude", prior_strength=5.0, lam=Exponential(1.0, 0.002))
+    learner_of(lab.model, lab, prior="none", lam=Exponential(1.0, 0.002))
+
+
+@pytest.mark.filterwarnings("ignore:the first draws keep")  # as they should, where there is no push
 @pytest.mark.parametrize("strength", [0.0, 0.015, 0.5])
 def test_logits_start_at_noise_moved_towards_the_prior(lab, strength):
     learner, _ = learner_of(lab.model, lab, prior="magnitude", prior_strength=strength, init_std=0.01)

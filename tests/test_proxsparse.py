@@ -1,8 +1,10 @@
 """ProxSparse: what is trained, when the proximal step comes, which mask follows, and that a run can go on."""
 
 import json
+import logging
 import math
 from functools import partial
+from typing import ClassVar
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers.logger import DummyLogger
 from safetensors.torch import load_file
 from torch.nn import functional as F
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, get_linear_schedule_with_warmup
 
 from cli_helpers import QUICK_TRAINER, brute_top, fit, make_lab, oriented, run
 from roi_lightning.callbacks import SparseExport
@@ -25,6 +27,7 @@ from tiny_models import tiny_gpt2, tiny_qwen2
 
 lab = pytest.fixture(make_lab)
 RATE, STRENGTH = 1e-3, 4.0
+OVERLAY = ["--config", "overlays/proxsparse.yaml"]
 
 
 def learn(lab, steps, model=None, callbacks=(), trainer=None, ckpt_path=None, **options):
@@ -223,24 +226,66 @@ def test_refusals_say_why(lab, options, says):
 
 @pytest.mark.parametrize("base", ["quickstart.yaml", "qwen0.5b_2of4.yaml"])
 def test_the_overlay_swaps_the_learner_and_keeps_the_rest(lab, base):
-    names = ["--config", base, "--config", "overlays/proxsparse.yaml"]
+    names = ["--config", base, *OVERLAY]
     cli = build([*names, "--model.lm", str(lab.model), "--model.strength", "3"], run=False)
     assert type(cli.model) is ProxSparseModule
-    assert (cli.model.strength, cli.model.lr_end) == (3, 1e-5)
+    assert cli.model.strength == 3
+    assert (cli.model.lr_schedule, cli.model.lr_warmup, cli.model.lr_end) == ("linear", 0.1, 0.0)
     group = cli.model.optimizer([torch.nn.Parameter(torch.zeros(1))]).param_groups[0]
     assert (group["lr"], tuple(group["betas"]), group["weight_decay"]) == (1e-4, (0.9, 0.999), 0)
     assert cli.model.dtype_name == ("bfloat16" if base.startswith("qwen") else "auto")
     cli.model.preflight(cli.trainer)
 
 
+@pytest.mark.parametrize(
+    ("name", "strength"), [("SmolLM2-135M-Instruct", 0.015), ("Qwen2.5-1.5B", 0.2), ("qwen2.5-0.5b", 0.2)]
+)
+def test_a_strength_that_is_known_is_taken_and_said(lab, caplog, name, strength):
+    model = tiny_qwen2(lab.folder / name)
+    with caplog.at_level(logging.INFO):
+        learner, _ = learn(lab, 1, model, strength=None)
+    assert learner.strength == strength
+    assert (
+        f"ProxSparse: strength {strength}, found for {'SmolLM2' if strength < 0.1 else 'Qwen2.5'}"
+        in caplog.text
+    )
+    assert learner.training_facts()["strength"] == strength
+
+
+def test_a_model_without_a_known_strength_is_refused_before_it_is_read(lab):
+    for base in ("quickstart.yaml", "qwen0.5b_2of4.yaml"):
+        with pytest.raises(UserError, match=r"none is known for .*/model': set model\.strength \(published"):
+            build(["--config", base, *OVERLAY, "--model.lm", str(lab.model)], run=False)
+    ProxSparseModule(str(lab.model), strength=1.0)
+
+
+def test_the_overlays_learning_rate_is_the_published_one(lab):
+    class Rates(Callback):
+        seen: ClassVar[list[float]] = []
+
+        def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+            self.seen.append(optimizer.param_groups[0]["lr"])
+
+    cli = build([*lab.quick(*OVERLAY, "--model.strength", "1", max_steps=20)], run=False)
+    options = {name: getattr(cli.model, name) for name in ("optimizer", "lr_end", "lr_schedule", "lr_warmup")}
+    learn(lab, 20, callbacks=[Rates()], **options)
+    theirs = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=1e-4)
+    schedule, wanted = get_linear_schedule_with_warmup(theirs, 2, 20), []
+    for _ in range(20):
+        wanted.append(theirs.param_groups[0]["lr"])
+        theirs.step()
+        schedule.step()
+    assert Rates.seen == pytest.approx(wanted, rel=1e-9, abs=0)
+
+
 def test_a_run_with_the_overlay(lab):
-    assert run("fit", *lab.quick("--config", "overlays/proxsparse.yaml", "--model.strength", "5")) == 0
-    masks = MaskSet.load(lab.folder / "runs/quickstart/mask.safetensors")
+    assert run("fit", *lab.quick(*OVERLAY, "--model.strength", "5")) == 0
+    masks = MaskSet.load(lab.folder / "runs/quickstart+proxsparse/mask.safetensors")
     magnitude = load_file(lab.model / "model.safetensors")
     changed = 0
     for name, mask in masks.layers.items():
         assert masks.pattern.holds(mask.to_bool())
         changed += int((mask.to_bool() != brute_top(magnitude[name].float().abs(), 2, 4)).sum())
     assert changed
-    facts = json.loads((lab.folder / "runs/quickstart/export" / SIDECAR).read_text())["training"]
+    facts = json.loads((lab.folder / "runs/quickstart+proxsparse/export" / SIDECAR).read_text())["training"]
     assert (facts["learner"], facts["method"], facts["strength"]) == ("ProxSparseModule", "proxsparse", 5)

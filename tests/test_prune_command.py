@@ -122,13 +122,15 @@ def test_a_gguf_model_is_pruned_and_saved(lab, tmp_path):
     assert load_file(out / "model.safetensors")["model.layers.0.mlp.up_proj.weight"].dtype == torch.float32
 
 
-def test_runs_again_into_the_same_folder_with_the_same_result(lab, tmp_path):
+def test_runs_again_into_the_same_folder_with_the_same_result(lab, tmp_path, capsys):
     out = tmp_path / "out"
     contents = []
-    for _ in range(2):
-        assert prune(lab, out, method="sparsegpt") == 0
+    for more in ([], ["--overwrite"]):
+        assert prune(lab, out, *more, method="sparsegpt") == 0
         contents.append((out / "model.safetensors").read_bytes())
     assert contents[0] == contents[1]
+    assert prune(lab, out, method="sparsegpt") == 1
+    assert "--overwrite" in capsys.readouterr().err
 
 
 def test_dense_activations_and_spilling_are_options(lab, tmp_path):

@@ -19,6 +19,7 @@ from roi_lightning.export import verify_export, write_export
 from roi_lightning.export.public_names import public_name, public_values
 from roi_lightning.masks import MaskSet
 from roi_lightning.publishing.licence import base_card, licence_fields
+from roi_lightning.publishing.measured import read_measured
 from roi_lightning.sources import resolve_model
 from tiny_models import random_masks, tiny_gguf
 
@@ -148,6 +149,14 @@ def test_the_card_s_tables_hold_what_evaluate_wrote(lab, published):
     assert "|" not in re.sub(r"<pre>.*?</pre>", "", html, flags=re.DOTALL)
     assert "<details>" in html
     assert "1,024 tokens" in html
+
+
+def test_a_setting_that_each_model_has_its_own_of_is_that_of_the_model(tmp_path):
+    settings = {"dense": None, "text": None, "word_length": {"a": 1024, "b": 4096}, "bos": None}
+    models = {name: {"word_perplexity": 9.0} for name in "ab"}
+    (tmp_path / "e.json").write_text(json.dumps({"models": models, "settings": settings}))
+    found = read_measured(tmp_path / "e.json", tmp_path, "b").settings
+    assert found == {"text": None, "word_length": 4096, "bos": None}
 
 
 def test_the_configuration_is_in_the_card_without_folders(lab, published):

@@ -17,7 +17,7 @@ from tiny_models import tiny_llama
 
 lab = pytest.fixture(make_lab)
 STEPS = 6
-pytestmark = GOING_ON
+pytestmark = [*GOING_ON, pytest.mark.filterwarnings("ignore:the first draws keep")]
 
 
 class PowerCutError(RuntimeError):
@@ -119,7 +119,15 @@ def test_the_command_line_counts_and_not_the_checkpoint(lab, monkeypatch):
 
     monkeypatch.setattr(roi_lightning.module.RoILightningModule, "prepare_step", watching)
     changed = ["--model.tau", "Constant", "--model.tau.value", "0.7", "--model.sampler", "StraightThrough"]
-    changed += ["--model.optimizer.lr", "0.005", "--model.lr_end", "0.0001", "--ckpt_path", checkpoint]
+    changed += [
+        "--model.optimizer.lr",
+        "0.005",
+        "--model.lr_end",
+        "0.0001",
+        "--ckpt_path",
+        checkpoint,
+        "--allow_changed_settings",
+    ]
     assert run("fit", *lab.quick(*changed, max_steps=STEPS, accumulate=2)) == 0
     assert [step for step, *_ in seen] == [3, 3, 4, 4, 5, 5]
     assert {tau for _, tau, *_ in seen} == {0.7}
@@ -159,4 +167,4 @@ MISFITS = {
 def test_a_checkpoint_of_something_else_is_refused(lab, options, says):
     checkpoint = interrupted(lab)
     with pytest.raises(UserError, match=says):
-        lab.learn(STEPS, ckpt_path=str(checkpoint), **options(lab))
+        lab.learn(STEPS, ckpt_path=str(checkpoint), allow_changed_settings=True, **options(lab))

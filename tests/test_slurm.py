@@ -1,48 +1,81 @@
-"""Two machines under Slurm, as far as its environment goes: ended together, and going on together."""
+"""Two machines under Slurm, as far as its environment goes: ended together, and resuming together."""
 
 import os
-import random
 import signal
+import socket
 import subprocess
 import sys
 import time
+from itertools import count
 
 import pytest
+from lightning.pytorch.plugins.environments import SLURMEnvironment
 
 from cli_helpers import make_lab
 from roi_lightning.callbacks.preemption import STATUS
+from roi_lightning.cli import build
 from roi_lightning.export import verify_export
 
 lab = pytest.fixture(make_lab)
+SPREAD = ["--config", "overlays/ddp.yaml", "--trainer.num_nodes", "2", "--trainer.devices", "1"]
 
 
-def srun(lab, steps, job):
-    """The task of each of two nodes, with what srun tells it."""
-    command = [sys.executable, "-m", "roi_lightning", "fit", *lab.quick(max_steps=steps)]
-    command += ["--config", "overlays/ddp.yaml", "--trainer.num_nodes", "2", "--trainer.devices", "1"]
+def told(job, node):
+    """What srun tells the task of one of two nodes."""
+    variables = {"JOB_ID": job, "JOB_NAME": "learn", "NTASKS": 2, "NTASKS_PER_NODE": 1, "NNODES": 2}
+    variables |= {"NODELIST": "127.0.0.1", "PROCID": node, "LOCALID": 0, "NODEID": node}
+    return {f"SLURM_{name}": str(value) for name, value in variables.items()}
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_every_task_knows_its_place(lab, node, monkeypatch):
+    for name, value in told(12345, node).items():
+        monkeypatch.setenv(name, value)
+    trainer = build(lab.quick(*SPREAD), run=False).trainer
+    assert isinstance(trainer.strategy.cluster_environment, SLURMEnvironment)
+    assert (trainer.world_size, trainer.global_rank) == (2, node)
+
+
+def free_job(after):
+    """A job's number above another. Lightning makes a port of its last four digits, which has to be free."""
+    return next(job for job in count(after + 1) if is_free(15_000 + job % 10_000))
+
+
+def is_free(port):
+    with socket.socket() as listener:
+        try:
+            listener.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
+
+
+def srun(lab, job):
+    """The task of each of two nodes."""
+    command = [sys.executable, "-m", "roi_lightning", "fit", *lab.quick(*SPREAD, max_steps=300)]
     command += ["--resume", "auto", "--model.prior", "magnitude"]
     tasks = []
     for node in (0, 1):
-        told = {"JOB_ID": job, "JOB_NAME": "learn", "NTASKS": 2, "NTASKS_PER_NODE": 1, "NNODES": 2}
-        told |= {"NODELIST": "127.0.0.1", "PROCID": node, "LOCALID": 0, "NODEID": node}
-        environment = os.environ | {f"SLURM_{name}": str(value) for name, value in told.items()}
-        environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+        environment = os.environ | told(job, node) | {"PYTHONPATH": os.pathsep.join(sys.path)}
         with (lab.folder / f"node{node}.log").open("ab") as log:
             tasks.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
     return tasks
 
 
-def wait_for(tasks, found):
+def wait_for(tasks, found, seconds=120):
+    end = time.monotonic() + seconds
     while not (paths := found()):
         assert all(task.poll() is None for task in tasks), "a task ended by itself"
+        assert time.monotonic() < end, "nothing came"
         time.sleep(0.05)
     return paths
 
 
-def test_two_nodes_end_together_and_go_on_together(lab):
-    job = random.randrange(10_000, 50_000)
-    saved = lab.folder / "runs" / "quickstart" / "checkpoints"
-    tasks = srun(lab, 100_000, job)
+@pytest.mark.slow
+def test_two_nodes_end_together_and_resume_together(lab):
+    job = free_job(10_000)
+    saved = lab.folder / "runs" / "quickstart+ddp" / "checkpoints"
+    tasks = srun(lab, job)
     try:
         wait_for(tasks, lambda: sorted(saved.glob("*.ckpt")))
         for task in tasks:
@@ -54,6 +87,6 @@ def test_two_nodes_end_together_and_go_on_together(lab):
     (path,) = (path for path in saved.glob("*.ckpt") if not path.is_symlink())
     step = int(path.stem.rpartition("=")[2])
     assert f"step {step} is saved" in (lab.folder / "node0.log").read_text()
-    assert [task.wait(120) for task in srun(lab, step + 2, job + 1)] == [0, 0]
-    assert f"going on from {path}" in (lab.folder / "node0.log").read_text()
-    assert verify_export(lab.folder / "runs" / "quickstart" / "export").ok
+    assert [task.wait(120) for task in srun(lab, free_job(job))] == [0, 0]
+    assert f"resuming from {path}" in (lab.folder / "node0.log").read_text()
+    assert verify_export(lab.folder / "runs" / "quickstart+ddp" / "export").ok

@@ -194,10 +194,16 @@ def test_only_the_text_around_the_place_is_read_again(tmp_path):
     assert len(READ) <= 64
 
 
-CASES = [(workers, accumulate, marks) for workers in (0, 1, 2) for accumulate, marks in ((1, "x"), (3, "xy"))]
+OTHERS = [(1, 3, "xy"), (2, 1, "x")]
 
 
-@pytest.mark.parametrize(("workers", "accumulate", "marks"), CASES)
+@pytest.mark.parametrize(
+    ("workers", "accumulate", "marks"),
+    [
+        *((0, 1, "x"), (0, 3, "xy"), (1, 1, "x"), (2, 3, "xy")),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in OTHERS),
+    ],
+)
 def test_interrupted_anywhere_equals_uninterrupted(tmp_path, workers, accumulate, marks):
     def module(num_workers):
         return generated(tmp_path, marks, num_workers=num_workers)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,8 @@ from roi_lightning.cli import build
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import study
 import study_commands
+import study_references
+import study_run
 from study_cells import METHODS, Cell, Method, Study, choose_methods, left_out, make_cells
 from study_cost import cost_markdown, cost_rows
 from study_effective import effective
@@ -27,7 +30,7 @@ from study_figure import curves, draw_study, mark_references
 from study_history import curve, step_times
 from study_settings import checkpoint_steps, cost_settings, fit_arguments, fit_settings, points_within
 from study_table import as_markdown, make_rows
-from study_work import WorkFailed, check_claim, claim, run_logged, sole_user, write_json
+from study_work import Usage, WorkFailed, check_claim, claim, run_logged, sole_user, write_json
 
 lab = pytest.fixture(make_lab)
 ROI = Method("roi")
@@ -71,6 +74,7 @@ def test_fit_understands_a_cell_as_it_is_meant(lab, texts):
     assert (str(cli.model.pattern), cli.model.seed) == ("1:4", 3)
     assert cli.model.prior == str(settled.prior("1:4"))
     trainer, data = cli.trainer, cli.datamodule
+    trainer.count_micro_batches(data)
     per_step = trainer.accumulate_grad_batches * data.batch_size * data.seq_len
     assert trainer.max_steps * per_step == cell.tokens
     assert (trainer.val_check_interval, trainer.check_val_every_n_epoch) == (4, None)
@@ -298,6 +302,26 @@ def lost(prior, other):
     return sum(int(((ours[name] != 0) & (theirs[name] == 0)).sum()) for name in names) / kept
 
 
+@pytest.fixture
+def in_process(monkeypatch):
+    """Commands of studies run here, which imports nothing again; see above for processes of their own."""
+
+    def run_commands(commands, log):
+        monkeypatch.setattr(sys, "argv", ["study_commands.py", json.dumps(commands)])
+        log.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with log.open("a") as file, redirect_stdout(file), redirect_stderr(file):
+                study_commands.main()
+        except SystemExit as stop:
+            raise WorkFailed(f"exit status {stop.code}; {log.read_text()}") from None
+        return Usage(1.0, 1 << 30)
+
+    for module in (study_references, study_run):
+        monkeypatch.setattr(module, "run_commands", run_commands)
+
+
+@pytest.mark.usefixtures("in_process")
+@pytest.mark.filterwarnings("ignore:Experiment logs directory .* is not empty")
 def test_a_study_from_end_to_end(lab, texts, capsys):
     fast = ["--methods", "fast", "--method", "fast=straight_through --model.optimizer.init_args.lr 0.05"]
     written = ["--json", "t.json", "--markdown", "t.md", "--figure", "t.png", "--store", "kept"]

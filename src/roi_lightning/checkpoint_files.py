@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -56,10 +57,14 @@ def write_checkpoint(checkpoint: Mapping[str, Any], path: Path) -> None:
     """
     _require_room(path, checkpoint)
     with written_aside(path) as partial:
-        try:
-            torch.save(dict(checkpoint), partial)
-        except RuntimeError as error:  # what torch makes of a disk that refuses
-            raise OSError(str(error)) from error
+        _write(dict(checkpoint), partial)
+
+
+def _write(tree: dict[str, Any], file: Path) -> None:
+    try:
+        torch.save(tree, file)
+    except RuntimeError as error:  # what torch makes of a disk that refuses
+        raise OSError(str(error)) from error
 
 
 def write_sharded(checkpoint: Mapping[str, Any], path: Path) -> None:
@@ -76,9 +81,13 @@ def write_sharded(checkpoint: Mapping[str, Any], path: Path) -> None:
     tensors, rest = _taken_apart(checkpoint)
     with _one_aside(path) as partial:
         writer = HuggingFaceStorageWriter(str(partial), save_distributed=True)
-        save(tensors, storage_writer=writer)
+        try:
+            save(tensors, storage_writer=writer)
+        except CheckpointException as error:  # every rank hears what happened to any
+            reason, _ = next(iter(error.failures.values()))
+            raise UserError(f"{str(path)!r} can't be written: {reason}") from error
         if dist.get_rank() == 0:
-            torch.save(rest, partial / _REST)
+            _write(rest, partial / _REST)
         dist.barrier()
     dist.barrier()
 

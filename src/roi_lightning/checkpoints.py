@@ -13,27 +13,61 @@ from torch import Tensor
 from roi_lightning.checkpoint_files import read_rest, stored_files
 from roi_lightning.errors import UserError
 from roi_lightning.pattern import NMPattern
+from roi_lightning.recipe import Recipe, check_same_run
 from roi_lightning.shards import all_finite
 
 _KEY: Final = "roi_lightning"
 
 
-def mark_checkpoint(checkpoint: dict[str, Any], pattern: NMPattern, lm: str) -> None:
+def mark_checkpoint(
+    checkpoint: dict[str, Any], pattern: NMPattern, lm: str, recipe: Recipe, max_steps: int
+) -> None:
     """Note in a checkpoint which run it is of."""
-    checkpoint[_KEY] = {"pattern": str(pattern), "lm": lm}
+    checkpoint[_KEY] = {"pattern": str(pattern), "lm": lm, "recipe": recipe, "max_steps": max_steps}
 
 
-def check_checkpoint(path: str | None) -> None:
-    """Refuse a checkpoint file that is missing, cannot be read as plain tensors, or is not one of ours.
+def check_checkpoint(path: str) -> None:
+    """Refuse a checkpoint that is missing, damaged, not plain tensors, or not one of ours.
 
     Args:
-        path: The file, or None for no checkpoint.
+        path: The file or folder.
 
     Raises:
         UserError: Naming the file and the remedy.
     """
-    if path is None:
-        return
+    _read_mark(path)
+    if not all(map(_intact, stored_files(Path(path)))):
+        raise UserError(f"checkpoint {path!r} is damaged; resume from another one in its folder")
+
+
+def check_resumable(path: str, recipe: Recipe, max_steps: int) -> None:
+    """Refuse a checkpoint that a run can't resume from, see `check_checkpoint`, or that is of another run.
+
+    Args:
+        path: The file or folder.
+        recipe: Of the run.
+        max_steps: Its optimizer steps, which may only grow.
+
+    Raises:
+        UserError: Naming the file, what differs, and the remedy.
+    """
+    mark = _read_mark(path)
+    check_same_run(recipe, mark.get("recipe"), path)
+    if max_steps < mark["max_steps"]:
+        raise UserError(
+            f"checkpoint {path!r} is of a run of {mark['max_steps']} optimizer steps, and trainer.max_steps is "
+            f"{max_steps}; it may grow, or pass --allow_changed_settings if the change is meant"
+        )
+    check_checkpoint(path)
+
+
+def stored_recipe(path: str) -> Recipe | None:
+    """What a checkpoint was learned with; None if it does not say."""
+    recipe: Recipe | None = _read_mark(path).get("recipe")
+    return recipe
+
+
+def _read_mark(path: str) -> dict[str, Any]:
     if not Path(path).exists():
         raise UserError(f"no checkpoint at {path!r}; give one from <run folder>/checkpoints/")
     try:
@@ -42,17 +76,15 @@ def check_checkpoint(path: str | None) -> None:
         raise UserError(
             f"checkpoint {path!r} can't be read: it is damaged or not one of ours; give another from its folder"
         ) from error
-    if not _is_ours(loaded):
+    if not isinstance(loaded, dict) or not _is_ours(loaded):
         raise UserError(
             f"checkpoint {path!r} was not written by roi_lightning; give one from a run's checkpoints/"
         )
-    if not all(map(_intact, stored_files(Path(path)))):
-        raise UserError(f"checkpoint {path!r} is damaged; go on from another one in its folder")
+    mark: dict[str, Any] = loaded[_KEY]
+    return mark
 
 
-def _is_ours(loaded: object) -> bool:
-    if not isinstance(loaded, dict):
-        return False
+def _is_ours(loaded: dict[str, Any]) -> bool:
     mark, state = loaded.get(_KEY), loaded.get("state_dict")
     marked = isinstance(mark, dict) and mark.keys() >= {"pattern", "lm"} and "global_step" in loaded
     return marked and isinstance(state, dict) and all(isinstance(value, Tensor) for value in state.values())

@@ -5,14 +5,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.loggers import TensorBoardLogger
 from typing_extensions import override
 
 # Imported so that YAML may name them without their module.
 from roi_lightning import callbacks, proxsparse, samplers, schedules  # noqa: F401
-from roi_lightning.callbacks import SparseExport
 from roi_lightning.callbacks.progress import with_progress
 from roi_lightning.complaints import parser_complaint, plain_errors, silence_remarks
 from roi_lightning.config_files import ConfigByName
@@ -22,11 +21,18 @@ from roi_lightning.language_model import check_length
 from roi_lightning.learner import MaskLearner
 from roi_lightning.module import RoILightningModule
 from roi_lightning.room import require_memory
+from roi_lightning.run_folder import CONFIG, RUNS, run_folder
 from roi_lightning.run_settings import check_trainer
 from roi_lightning.trainer import RoITrainer
 
 _DEFAULT_LEARNER: Final = f"{RoILightningModule.__module__}.{RoILightningModule.__qualname__}"
 _PROGRAM: Final = "python -m roi_lightning"
+# Options of a subcommand that are no settings of the run.
+_FLAGS: Final = {
+    "overwrite": "Replace the results of an earlier run.",
+    "allow_changed_settings": "Take the checkpoint of --ckpt_path whatever it was learned with.",
+}
+_BEGINNING: Final = ("resume", "ckpt_path", "weights_only", *_FLAGS)
 _REMEDIES: Final = {"No module named 'torchao'": "pip install 'roi-lightning[8bit]'"}
 
 
@@ -60,17 +66,32 @@ class SaveFitConfig(SaveConfigCallback):
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Nothing yet: the folder may be an earlier run's, and this one's checkpoint or prior may be refused."""
+        """Nothing yet: the folder may be an earlier run's, and this run's checkpoint or prior may be refused."""
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # How a run began is no setting: other commands read this file too.
-        self.config.pop("resume", None)
-        super().setup(trainer, pl_module, "fit")
+        for name in _BEGINNING:
+            self.config.pop(name, None)
+        if trainer.is_global_zero:
+            folder = run_folder(trainer)
+            folder.mkdir(parents=True, exist_ok=True)
+            self.parser.save(self.config, folder / CONFIG, skip_none=False, overwrite=True)
 
 
 class RoICLI(LightningCLI):
-    """LightningCLI with bare config names, one seed, the tokenizer linked to the model, and `export`."""
+    """LightningCLI with bare config names, one seed, the tokenizer linked to the model, a folder a run, and `export`.
+
+    Args:
+        args: The command line; its first word is the subcommand, if one is to run.
+        options: As in `LightningCLI`.
+    """
+
+    def __init__(self, args: list[str], **options: Any) -> None:
+        self._typed = args[0] if args else ""
+        super().__init__(args=args, **options)
+
+    trainer: RoITrainer
 
     @override
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
@@ -92,12 +113,33 @@ class RoICLI(LightningCLI):
         parser.link_arguments("model.init_args.trust_remote_code", "data.trust_remote_code")
         parser.link_arguments("seed_everything", "data.seed", compute_fn=_seed)
         parser.link_arguments("seed_everything", "model.init_args.seed", compute_fn=_seed)
+        parser.add_argument(
+            "--run",
+            type=str | None,
+            help="Name of the run, which writes to runs/NAME (default: the configurations' names, joined by +). "
+            "With trainer.default_root_dir alone, that is the folder.",
+        )
 
-    @staticmethod
     @override
-    def subcommands() -> dict[str, set[str]]:
-        data = {"model", "train_dataloaders", "val_dataloaders", "dataloaders", "datamodule"}
-        return {"fit": data, "validate": data, "export": data}
+    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
+        skipped = {"model", "train_dataloaders", "val_dataloaders", "dataloaders", "datamodule", *_FLAGS}
+        # Each parser has every option of trainer, learner and text: a second of work for the one that is used.
+        return {self._typed: skipped}
+
+    @override
+    def _add_subcommands(self, parser: LightningArgumentParser, **kwargs: Any) -> None:
+        super()._add_subcommands(parser, **kwargs)
+        if self._typed in ("fit", "export"):
+            for flag, text in _FLAGS.items():
+                self._subcommand_parsers[self._typed].add_argument(
+                    f"--{flag}", action="store_true", help=text
+                )
+
+    @override
+    def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
+        kwargs: dict[str, Any] = super()._prepare_subcommand_kwargs(subcommand)
+        given = self.config_init[subcommand]
+        return kwargs | {flag: given[flag] for flag in _FLAGS if flag in given}
 
     @override
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
@@ -132,9 +174,34 @@ class RoICLI(LightningCLI):
         if config.get("enable_progress_bar") is not False:
             config["callbacks"] = with_progress(chosen)
         check_trainer(config)
-        trainer = super().instantiate_trainer(**kwargs)
+        folder = str(self._run_folder(config.get("default_root_dir")))
+        if config.get("logger") in (None, True):
+            kwargs["logger"] = TensorBoardLogger(folder, name="", version="", default_hp_metric=False)
+        trainer = super().instantiate_trainer(default_root_dir=folder, **kwargs)
         assert isinstance(trainer, RoITrainer)
         return trainer
+
+    def _run_folder(self, root: str | None) -> Path:
+        """Where all of a run goes: the folder that was given, or one of the run's name below it or `runs/`.
+
+        Raises:
+            UserError: If the name is no name of a folder.
+        """
+        name: str | None = self._get(self.config, "run")
+        if name is None and root is not None:
+            return Path(root)
+        if name is None:
+            files = self._get(self.config, "config") or []
+            lm = self._get(self.config, "model")["init_args"]["lm"]
+            name = "+".join(Path(str(file)).stem for file in files) or Path(lm).name
+            # Kept in the run's config.yaml, with which it continues in the same folder.
+            config = self.config[self.subcommand] if self.subcommand else self.config
+            config["run"] = name
+        if Path(name).name != name or name == "..":
+            raise UserError(
+                f"--run is {name!r}; give a plain name, or a folder with --trainer.default_root_dir"
+            )
+        return Path(root or RUNS) / name
 
     def before_validate(self) -> None:
         """Refuse to measure a mask that was never learned.
@@ -148,12 +215,10 @@ class RoICLI(LightningCLI):
 
     def before_fit(self) -> None:
         """Find every mistake that can be found before text is tokenised and weights are read."""
+        self.trainer.count_micro_batches(self.datamodule)
         self.model.preflight(self.trainer)
         self._check_length()
         require_memory(self.model, self.trainer)
-        for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(callback, SparseExport):
-                callback.preflight(self.trainer)
 
     def _check_length(self) -> None:
         check_length(self.model.source, self.datamodule.seq_len, self.model.trust_remote_code)
@@ -166,9 +231,6 @@ def run(args: Sequence[str]) -> None:
         args: The command line after the program's name.
     """
     silence_remarks()
-    # Annealed softmaxes make many denormal numbers, which cost a processor a hundred times as much as others. Said
-    # before the first parallel region, whose threads inherit it.
-    torch.set_flush_denormal(True)
     build(list(args), run=True)
 
 
@@ -181,8 +243,8 @@ def build(args: list[str], run: bool, cli: type[RoICLI] = RoICLI) -> RoICLI:
         cli: The class to make.
     """
     return cli(
-        MaskLearner,
-        CalibrationDataModule,
+        model_class=MaskLearner,
+        datamodule_class=CalibrationDataModule,
         trainer_class=RoITrainer,
         # The data module divides windows over ranks itself; the learner says in a line what it will learn.
         trainer_defaults={"use_distributed_sampler": False, "max_epochs": 1, "enable_model_summary": False},

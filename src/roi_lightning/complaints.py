@@ -60,8 +60,12 @@ def silence_remarks() -> None:
     warnings.filterwarnings("ignore", message=".*treespec, LeafSpec", category=FutureWarning)
     # The order of the text is a function of seed and step; loading it takes no time beside a step.
     warnings.filterwarnings("ignore", message=".*does not have many workers")
-    # A second run in the same folder is meant: checkpoints get another version, the export is replaced.
+    # A run has one epoch, so workers are started once.
+    warnings.filterwarnings("ignore", message="Consider setting `persistent_workers=True`")
+    # A run that resumes in its own folder is meant.
     warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")
+    # A checkpoint of another folder may be named: only its list of checkpoints stays behind.
+    warnings.filterwarnings("ignore", message="The dirpath has changed from")
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_is_no_advice)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.cli import OptimizerCallable
+from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
@@ -28,11 +29,12 @@ from roi_lightning.finite import check_step
 from roi_lightning.language_model import DType, enable_checkpointing, load_language_model
 from roi_lightning.loss import kl_sum, next_token_logits, next_token_nll, nll_sum
 from roi_lightning.masks import BaseModel, LayerMask, MaskSet
-from roi_lightning.optimization import cosine_to, keep_configured
+from roi_lightning.optimization import Decay, decay_to, keep_configured
 from roi_lightning.pattern import NMPattern
 from roi_lightning.prunable import check_model, check_pattern, prunable_layers
+from roi_lightning.recipe import Recipe, options, run_recipe, spelled
 from roi_lightning.resuming import align_loops
-from roi_lightning.run_settings import check_optimizer, check_trainer
+from roi_lightning.run_settings import check_optimizer, check_sharded_optimizer, check_trainer
 from roi_lightning.sharding import shard
 from roi_lightning.sources import ModelSource, resolve_model
 from roi_lightning.sparse_linear import LayerState, MaskedLinear, fixed_masks, in_mode
@@ -50,7 +52,9 @@ class MaskLearner(pl.LightningModule, ABC):
         targets: Glob patterns of the linear layers to prune.
         ignore: Glob patterns of layers to leave dense.
         optimizer: Made from the trainable parameters.
-        lr_end: Learning rate at the end of the run; a cosine leads there from the optimizer's own.
+        lr_end: Learning rate at the end of the run, to which the optimizer's own decays.
+        lr_schedule: How: `cosine` (half of one) or `linear`.
+        lr_warmup: Share of the run, below 1, over which the learning rate rises from 0 on a straight line before.
         distillation: Share of the loss, from 0 to 1, that is not the text's cross-entropy (the paper's only
             term) but the divergence of the masked model's next-token distribution from the dense model's; any
             above 0 costs one more forward pass per micro-batch, and no second copy of the model.
@@ -77,6 +81,8 @@ class MaskLearner(pl.LightningModule, ABC):
         ignore: Sequence[str] = (),
         optimizer: OptimizerCallable = torch.optim.AdamW,
         lr_end: float = 1e-4,
+        lr_schedule: Decay = "cosine",
+        lr_warmup: float = 0.0,
         distillation: float = 0.0,
         activation_checkpointing: bool = False,
         attn_implementation: str | None = None,
@@ -93,10 +99,12 @@ class MaskLearner(pl.LightningModule, ABC):
         self.pattern, self.dtype_name, self.seed = NMPattern(pattern), dtype, seed
         self.targets, self.ignore = list(targets), list(ignore)
         self.optimizer, self.lr_end = optimizer, lr_end
+        self.lr_schedule, self.lr_warmup = lr_schedule, lr_warmup
         self.activation_checkpointing = activation_checkpointing
         self.attn_implementation, self.trust_remote_code = attn_implementation, trust_remote_code
         self.lm, self.layers = None, {}
         self.prior_masks: dict[str, LayerMask] = {}
+        self.run_recipe: Recipe = {}  # of the run, once it begins
         # Checkpoints hold what is learned; the frozen weights come from the model itself.
         self.strict_loading = False
         self._val_nll = MeanMetric()
@@ -158,6 +166,8 @@ class MaskLearner(pl.LightningModule, ABC):
         """
         check_trainer(trainer)
         self.check_settings()
+        if isinstance(trainer.strategy, ModelParallelStrategy):
+            check_sharded_optimizer(self.optimizer)
         check_model(self.source, self.pattern, self.targets, self.ignore, self.trust_remote_code)
 
     def check_settings(self) -> None:
@@ -166,13 +176,18 @@ class MaskLearner(pl.LightningModule, ABC):
         Raises:
             UserError: For an optimizer that can't be made, or a file that does not fit.
         """
-        check_optimizer(self.optimizer, self.lr_end)
+        check_optimizer(self.optimizer, self.lr_end, self.lr_warmup)
 
     def load_lm(self) -> PreTrainedModel:
         """The model to learn on, frozen; override it to learn on one of your own."""
         return load_language_model(
             self.source, self.dtype_name, self.trust_remote_code, self.attn_implementation
         )
+
+    @override
+    def setup(self, stage: str) -> None:
+        if stage == "fit":
+            self.run_recipe = run_recipe(self, self.trainer, self.trainer.datamodule)  # type: ignore[attr-defined]
 
     @override
     def configure_model(self) -> None:
@@ -220,7 +235,8 @@ class MaskLearner(pl.LightningModule, ABC):
 
     def _configured(self) -> tuple[torch.optim.Optimizer, LambdaLR]:
         optimizer = self.optimizer([p for p in self.parameters() if p.requires_grad])
-        return optimizer, cosine_to(optimizer, self.lr_end, self.trainer.max_steps)
+        steps = self.trainer.max_steps
+        return optimizer, decay_to(optimizer, self.lr_end, steps, self.lr_schedule, self.lr_warmup)
 
     @override
     def on_fit_start(self) -> None:
@@ -305,14 +321,34 @@ class MaskLearner(pl.LightningModule, ABC):
         self._validation_masks.__exit__(None, None, None)
         self._validation_masks = None
 
+    def settings(self) -> dict[str, object]:
+        """What the method learns with, by the names of its options: plain values, and objects made with such."""
+        optimizer = self.optimizer([nn.Parameter(torch.zeros(1))])
+        names = ("distillation", "lr_end", "lr_schedule", "lr_warmup")
+        return {"optimizer": optimizer} | {name: getattr(self, name) for name in names}
+
+    def recipe(self) -> dict[str, object]:
+        """What the learned mask depends on, by option; see `roi_lightning.recipe`."""
+        settings: dict[str, object] = {
+            "lm": self.source.spec,
+            "revision": self.source.revision,
+            "pattern": str(self.pattern),
+            "dtype": self.dtype_name,
+            "targets": self.targets,
+            "ignore": self.ignore,
+            **self.settings(),
+        }
+        flat = {
+            key: entry
+            for name, value in settings.items()
+            for key, entry in options(f"model.{name}", value).items()
+        }
+        return {"model": type(self).__name__, "seed_everything": self.seed, **flat}
+
     def training_facts(self) -> dict[str, object]:
         """What an export tells about how its mask was learned; plain values."""
-        return {
-            "learner": type(self).__name__,
-            "method": self.method,
-            "distillation": self.distillation,
-            "seed": self.seed,
-        }
+        settings = {name: spelled(value) for name, value in self.settings().items()}
+        return {"learner": type(self).__name__, "method": self.method, "seed": self.seed, **settings}
 
     # Checkpoints.
 
@@ -330,7 +366,8 @@ class MaskLearner(pl.LightningModule, ABC):
 
     @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        mark_checkpoint(checkpoint, self.pattern, self.source.spec)
+        steps = self.trainer.max_steps
+        mark_checkpoint(checkpoint, self.pattern, self.source.spec, self.run_recipe, steps)
 
     @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -122,5 +122,7 @@ def _nll(logits: Tensor, targets: Tensor) -> Tensor:
 
 def _kl(logits: Tensor, dense: Tensor, targets: Tensor) -> Tensor:
     ours, theirs = (x.float().log_softmax(-1) for x in (logits, dense))
-    each = F.kl_div(ours, theirs, reduction="none", log_target=True).sum(-1)
+    # A token that the dense model rules out (-inf) adds nothing, where the formula says 0 times infinity.
+    terms = F.kl_div(ours, theirs, reduction="none", log_target=True).masked_fill(theirs.isneginf(), 0.0)
+    each = terms.sum(-1)
     return each.masked_fill(targets == _NOTHING, 0.0).sum()

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.strategies import ModelParallelStrategy
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 from transformers.modeling_utils import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
@@ -20,8 +20,10 @@ from roi_lightning.export.fit import check_masks_fit
 from roi_lightning.learner import MaskLearner
 from roi_lightning.masks import LayerMask, MaskSet
 from roi_lightning.noise import noise_key
-from roi_lightning.oneshot import METHODS, Calibration, SparseGPT, Wanda, prune_layers
+from roi_lightning.oneshot import Calibration, SparseGPT, Wanda, prune_layers
 from roi_lightning.priors import (
+    LAYERWISE_PRIORS,
+    MEASURED_PRIORS,
     NAMED_PRIORS,
     activation_masks,
     check_prior,
@@ -29,11 +31,12 @@ from roi_lightning.priors import (
     file_masks,
     input_norms,
     magnitude_masks,
+    share_kept_at_start,
 )
 from roi_lightning.samplers import Draw, GumbelTopK, Sampler
 from roi_lightning.samplers.kept_norm import KeptNorm
 from roi_lightning.schedules import Exponential, Schedule
-from roi_lightning.shards import spread_like
+from roi_lightning.shards import copy_from_first_rank, from_first_rank, spread_like
 from roi_lightning.sparse_linear import SharedState, SparseLinear, attach
 
 
@@ -42,8 +45,8 @@ class RoILightningModule(MaskLearner):
 
     Args:
         sampler: `GumbelTopK` (soft masks in training), `StraightThrough`, or MaskLLM's `Categorical`.
-        tau: Softmax temperature τ by optimizer step (Equation 8).
-        lam: Sampling temperature λ by optimizer step (Equation 8).
+        tau: Softmax temperature τ by optimizer step (Equation 13).
+        lam: Sampling temperature λ by optimizer step (Equation 13).
         init_std: Standard deviation of the random logits at the start, N(0, 0.01) in the paper.
         prior: Where the logits start besides: `none`, `magnitude`, `activation` (Wanda's score on the dense
             model's activations, one pass), `wanda` or `sparsegpt` (layer after layer, see `oneshot`; the weights
@@ -85,7 +88,7 @@ class RoILightningModule(MaskLearner):
         if not 0 <= kept_norm < math.inf:
             raise UserError(f"model.kept_norm is {kept_norm}; set it to a factor of the loss, 0 or above")
         check_prior(prior)
-        self.tau, self.lam = tau, lam
+        self.sampler, self.tau, self.lam = sampler, tau, lam
         self.init_std, self.draw_per, self.kept_norm = init_std, draw_per, kept_norm
         self.prior, self.prior_strength, self.prior_windows = prior, prior_strength, prior_windows
         self.state = SharedState(self.pattern, sampler=sampler)
@@ -114,7 +117,7 @@ class RoILightningModule(MaskLearner):
 
     @override
     def preflight(self, trainer: pl.Trainer) -> None:
-        if self.prior in METHODS and isinstance(trainer.strategy, ModelParallelStrategy):
+        if self.prior in LAYERWISE_PRIORS and isinstance(trainer.strategy, ModelParallelStrategy):
             raise UserError(
                 f"model.prior {self.prior!r} goes through the layers one by one, which a model spread over ranks "
                 f"does not allow; make the mask first (python -m roi_lightning prune {self.source.spec} "
@@ -134,26 +137,52 @@ class RoILightningModule(MaskLearner):
         if remark := self.state.sampler.remark(self.pattern):
             rank_zero_info(remark)
         if self.trainer.ckpt_path is None:
+            self._warn_of_weak_prior()
             self.initialise_logits()
+
+    def _warn_of_weak_prior(self) -> None:
+        if self.prior == "none":
+            return
+        lam, chance = self.lam.at(0, self.trainer.max_steps), self.pattern.n / self.pattern.m
+        kept = share_kept_at_start(self.state.sampler, self.pattern, self.prior_strength, self.init_std, lam)
+        # Nearer to chance than to the prior.
+        if kept < (1 + chance) / 2:
+            rank_zero_warn(
+                f"the first draws keep {kept:.1%} of what the prior {self.prior!r} keeps ({chance:.1%} would be "
+                f"chance): model.prior_strength {self.prior_strength} is little beside λ = {lam:g} at the start; "
+                "raise model.prior_strength, lower model.lam.start, or add --config overlays/small_budget.yaml"
+            )
 
     def initialise_logits(self) -> None:
         """Random logits, moved towards the prior; never done again when a run resumes.
 
+        All ranks start from the first one's: sums that round differently would tell measured priors apart.
+
         Raises:
             UserError: If a prior's mask file does not fit the model.
         """
-        masks = dict.fromkeys(self.layers) if self.prior == "none" else None
-        for name, mask in masks.items() if masks is not None else self._prior():
+        sharded = self.device_mesh is not None
+        measured = self.prior in MEASURED_PRIORS
+        for name, prior in from_first_rank(self._packed_prior(), all_make=sharded or not measured):
             layer = self.layers[name]
-            mask = None if mask is None else mask.to(layer.logits.device)
+            mask = None if prior is None else prior.to_bool().to(layer.logits.device)
             start = self._random_logits(name, layer.logits)
             logits = self.state.sampler.initial_logits(
                 start, mask, self.prior_strength, self.pattern, layer.dim
             )
             with torch.no_grad():
                 layer.logits.copy_(spread_like(logits, layer.logits))
-            if mask is not None:
-                self.prior_masks[name] = LayerMask.from_bool(mask.cpu(), transposed=layer.dim == 0)
+            if not sharded:
+                copy_from_first_rank(layer.logits.detach())
+            if prior is not None:
+                self.prior_masks[name] = prior
+
+    def _packed_prior(self) -> Iterator[tuple[str, LayerMask | None]]:
+        if self.prior == "none":
+            yield from ((name, None) for name in self.layers)
+            return
+        for name, mask in self._prior():
+            yield name, LayerMask.from_bool(mask.cpu(), transposed=self.layers[name].dim == 0)
 
     def _random_logits(self, name: str, like: Tensor) -> Tensor:
         # Drawn on the CPU, so that every device starts from the same values.
@@ -165,7 +194,7 @@ class RoILightningModule(MaskLearner):
             return magnitude_masks(self.layers, self.pattern)
         if self.prior == "activation":
             return self.activation_prior()
-        if self.prior in METHODS:
+        if self.prior in LAYERWISE_PRIORS:
             return self.one_shot_prior()
         masks = MaskSet.load(Path(self.prior).expanduser())
         check_masks_fit(self.source, masks)
@@ -227,15 +256,13 @@ class RoILightningModule(MaskLearner):
         return (step * parts + part) * self.trainer.world_size + self.trainer.global_rank
 
     @override
-    def training_facts(self) -> dict[str, object]:
-        return super().training_facts() | {
-            "sampler": str(self.state.sampler),
-            "tau": str(self.tau),
-            "lam": str(self.lam),
-            "prior": self.prior,
-            "prior_strength": self.prior_strength,
-            "kept_norm": self.kept_norm,
-        }
+    def settings(self) -> dict[str, object]:
+        names = ("sampler", "tau", "lam", "init_std", "prior", "draw_per", "kept_norm")
+        settings = super().settings() | {name: getattr(self, name) for name in names}
+        if self.prior == "none":
+            return settings
+        measured = {"prior_windows": self.prior_windows} if self.prior in MEASURED_PRIORS else {}
+        return settings | {"prior_strength": self.prior_strength} | measured
 
     # Checkpoints.
 

@@ -33,6 +33,8 @@ _PATIENCE: Final = 300  # seconds for the compiler
 
 # From the first to before the last of what is to be done, OpenMP's entry point or 0, the number of threads.
 Work = Callable[[int, int, int, int], object]
+_REGION: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_PARALLEL: Final = ctypes.CFUNCTYPE(None, _REGION, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,15 @@ def share_out(work: Work, count: int, least: int, multiple: int = 1) -> None:
 def threads_for(count: int, least: int, most: int | None = None) -> int:
     """How many threads share out `count` things, if each takes `least` or more; `most` as torch uses if left out."""
     return max(1, min(most or torch.get_num_threads(), count // least))
+
+
+def in_every_thread(act: Callable[[], object]) -> None:
+    """Do something in this thread and, where OpenMP has them, in each of those that torch shares work out to."""
+    threads = torch.get_num_threads()
+    if threads > 1 and openmp():
+        _PARALLEL(openmp())(_REGION(lambda _: act()), None, threads, 0)
+    else:
+        act()
 
 
 @cache

@@ -2,24 +2,34 @@
 
 import math
 from collections.abc import Callable
+from typing import Literal
 
 from lightning.pytorch import Trainer
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+Decay = Literal["cosine", "linear"]
 
-def cosine_to(optimizer: Optimizer, end: float, steps: int) -> LambdaLR:
-    """Half a cosine from the optimizer's own learning rate to `end`.
+
+def decay_to(
+    optimizer: Optimizer, end: float, steps: int, shape: Decay = "cosine", warmup: float = 0.0
+) -> LambdaLR:
+    """From the optimizer's own learning rate to `end`, after a straight line up to it from 0 if asked for.
 
     Args:
-        optimizer: Its groups' rates are the rates at step 0.
-        end: Learning rate at the last step.
+        optimizer: Its groups' rates are those from which the decay starts.
+        end: Learning rate at the end of the run.
         steps: Optimizer steps of the run.
+        shape: Of the decay: half a cosine or a straight line.
+        warmup: Share of the run that the line up takes, rounded up to whole steps.
 
     Returns:
         A function of the step alone, so that a resumed run goes on with the very same rates.
     """
-    return LambdaLR(optimizer, [_cosine(end / group["lr"], steps) for group in optimizer.param_groups])
+    rising = math.ceil(warmup * steps)
+    return LambdaLR(
+        optimizer, [_factor(end / group["lr"], steps, shape, rising) for group in optimizer.param_groups]
+    )
 
 
 def keep_configured(trainer: Trainer, optimizer: Optimizer, schedule: LambdaLR) -> None:
@@ -42,5 +52,12 @@ def keep_configured(trainer: Trainer, optimizer: Optimizer, schedule: LambdaLR) 
         group.update({key: value for key, value in settings.items() if key != "params"} | {"lr": rate})
 
 
-def _cosine(end: float, total: int) -> Callable[[int], float]:
-    return lambda step: end + (1 - end) * (1 + math.cos(math.pi * min(1.0, step / total))) / 2
+def _factor(end: float, total: int, shape: Decay, rising: int) -> Callable[[int], float]:
+    def at(step: int) -> float:
+        if step < rising:
+            return step / rising
+        done = min(1.0, (step - rising) / max(1, total - rising))
+        left = (1 + math.cos(math.pi * done)) / 2 if shape == "cosine" else 1 - done
+        return end + (1 - end) * left
+
+    return at

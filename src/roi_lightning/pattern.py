@@ -10,6 +10,7 @@ from torch import Tensor
 from roi_lightning.errors import UserError
 
 _SPEC: Final = re.compile(r"\s*(\d{1,9})\s*:\s*(\d{1,9})\s*")
+_MAX_COUNTED: Final = 256  # an element has at most 255 better ones, as many as a uint8 holds
 
 
 @dataclass(frozen=True, init=False)
@@ -86,8 +87,8 @@ class NMPattern:
 def top_members(members: Tensor, n: int) -> Tensor:
     """The N largest of each group when the members lie along the first axis; ties go to the lower index.
 
-    Counting who beats whom costs M passes over the weights; `topk` promises no order among equals and a
-    stable sort is an order of magnitude slower.
+    Counting who beats whom costs M passes over the weights; `topk` promises no order among equals, and a
+    stable sort is an order of magnitude slower for small groups.
 
     Args:
         members: [M, ...], no NaN.
@@ -96,6 +97,9 @@ def top_members(members: Tensor, n: int) -> Tensor:
     Returns:
         Boolean, the same shape.
     """
+    if len(members) > _MAX_COUNTED:
+        first = members.argsort(dim=0, descending=True, stable=True)[:n]
+        return torch.zeros_like(members, dtype=torch.bool).scatter_(0, first, value=True)
     better = torch.zeros(members.shape, dtype=torch.uint8, device=members.device)
     for i in range(len(members)):
         better[:i] += members[i] > members[:i]

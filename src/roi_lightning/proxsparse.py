@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from transformers.modeling_utils import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
@@ -18,6 +19,11 @@ from roi_lightning.shards import part, spread_like, whole
 from roi_lightning.sparse_linear import LayerState, MaskedLinear, attach
 
 _SAMPLED_GROUPS: Final = 4096
+# By part of a model's name: the strength, and what it was found for.
+_KNOWN_STRENGTHS: Final = {
+    "smollm2-135m": (0.015, "SmolLM2-135M in 300 steps of 1,024 tokens"),
+    "qwen2.5": (0.2, "Qwen2.5-14B by the method's authors"),
+}
 
 
 class TrainedLinear(MaskedLinear):
@@ -73,26 +79,33 @@ class ProxSparseModule(MaskLearner):
     are dropped. Logs `prox/zeros_0`, `prox/zeros_1` and `prox/zeros_2`, the shares of groups with no zero, one,
     and at least two: the method has converged when the last is near 1.
 
-    Differs from the published code in that only prunable weights are trained, not embeddings and norms, and in
-    float32, not bfloat16.
+    Differs from the published code in this: only prunable weights are trained, not embeddings, norms and the head;
+    in float32, not bfloat16; the proximal point is exact, where that code stops after 100 rounds; windows are
+    packed, and a step is as large as the configuration says, where it took 400 documents of C4 one by one; and its
+    second regulariser, towards the original weights, is left out. Its learning rate is that of the overlay: a
+    straight line up over the first tenth of the run, then down to 0.
 
     Args:
-        strength: The regulariser's λ; has to be found for each model (0.2 to 25 in the published settings).
+        strength: The regulariser's λ, which has to be found for each model: 0.2 to 25 in the published settings.
+            Left out, it is 0.015 for SmolLM2-135M and 0.2 for Qwen2.5; a line says what it was found for.
         kwargs: As in `MaskLearner`.
 
     Raises:
-        UserError: If the pattern is not 2:4, or `strength` not a positive number.
+        UserError: If the pattern is not 2:4, `strength` not a positive number, or left out for another model.
     """
 
     layers: Mapping[str, TrainedLinear]
 
-    def __init__(self, lm: str, *, strength: float, **kwargs: Any) -> None:
+    def __init__(self, lm: str, *, strength: float | None = None, **kwargs: Any) -> None:
         super().__init__(lm, **kwargs)
         if self.pattern != NMPattern("2:4"):
             raise UserError(
                 f"ProxSparseModule learns 2:4 only, model.pattern is {self.pattern}: its regulariser is zero just "
                 "where two of four weights are left; set 2:4 or take another learner (RoILightningModule)"
             )
+        self._found_for = None
+        if strength is None:
+            strength, self._found_for = _known_strength(self.source.spec)
         if not 0 < strength < math.inf:
             raise UserError(f"model.strength is {strength}; it must be a positive number, for example 0.2")
         self.strength = strength
@@ -102,6 +115,15 @@ class ProxSparseModule(MaskLearner):
     @override
     def method(self) -> str:
         return "proxsparse"
+
+    @override
+    def on_fit_start(self) -> None:
+        super().on_fit_start()
+        if self._found_for is not None:
+            rank_zero_info(
+                f"ProxSparse: strength {self.strength}, found for {self._found_for}; another size or length of run "
+                "may want another (model.strength): the log's prox/zeros_2 should come near 1"
+            )
 
     @override
     def attach(self, lm: PreTrainedModel, layers: dict[str, nn.Linear | Conv1D]) -> dict[str, TrainedLinear]:
@@ -131,5 +153,15 @@ class ProxSparseModule(MaskLearner):
         self.log_dict({f"prox/zeros_{number}": share for number, share in enumerate(shares)})
 
     @override
-    def training_facts(self) -> dict[str, object]:
-        return super().training_facts() | {"strength": self.strength}
+    def settings(self) -> dict[str, object]:
+        return super().settings() | {"strength": self.strength}
+
+
+def _known_strength(spec: str) -> tuple[float, str]:
+    for name, known in _KNOWN_STRENGTHS.items():
+        if name in spec.lower():
+            return known
+    raise UserError(
+        f"ProxSparse's strength has to be found for each model, and none is known for {spec!r}: set model.strength "
+        "(published ones go from 0.2 for Qwen2.5 to 25 for Mistral-7B); the log's prox/zeros_2 should come near 1"
+    )

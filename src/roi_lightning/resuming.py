@@ -1,4 +1,4 @@
-"""Where an interrupted run goes on: its newest whole checkpoint, and the loop's counters for this one's settings."""
+"""Where an interrupted run resumes: its newest whole checkpoint, and the loop's counters for this one's settings."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -8,25 +8,29 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_info
 
-from roi_lightning.checkpoints import check_checkpoint
+from roi_lightning.checkpoints import check_resumable
 from roi_lightning.errors import UserError
+from roi_lightning.recipe import Recipe
+from roi_lightning.run_folder import CHECKPOINTS, run_folder
 
 _SUFFIX: Final = ".ckpt"
 _COUNTERS: Final = ("ready", "started", "processed", "completed")
 
 
-def newest_checkpoint(folders: Sequence[Path]) -> Path | None:
-    """The checkpoint written last that can be read; those that can't are named and passed over.
+def newest_checkpoint(folders: Sequence[Path], recipe: Recipe, max_steps: int) -> Path | None:
+    """The checkpoint of a run that was written last and can be read; others are named and passed over.
 
     Args:
         folders: Where to look; missing ones are skipped.
+        recipe: What the run learns with.
+        max_steps: Its optimizer steps.
 
     Returns:
         Its path, or None if there is none.
     """
     for path in sorted(_checkpoints(folders), key=lambda path: path.stat().st_mtime_ns, reverse=True):
         try:
-            check_checkpoint(str(path))
+            check_resumable(str(path), recipe, max_steps)
         except UserError as error:
             rank_zero_info(f"passed over: {error}")
             continue
@@ -42,21 +46,9 @@ def _checkpoints(folders: Sequence[Path]) -> Iterator[Path]:
 
 
 def checkpoint_folders(trainer: Trainer) -> list[Path]:
-    """The folders in which this configuration's runs keep their checkpoints, one for each version of a logger."""
-    given = [callback.dirpath for callback in trainer.callbacks if isinstance(callback, ModelCheckpoint)]  # type: ignore[attr-defined]
-    folders = [Path(folder) for folder in given if folder]
-    for root in _roots(trainer):
-        folders += [root / "checkpoints", *sorted(root.glob("*/checkpoints"))]
-    return folders
-
-
-def _roots(trainer: Trainer) -> list[Path]:
-    if not trainer.loggers:
-        return [Path(trainer.default_root_dir)]
-    logger = trainer.loggers[0]
-    # As ModelCheckpoint: save_dir / name / version, of which loggers on files make root_dir.
-    root = getattr(logger, "root_dir", None) or Path(logger.save_dir or ".") / str(logger.name or "")
-    return [Path(root)]
+    """The folders in which a run keeps its checkpoints."""
+    callbacks = (each for each in trainer.callbacks if isinstance(each, ModelCheckpoint))  # type: ignore[attr-defined]
+    return [run_folder(trainer) / CHECKPOINTS, *(Path(each.dirpath) for each in callbacks if each.dirpath)]
 
 
 def align_loops(checkpoint: dict[str, Any], accumulate: int) -> None:

@@ -1,13 +1,13 @@
-"""What a run asks of its trainer and its optimizer, checked before text or weights are read."""
+"""What a run asks of its trainer and its optimizer, checked and counted before text or weights are read."""
 
 import math
-from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
 
+from roi_lightning.data import CalibrationDataModule
 from roi_lightning.errors import UserError
 
 _LOW_PRECISIONS: Final = ("bf16-true", "16-true", "transformer-engine", "transformer-engine-float16")
@@ -33,15 +33,19 @@ def check_trainer(settings: Any) -> None:
             f"trainer.max_steps is {value('max_steps')}; set it to the number of optimizer steps: "
             "annealing ends at a fraction of them"
         )
-    if (value("accumulate_grad_batches") or 0) < 1:
+    parts, every = value("accumulate_grad_batches"), value("validate_every_steps")
+    if parts is not None and parts < 1:
         raise UserError(
-            f"trainer.accumulate_grad_batches is {value('accumulate_grad_batches')}; set it to the number of "
-            "micro-batches of an optimizer step, at least 1"
+            f"trainer.accumulate_grad_batches is {parts}; set it to the number of micro-batches of an optimizer "
+            "step, 1 or more, or leave it to data.windows_per_step"
+        )
+    if every is not None and every < 1:
+        raise UserError(
+            f"trainer.validate_every_steps is {every}; set it to a number of optimizer steps, at least 1, or to null"
         )
     clip = value("gradient_clip_val")
     if clip is not None and not 0 <= clip < math.inf:
         raise UserError(f"trainer.gradient_clip_val is {clip}; set it to the largest norm, or leave it out")
-    _check_validation(value)
 
 
 def _value(settings: Any, name: str) -> Any:
@@ -49,9 +53,28 @@ def _value(settings: Any, name: str) -> Any:
     return getattr(settings, name, None)
 
 
-def _check_validation(value: Callable[[str], Any]) -> None:
-    every, batches = value("val_check_interval"), value("max_steps") * value("accumulate_grad_batches")
-    counts_within_epoch = value("check_val_every_n_epoch") is not None and value("limit_val_batches") != 0
+def count_micro_batches(settings: Any, given: Any, data: CalibrationDataModule | None, ranks: int) -> None:
+    """Set Lightning's counts of micro-batches by the windows and optimizer steps that a run was asked for.
+
+    Args:
+        settings: A Trainer, or the section `trainer` of a configuration; what Lightning was given itself stays.
+        given: Its `accumulate_grad_batches`, `val_check_interval` and `validate_every_steps` as they were given; None
+            is left out.
+        data: Where the windows come from, if that counts them.
+        ranks: Processes that learn together.
+
+    Raises:
+        UserError: For windows that can't be divided, or a validation that the run never reaches.
+    """
+    parts = given.accumulate_grad_batches
+    if parts is None:
+        parts = settings.accumulate_grad_batches = 1 if data is None else data.micro_batches(ranks)
+    if given.validate_every_steps is not None and given.val_check_interval is None:
+        settings.val_check_interval = given.validate_every_steps * parts
+        # Or Lightning would count within an epoch, and refuse an interval longer than that.
+        settings.check_val_every_n_epoch = None
+    every, batches = settings.val_check_interval, settings.max_steps * parts
+    counts_within_epoch = settings.check_val_every_n_epoch is not None and settings.limit_val_batches != 0
     if type(every) is int and every > batches and counts_within_epoch:
         raise UserError(
             f"trainer.val_check_interval is {every}, and the run has {batches} micro-batches; lower it, or set "
@@ -59,18 +82,21 @@ def _check_validation(value: Callable[[str], Any]) -> None:
         )
 
 
-def check_optimizer(make: OptimizerCallable, lr_end: float) -> None:
+def check_optimizer(make: OptimizerCallable, lr_end: float, lr_warmup: float) -> None:
     """Refuse an optimizer that can't be made, and learning rates that are no rates.
 
     Args:
         make: Makes the optimizer of a list of parameters.
         lr_end: The last learning rate.
+        lr_warmup: The share of the run over which it rises first.
 
     Raises:
         UserError: Naming the value.
     """
     if not 0 <= lr_end < math.inf:
         raise UserError(f"model.lr_end is {lr_end}; it must be a learning rate, 0 or above")
+    if not 0 <= lr_warmup < 1:
+        raise UserError(f"model.lr_warmup is {lr_warmup}; it is a share of the run, 0 or above and below 1")
     try:
         groups = make([torch.nn.Parameter(torch.zeros(1))]).param_groups
     except (TypeError, ValueError, RuntimeError) as error:
@@ -78,3 +104,20 @@ def check_optimizer(make: OptimizerCallable, lr_end: float) -> None:
     for group in groups:
         if not 0 < group["lr"] < math.inf:
             raise UserError(f"model.optimizer has lr {group['lr']}; it must be a positive number")
+
+
+def check_sharded_optimizer(make: OptimizerCallable) -> None:
+    """Refuse an optimizer whose states can't be sharded.
+
+    Args:
+        make: Makes the optimizer of a list of parameters.
+
+    Raises:
+        UserError: Naming the optimizer and the remedy.
+    """
+    optimizer = type(make([torch.nn.Parameter(torch.zeros(1))]))
+    if optimizer.__module__.startswith("torchao"):
+        raise UserError(
+            f"{optimizer.__name__} keeps states in 8 bits, of which no shards can be written; leave "
+            "overlays/adamw8bit.yaml out: spread over ranks, AdamW's states are small"
+        )

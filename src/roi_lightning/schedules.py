@@ -1,4 +1,4 @@
-"""Temperatures as functions of the optimizer step (the paper's Equation 8, its linear ablation, MaskLLM's).
+"""Temperatures as functions of the optimizer step (the paper's Equation 13, its linear ablation, MaskLLM's).
 
 Annealing ends at a fraction of the run, never at a step number, so that a shorter run anneals as fully as a
 long one. Steps are optimizer steps, not batches.

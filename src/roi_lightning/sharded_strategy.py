@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -14,7 +13,6 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from roi_lightning.checkpoint_files import read_checkpoint, write_checkpoint, write_sharded
-from roi_lightning.errors import UserError
 from roi_lightning.shards import spread_like, whole
 
 
@@ -51,16 +49,6 @@ class ShardedStrategy(ModelParallelStrategy):
     @override
     def lightning_restore_optimizer(self) -> bool:
         return True
-
-    @override
-    def setup_optimizers(self, trainer: Trainer) -> None:
-        super().setup_optimizers(trainer)
-        for optimizer in self.optimizers:
-            if type(optimizer).__module__.startswith("torchao"):
-                raise UserError(
-                    f"{type(optimizer).__name__} keeps states in 8 bits, of which no shards can be written; leave "
-                    "overlays/adamw8bit.yaml out: spread over ranks, AdamW's states are small"
-                )
 
     @override
     def lightning_module_state_dict(self) -> dict[str, Any]:

@@ -3,10 +3,15 @@
 What gathers is a collective: every rank has to call it, in the same order.
 """
 
+from collections.abc import Iterator
+from typing import TypeVar
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
+
+_T = TypeVar("_T")
 
 
 def whole(tensor: Tensor) -> Tensor:
@@ -47,3 +52,28 @@ def spread_like(full: Tensor, like: Tensor) -> Tensor:
     if not isinstance(like, DTensor):
         return placed
     return distribute_tensor(placed, like.device_mesh, like.placements, src_data_rank=None)
+
+
+def from_first_rank(items: Iterator[_T], all_make: bool) -> Iterator[_T]:
+    """What the first rank's iterator gives, on every rank, item by item; without ranks the iterator itself.
+
+    Args:
+        items: Of what can be pickled, on the CPU; none of them None.
+        all_make: Whether every rank has to take part in making them; otherwise only the first rank's iterator runs.
+    """
+    if not dist.is_initialized():
+        yield from items
+        return
+    makes = all_make or dist.get_rank() == 0
+    while True:
+        box = [next(items, None) if makes else None]
+        dist.broadcast_object_list(box, src=0)
+        if box[0] is None:
+            return
+        yield box[0]
+
+
+def copy_from_first_rank(tensor: Tensor) -> None:
+    """Overwrite a tensor that every rank has whole with the first rank's; nothing without ranks."""
+    if dist.is_initialized():
+        dist.broadcast(tensor, src=0)

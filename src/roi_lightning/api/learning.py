@@ -35,7 +35,6 @@ from roi_lightning.trainer import RoITrainer
 _START: Final = {"prior_strength": 0.015, "init_std": 0.003}
 _TRAINER: Final = {
     "max_epochs": 1,
-    "accumulate_grad_batches": 4,
     "gradient_clip_val": 1.0,
     "log_every_n_steps": 1,
     "limit_val_batches": 0,
@@ -56,6 +55,7 @@ def learn(
     steps: int = 150,
     seq_len: int = 1024,
     batch_size: int = 1,
+    windows_per_step: int = 4,
     learning_rate: float = 1e-3,
     prior: str = "activation",
     sampler: Sampler = GumbelTopK(),  # noqa: B008 - frozen
@@ -81,6 +81,7 @@ def learn(
         steps: Optimizer steps.
         seq_len: Tokens of a window.
         batch_size: Windows of a micro-batch.
+        windows_per_step: Windows of an optimizer step, a multiple of `batch_size`.
         learning_rate: AdamW's; a cosine leads to a tenth of it.
         prior: Where the logits start, see `RoILightningModule`.
         sampler: How masks are drawn.
@@ -91,8 +92,7 @@ def learn(
         ignore: Glob patterns of layers to leave dense.
         seed: Of the initial logits, the draws and the order of the text.
         log_dir: A folder for TensorBoard; None for no log.
-        trainer: Options of Lightning's Trainer: `accelerator`, `precision`, `callbacks`, `accumulate_grad_batches`
-            (4 here).
+        trainer: Options of Lightning's Trainer: `accelerator`, `precision`, `callbacks`.
 
     Returns:
         The masks; see the package for what they belong to.
@@ -110,7 +110,8 @@ def learn(
         check_positions(source.spec, view.config, seq_len)
         learner = LearnerOnModel(view, source, seed=seed, **_START, **chosen, **learned, **rates)
         learner.check_settings()
-        data = TextForTokenizer(tokenizer, corpora, seq_len=seq_len, batch_size=batch_size, seed=seed)
+        windows = {"seq_len": seq_len, "batch_size": batch_size, "windows_per_step": windows_per_step}
+        data = TextForTokenizer(tokenizer, corpora, seed=seed, **windows)
         fitter.fit(learner, datamodule=data)
         return learner.mask_set()
 

@@ -5,9 +5,9 @@ from lightning.pytorch.utilities import rank_zero_info
 from typing_extensions import override
 
 from roi_lightning.callbacks.finish import FinishCallback
-from roi_lightning.callbacks.run_folder import run_folder
 from roi_lightning.errors import UserError
 from roi_lightning.learner import MaskLearner
+from roi_lightning.run_folder import MASK, MASKS, run_folder
 
 
 class HardenMasks(FinishCallback):
@@ -35,11 +35,11 @@ class HardenMasks(FinishCallback):
         step = trainer.global_step
         if self.every_n_steps and step != self._last and step % self.every_n_steps == 0:
             self._last = step
-            self._write(trainer, pl_module, f"masks/step-{step:06d}.safetensors")
+            self._write(trainer, pl_module, f"{MASKS}/step-{step:06d}.safetensors")
 
     @override
     def finish(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._write(trainer, pl_module, "mask.safetensors")
+        self._write(trainer, pl_module, MASK)
 
     def _write(self, trainer: Trainer, learner: LightningModule, name: str) -> None:
         assert isinstance(learner, MaskLearner)

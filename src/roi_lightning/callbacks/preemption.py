@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_info
 from typing_extensions import override
 
-from roi_lightning.callbacks.run_folder import run_folder
+from roi_lightning.run_folder import CHECKPOINTS, run_folder
 
 # What a shell reports of a process that SIGTERM ended, and schedulers take for "run it again".
 STATUS: Final = 128 + signal.SIGTERM
@@ -110,7 +110,7 @@ def save_now(trainer: Trainer) -> Path:
     """
     keeper = next(iter(keepers(trainer)), None)
     if keeper is None:
-        path = run_folder(trainer) / "checkpoints" / f"step={trainer.global_step}.ckpt"
+        path = run_folder(trainer) / CHECKPOINTS / f"step={trainer.global_step}.ckpt"
         trainer.save_checkpoint(path)
         return path
     if keeper._last_global_step_saved != trainer.global_step:

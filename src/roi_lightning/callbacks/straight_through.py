@@ -13,7 +13,8 @@ from roi_lightning.samplers import GumbelTopK, StraightThrough
 class StraightThroughToggle(Callback):
     """Change the estimator at an optimizer step; before it, the sampler of the configuration is used.
 
-    Which estimator is in force depends on the step alone, so a resumed run needs no memory of the switch.
+    Which estimator is in force depends on the step alone, so a resumed run needs no memory of the switch. The run's
+    checkpoints and its export name both estimators and the step.
 
     Args:
         at_step: Optimizer step from which on `to` is used.
@@ -27,6 +28,10 @@ class StraightThroughToggle(Callback):
         if at_step < 0:
             raise UserError(f"StraightThroughToggle.at_step is {at_step}; set it to 0 or above")
         self.at_step, self.to = at_step, to
+
+    def recipe(self) -> dict[str, object]:
+        """Which estimator is used from which optimizer step on."""
+        return {"StraightThroughToggle": f"{self.to} from step {self.at_step} on"}
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

@@ -10,7 +10,6 @@ from typing_extensions import override
 
 from roi_lightning.atomic import written_aside
 from roi_lightning.callbacks.finish import FinishCallback
-from roi_lightning.callbacks.run_folder import run_folder
 from roi_lightning.callbacks.sparse_export import SparseExport
 from roi_lightning.data import CalibrationDataModule
 from roi_lightning.errors import UserError
@@ -18,6 +17,7 @@ from roi_lightning.evaluation import window_perplexity
 from roi_lightning.learner import MaskLearner
 from roi_lightning.module import RoILightningModule
 from roi_lightning.priors import NAMED_PRIORS, magnitude_masks
+from roi_lightning.run_folder import SUMMARY, run_folder
 from roi_lightning.summary import show_summary
 
 
@@ -66,7 +66,7 @@ class BaselineSummary(FinishCallback):
             "seconds": round(time.monotonic() - self._started, 1),
             "export": None if export is None else str(export),
         }
-        path = folder / "summary.json"
+        path = folder / SUMMARY
         path.parent.mkdir(parents=True, exist_ok=True)
         with written_aside(path) as partial:
             partial.write_text(json.dumps(summary, indent=2) + "\n")

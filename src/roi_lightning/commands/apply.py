@@ -13,6 +13,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("model", metavar="MODEL", help="the base model: hub id, directory, or GGUF file")
     parser.add_argument("mask", metavar="MASK", type=Path, help="a mask file or an exported directory")
     parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="the directory to write")
+    parser.add_argument("--overwrite", action="store_true", help="replace an earlier export there")
     parser.add_argument(
         "--dtype",
         choices=["float32", "bfloat16", "float16"],
@@ -40,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
 
     masks = MaskSet.load(args.mask)
     source = resolve_model(args.model, masks.base.revision)
-    out = write_export(source, masks, args.out, dtype=args.dtype)
+    out = write_export(source, masks, args.out, dtype=args.dtype, overwrite=args.overwrite)
     line = f"{out}: {masks.pattern}, {masks.kept:,} of {masks.total:,} masked weights kept, verified"
     Console().print(Text(line), soft_wrap=True)
     return 0

@@ -73,10 +73,10 @@ def main(argv: Sequence[str]) -> int:
     results = evaluate_models(subjects, settings)
     updated = {subject.name: subject.updated for subject in subjects}
     sheets = make_sheets(results, settings.tasks, updated, dense)
-    below = caption(settings, dense)
+    below = caption(settings, dense, subjects)
     _print(sheets, below)
     if args.json:
-        write(args.json, to_json(results, settings, dense))
+        write(args.json, to_json(results, settings, dense, subjects))
     if args.markdown:
         from roi_lightning.evaluation.markdown import to_markdown
 

@@ -1,7 +1,7 @@
 """`plan --fit_in`: which options make a run fit into a device's memory."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
@@ -34,14 +34,20 @@ class Way:
     eight_bit: bool
     bytes: int
 
-    def arguments(self, configured: Step) -> list[str]:
-        """What to add to the command line of `fit`."""
+    def arguments(self, configured: Step, counts: Mapping[str, int]) -> list[str]:
+        """What to add to the command line of `fit`, for as many windows per step and as many validations.
+
+        Args:
+            configured: The step as it is configured.
+            counts: The options that count micro-batches of the configured size, and their values.
+        """
         words = []
         if self.eight_bit:
             words += ["--config", _OVERLAY]
         if self.step.batch_size != configured.batch_size:
             words += ["--data.batch_size", str(self.step.batch_size)]
-            words += ["--trainer.accumulate_grad_batches", str(self.step.accumulate)]
+            times = self.step.accumulate // configured.accumulate
+            words += [word for name, count in counts.items() for word in (name, str(count * times))]
         if self.step.checkpointing != configured.checkpointing:
             words += ["--model.activation_checkpointing", "true"]
         return words
@@ -91,18 +97,17 @@ def _way(planner: Planner, step: Step, eight_bit: bool) -> Way:
     return Way(step, eight_bit, planner.sizes(step, state)["total"])
 
 
-def as_json(tried: list[Way], configured: Step, limit: int) -> dict[str, Any]:
+def as_json(tried: list[Way], added: list[str], limit: int) -> dict[str, Any]:
     """For the plan's file; `arguments` is None if nothing fits."""
-    arguments = tried[-1].arguments(configured) if fits(tried[-1], limit) else None
     return {
         "limit": limit,
         "usable": _USABLE,
         "tried": [asdict(way) for way in tried],
-        "arguments": arguments,
+        "arguments": added if fits(tried[-1], limit) else None,
     }
 
 
-def show(tried: list[Way], configured: Step, limit: int) -> None:
+def show(tried: list[Way], added: list[str], limit: int) -> None:
     """Print what was tried, and what to add to the command line.
 
     Raises:
@@ -128,7 +133,6 @@ def show(tried: list[Way], configured: Step, limit: int) -> None:
             "is learned, its gradients and the optimizer's states; prune fewer layers (model.targets) or take a "
             "larger device"
         )
-    added = tried[-1].arguments(configured)
     console.print("add to the command line:" if added else "it fits as it is", soft_wrap=True)
     if added:
         console.print(f"  {' '.join(added)}", soft_wrap=True, highlight=False)

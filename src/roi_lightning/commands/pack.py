@@ -21,6 +21,7 @@ def build_parser() -> argparse.ArgumentParser:
         "directory", metavar="DIR", type=Path, help="a 2:4 directory of fit, export, prune or apply"
     )
     parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="the directory to write")
+    parser.add_argument("--overwrite", action="store_true", help="replace an earlier directory there")
     parser.add_argument("--json", metavar="OUT", type=Path, help="also write the sizes as JSON")
     return parser
 
@@ -40,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
 
     if args.json:
         check_writable(args.json)
-    sizes = write_packed(args.directory, args.out)
+    sizes = write_packed(args.directory, args.out, overwrite=args.overwrite)
     _show(sizes, args.out)
     if args.json:
         with written_aside(args.json) as partial:

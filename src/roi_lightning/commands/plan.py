@@ -44,20 +44,21 @@ def main(argv: Sequence[str]) -> int:
     if cli.config.json:
         check_writable(Path(cli.config.json))
     limit = _limit(cli)
-    planner, step = _planned(cli)
-    plan = _count(planner, step, cli.config.trainer)
+    planner, step, trainer = _planned(cli)
+    plan = _count(planner, step, trainer)
     show_plan(plan)
     tried = []
     if limit is not None:
         from roi_lightning.commands import fit_in
 
         tried = fit_in.ways(planner, step, limit)
-        plan["fit_in"] = fit_in.as_json(tried, step, limit)
+        added = tried[-1].arguments(step, _micro_batch_counts(cli))
+        plan["fit_in"] = fit_in.as_json(tried, added, limit)
     if cli.config.json:
         with written_aside(Path(cli.config.json)) as partial:
             partial.write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
     if limit is not None:
-        fit_in.show(tried, step, limit)
+        fit_in.show(tried, added, limit)
     return 0
 
 
@@ -70,13 +71,14 @@ def make_plan(args: Sequence[str]) -> dict[str, Any]:
     Returns:
         `prunable`, `logits`, `bytes` by part (on a device that holds everything), `spread` (bytes that each device
         keeps of weights, logits, gradients and optimizer states where they are spread, else None), `tokens`,
-        `steps`, and what they were derived from.
+        `steps`, `validate_every_steps` (None if validation is not counted in micro-batches or steps), and what they
+        were derived from.
 
     Raises:
         UserError: For a configuration that `fit` would refuse.
     """
     cli = _parse(args)
-    return _count(*_planned(cli), cli.config.trainer)
+    return _count(*_planned(cli))
 
 
 def _parse(args: Sequence[str]) -> Any:
@@ -107,17 +109,30 @@ def _parse(args: Sequence[str]) -> Any:
     return build(list(args), run=False, cli=PlanCLI)
 
 
-def _planned(cli: Any) -> tuple[Any, Any]:
+def _planned(cli: Any) -> tuple[Any, Any, Any]:
+    """The planner, the configured step, and the section `trainer` with Lightning's counts."""
     from roi_lightning.language_model import check_length
     from roi_lightning.planning import Planner, Step
-    from roi_lightning.run_settings import check_trainer
+    from roi_lightning.run_settings import check_trainer, count_micro_batches
 
-    data, trainer = cli.datamodule, cli.config.trainer
-    check_trainer(trainer)
+    data, given = cli.datamodule, cli.config.trainer
+    check_trainer(given)
+    trainer = given.clone()
+    count_micro_batches(trainer, given, data, _ranks(trainer))
     cli.model.check_settings()
     check_length(cli.model.source, data.seq_len, cli.model.trust_remote_code)
     parts, checkpointing = trainer.accumulate_grad_batches, cli.model.activation_checkpointing
-    return Planner(cli.model), Step(data.batch_size, data.seq_len, parts, checkpointing)
+    return Planner(cli.model), Step(data.batch_size, data.seq_len, parts, checkpointing), trainer
+
+
+def _micro_batch_counts(cli: Any) -> dict[str, int]:
+    """The options that count micro-batches of the configured size."""
+    trainer, counts = cli.config.trainer, {}
+    if trainer.accumulate_grad_batches is not None or cli.datamodule.windows_per_step is None:
+        counts["--trainer.accumulate_grad_batches"] = trainer.accumulate_grad_batches or 1
+    if type(trainer.val_check_interval) is int:
+        counts["--trainer.val_check_interval"] = trainer.val_check_interval
+    return counts
 
 
 def _limit(cli: Any) -> int | None:
@@ -127,8 +142,9 @@ def _limit(cli: Any) -> int | None:
 
 
 def _count(planner: Any, step: Any, trainer: Any) -> dict[str, Any]:
-    ranks = _devices(trainer.devices) * int(trainer.num_nodes)
-    per_step = step.accumulate * step.batch_size * step.seq_len * ranks
+    ranks = _ranks(trainer)
+    windows = step.accumulate * step.batch_size * ranks
+    every = trainer.val_check_interval
     sizes = planner.sizes(step)
     # A processor's allocator rarely gives back what one part had before another needs room. Besides, this process
     # has loaded what a run loads, and nothing large.
@@ -141,8 +157,11 @@ def _count(planner: Any, step: Any, trainer: Any) -> dict[str, Any]:
         "logits": planner.learned,
         "bytes": sizes,
         "steps": trainer.max_steps,
-        "tokens_per_step": per_step,
-        "tokens": trainer.max_steps * per_step,
+        "windows_per_step": windows,
+        "micro_batches": step.accumulate,
+        "tokens_per_step": windows * step.seq_len,
+        "tokens": trainer.max_steps * windows * step.seq_len,
+        "validate_every_steps": every / step.accumulate if type(every) is int else None,
         "devices": ranks,
         "spread": round(sum(sizes[part] for part in _SPREAD) / ranks) if _spreads(trainer.strategy) else None,
     }
@@ -160,6 +179,10 @@ def _most_resident() -> int:
     """The most memory this process has held so far."""
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else most << 10
+
+
+def _ranks(trainer: Any) -> int:
+    return _devices(trainer.devices) * int(trainer.num_nodes)
 
 
 def _devices(devices: Any) -> int:
@@ -184,11 +207,12 @@ def show_plan(plan: dict[str, Any]) -> None:
         table.add_row(label, f"{plan['bytes'][name] / 2**30:,.2f} GiB")
     table.add_section()
     table.add_row("optimizer steps", f"{plan['steps']:,}")
-    table.add_row(
-        "tokens per step",
-        f"{plan['tokens_per_step']:,}",
-    )
+    table.add_row("windows per step", f"{plan['windows_per_step']:,}")
+    table.add_row("tokens per step", f"{plan['tokens_per_step']:,}")
     table.add_row("devices counted", f"{plan['devices']}")
+    table.add_row("micro-batches per step on each", f"{plan['micro_batches']:,}")
+    if plan["validate_every_steps"] is not None:
+        table.add_row("steps between validations", f"{plan['validate_every_steps']:,g}")
     if plan["spread"] is not None:
         table.add_row("the first four, spread over them", f"{plan['spread'] / 2**30:,.2f} GiB each")
     table.add_row("tokens", f"{plan['tokens']:,}")

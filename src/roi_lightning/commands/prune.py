@@ -40,6 +40,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--method", required=True, help="magnitude (reads no text), wanda, sparsegpt")
     parser.add_argument("--pattern", default="2:4", help="N:M, N kept of M (default: %(default)s)")
     parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="the directory to write")
+    parser.add_argument("--overwrite", action="store_true", help="replace an earlier export there")
     _add_text(parser.add_argument_group("calibration text"))
     _add_model(parser.add_argument_group("model"))
     _add_sparsegpt(parser.add_argument_group("sparsegpt"))
@@ -174,7 +175,8 @@ def _check_room(args: argparse.Namespace, method: "OneShotMethod", base: "BaseTe
     copies = (
         base.nbytes if base is not None and isinstance(method, SparseGPT) and method.updates_weights else 0
     )
-    check_destination(args.out, None if base is None else needed_bytes(base) + copies)
+    size = None if base is None else needed_bytes(base) + copies
+    check_destination(args.out, size, overwrite=args.overwrite)
 
 
 def _calibration(args: argparse.Namespace, source: "ModelSource") -> "Calibration":
@@ -221,7 +223,9 @@ def _prune(
     with TensorStore.beside(args.out) as updates:
         masks = prune_model(source, lm, layers, method, pattern, calibration, updates.put)
         facts |= {"seconds": round(time.monotonic() - started, 1)}
-        out = write_export(source, masks, args.out, updates=updates, training=facts, lm=lm)
+        out = write_export(
+            source, masks, args.out, updates=updates, training=facts, lm=lm, overwrite=args.overwrite
+        )
     _show(facts, masks, out)
     return 0
 

@@ -20,6 +20,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("directory", metavar="DIR", type=Path, help="an exported directory")
     add("--name", required=True, metavar="OWNER/NAME", help="the repository on the hub")
     add("--out", metavar="OUT", type=Path, help="the directory to write (default: DIR-to-publish)")
+    add("--overwrite", action="store_true", help="replace an earlier directory at OUT")
     add("--push", action="store_true", help="upload it, with your own login (hf auth login)")
     add("--private", action="store_true", help="if --push makes the repository, for its owner alone")
     add("--license", help="an identifier of the hub (default: the base model's)")
@@ -47,7 +48,9 @@ def main(argv: Sequence[str]) -> int:
     for name in (args.name, *([args.base_model] if args.base_model else ())):
         check_name(name)
     user = check_login() if args.push else None
-    out = publish(args.directory, _publication(args), args.out or _beside(args.directory))
+    out = publish(
+        args.directory, _publication(args), args.out or _beside(args.directory), overwrite=args.overwrite
+    )
     _list(out)
     _say(f"{out}: written and verified")
     if user is None:

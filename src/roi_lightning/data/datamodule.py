@@ -6,7 +6,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
-from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -31,6 +31,7 @@ class CalibrationDataModule(LightningDataModule):
 
     Batches are `{"input_ids": int64 [batch, seq_len]}`. Every rank validates on all held-out windows; the
     training windows are divided over ranks here, so build the Trainer with `use_distributed_sampler=False`.
+    Where the tokenizer puts a BOS before a text, every window is that BOS and `seq_len - 1` tokens of text.
 
     Args:
         tokenizer: Model or folder whose tokenizer to use.
@@ -38,8 +39,10 @@ class CalibrationDataModule(LightningDataModule):
         trust_remote_code: Whether the tokenizer may run code from its repository.
         corpora: Training text: `python-docs`, files, globs, hub ids, or mappings with the fields of Corpus.
         val_corpora: Held-out text; None splits it off the training documents.
-        seq_len: Window length in tokens.
+        seq_len: Window length in tokens, BOS included.
         batch_size: Windows per micro-batch and rank in training.
+        windows_per_step: Windows of an optimizer step, over all micro-batches and ranks; None is one micro-batch on
+            every rank. `trainer.accumulate_grad_batches`, if given, wins.
         val_batch_size: Windows per batch in validation; None is `batch_size`.
         held_out_fraction: Share of the documents held out when `val_corpora` is None, between 0 and 1.
         val_windows: Use at most this many held-out windows, evenly spaced over the held-out text.
@@ -61,6 +64,7 @@ class CalibrationDataModule(LightningDataModule):
         val_corpora: str | list[Corpus | str] | None = None,
         seq_len: int = 1024,
         batch_size: int = 1,
+        windows_per_step: int | None = None,
         val_batch_size: int | None = None,
         held_out_fraction: float = 0.03,
         val_windows: int = 16,
@@ -73,6 +77,8 @@ class CalibrationDataModule(LightningDataModule):
         # The first token of a window is given, the others are predicted.
         _check({"seq_len": seq_len}, least=2)
         counts = {"batch_size": batch_size, "val_batch_size": self.val_batch_size}
+        if windows_per_step is not None:
+            counts["windows_per_step"] = windows_per_step
         _check(counts | {"val_windows": val_windows}, least=1)
         _check({"num_workers": num_workers, "seed": seed}, least=0)
         if not 0 < held_out_fraction < 1:
@@ -82,6 +88,7 @@ class CalibrationDataModule(LightningDataModule):
         self.corpora = as_corpora(corpora)
         self.val_corpora = None if val_corpora is None else as_corpora(val_corpora)
         self.seq_len, self.batch_size, self.seed = seq_len, batch_size, seed
+        self.windows_per_step = windows_per_step
         self.held_out_fraction, self.val_windows = held_out_fraction, val_windows
         self.num_workers, self.cache_dir = num_workers, cache_dir
         self._packed: list[Dataset] | None = None
@@ -92,7 +99,7 @@ class CalibrationDataModule(LightningDataModule):
 
     @property
     def train_tokens(self) -> int:
-        """Distinct training tokens in whole windows; 0 for streamed corpora, whose length is unknown."""
+        """Tokens in the distinct training windows; 0 for streamed corpora, whose length is unknown."""
         return self.seq_len * sum(map(len, self._packed or []))
 
     @property
@@ -100,9 +107,27 @@ class CalibrationDataModule(LightningDataModule):
         """Tokens in the held-out windows that are used."""
         return 0 if self._held_out is None else self._held_out.numel()
 
-    def facts(self, trainer: Trainer, steps: int) -> dict[str, object]:
-        """What an export tells of the text that a mask was learned from in so many optimizer steps; plain values."""
-        windows = steps * trainer.accumulate_grad_batches * trainer.world_size * self.batch_size
+    def micro_batches(self, ranks: int) -> int:
+        """How many micro-batches of an optimizer step each of so many ranks takes.
+
+        Raises:
+            UserError: If they can't take `windows_per_step` windows, naming the nearest values that they can.
+        """
+        if self.windows_per_step is None:
+            return 1
+        count, rest = divmod(self.windows_per_step, ranks * self.batch_size)
+        if not rest:
+            return count
+        near = [str(n * ranks * self.batch_size) for n in (count, count + 1) if n]
+        sizes = [n for n in range(self.batch_size - 1, 0, -1) if self.windows_per_step % (ranks * n) == 0]
+        near += [f"data.batch_size to {sizes[0]}"] if sizes else []
+        raise UserError(
+            f"data.windows_per_step is {self.windows_per_step}, no multiple of {ranks} x {self.batch_size} windows "
+            f"(devices x data.batch_size); set it to {' or '.join(near)}"
+        )
+
+    def facts(self, windows: int) -> dict[str, object]:
+        """What an export tells of the text that a mask was learned from in so many windows; plain values."""
         text = ", ".join(corpus.source for corpus in self.corpora)
         return {"text": text, "seq_len": self.seq_len, "tokens": windows * self.seq_len}
 
@@ -267,19 +292,24 @@ class CalibrationDataModule(LightningDataModule):
     def _first_windows(self, corpus: Corpus, side: Side) -> list[Tensor]:
         return [window for window, _ in islice(self._reader(corpus, side).once(), self.val_windows)]
 
-    def _described(self) -> dict[str, Any]:
-        """What the windows of streamed text and their order depend on, by option."""
-        return {
-            "data.corpora": [
-                describe(corpus) | {"shards": reader.documents.num_shards}
-                for corpus, reader in zip(self.corpora, self._lanes[0].readers, strict=True)
-            ],
+    def recipe(self) -> dict[str, Any]:
+        """What the training windows and their order depend on, by option; the text itself is not read."""
+        bos = packing.find_bos(self._loaded_tokenizer)
+        return ({} if bos is None else {"data.bos": bos}) | {
+            "data.corpora": list(map(describe, self.corpora)),
             "data.tokenizer": packing.identity(self._loaded_tokenizer),
             "data.seq_len": self.seq_len,
             "data.seed": self.seed,
             "data.held_out_fraction": self.held_out_fraction if self.val_corpora is None else None,
-            "lanes": len(self._lanes),
         }
+
+    def _described(self) -> dict[str, Any]:
+        """What the windows of streamed text and their order depend on, by option."""
+        shards = [reader.documents.num_shards for reader in self._lanes[0].readers]
+        corpora = [
+            describe(corpus) | {"shards": count} for corpus, count in zip(self.corpora, shards, strict=True)
+        ]
+        return self.recipe() | {"data.corpora": corpora, "lanes": len(self._lanes)}
 
 
 def _check(settings: dict[str, int], least: int) -> None:

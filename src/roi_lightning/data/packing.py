@@ -66,6 +66,15 @@ def tokenize(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[T
     return [np.asarray(row, dtype=np.int32) for row in ids["input_ids"]]
 
 
+def find_bos(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The token that a tokenizer puts before every text; None where it puts none, whatever its `bos_token` is.
+
+    A model that has always seen it there is lost without it: Gemma's perplexity is five times as high.
+    """
+    plain, whole = (tokenizer("a", add_special_tokens=special)["input_ids"][0] for special in (False, True))
+    return None if whole == plain else int(whole)
+
+
 class Packer:
     """Joins documents with `separator` between them and cuts the stream into exact windows.
 
@@ -73,14 +82,19 @@ class Packer:
     `seq_len` tokens, at its end.
 
     Args:
-        seq_len: Window length in tokens.
+        seq_len: Window length in tokens, BOS included.
         separator: Token id put between documents, None for nothing.
-        carry: Tokens left of earlier documents, to go on where another packer stopped; None starts anew.
+        bos: Token id that every window begins with, None for text alone (`find_bos`).
+        carry: Text left of earlier documents, to resume where another packer stopped; None starts anew.
     """
 
-    def __init__(self, seq_len: int, separator: int | None, carry: Tokens | None = None) -> None:
-        self.seq_len = seq_len
-        self._between = np.asarray([] if separator is None else [separator], dtype=np.int32)
+    def __init__(
+        self, seq_len: int, separator: int | None, bos: int | None = None, carry: Tokens | None = None
+    ) -> None:
+        self._between, self._bos = (
+            np.asarray([] if token is None else [token], dtype=np.int32) for token in (separator, bos)
+        )
+        self._text_length = seq_len - len(self._bos)
         self.carry = carry
 
     def __call__(self, documents: Iterable[Sequence[int] | Tokens]) -> Tokens:
@@ -90,9 +104,10 @@ class Packer:
             parts += [self._between] if parts else []
             parts.append(np.asarray(ids, dtype=np.int32))
         stream = np.concatenate([self._between[:0], *parts])
-        count = len(stream) // self.seq_len
-        self.carry = stream[count * self.seq_len :].copy() if parts else None
-        return stream[: count * self.seq_len].reshape(count, self.seq_len)
+        count = len(stream) // self._text_length
+        text, rest = np.split(stream, [count * self._text_length])
+        self.carry = rest.copy() if parts else None
+        return np.hstack([np.tile(self._bos, (count, 1)), text.reshape(count, self._text_length)])
 
 
 def select_side(documents: "Dataset", side: Side, held_out_fraction: float) -> "Dataset":
@@ -119,20 +134,23 @@ def tokenize_documents(documents: "Dataset", tokenizer: PreTrainedTokenizerBase)
     return _map(documents, lambda texts: tokenize(texts, tokenizer), -1, fingerprint, "Tokenizing")
 
 
-def pack_documents(tokens: "Dataset", seq_len: int, separator: int | None) -> "Dataset":
+def pack_documents(
+    tokens: "Dataset", seq_len: int, separator: int | None, bos: int | None = None
+) -> "Dataset":
     """Pack tokenised documents; guarantees windows of exactly `seq_len` tokens.
 
     Args:
         tokens: Rows of `input_ids`, one per document.
-        seq_len: Window length in tokens.
+        seq_len: Window length in tokens, BOS included.
         separator: Token id put between documents.
+        bos: Token id that every window begins with, None for text alone.
 
     Returns:
         Column `input_ids`, int32, `seq_len` each. Only the last, incomplete window of the whole dataset is
         dropped, which is fewer than `seq_len` tokens.
     """
-    packer = Packer(seq_len, separator)
-    fingerprint = _fingerprint(tokens, "windows", seq_len, separator)
+    packer = Packer(seq_len, separator, bos)
+    fingerprint = _fingerprint(tokens, "windows", seq_len, separator, *([] if bos is None else [bos]))
     return _map(tokens, lambda ids: list(packer(ids)), seq_len, fingerprint, "Packing windows")
 
 
@@ -168,10 +186,11 @@ def pack_side(
     if side != "val" and not len(documents):
         left = " left for training" if side == "train" else ""
         raise UserError(f"corpus {name!r} has no documents with text{left}; give more text")
-    tokens = tokenize_documents(documents, tokenizer)
-    windows = pack_documents(tokens, seq_len, tokenizer.eos_token_id)
+    tokens, bos = tokenize_documents(documents, tokenizer), find_bos(tokenizer)
+    windows = pack_documents(tokens, seq_len, tokenizer.eos_token_id, bos)
     if side != "val" and not len(windows):
-        found = f"has only {sum(map(len, tokens['input_ids']))} tokens, one window needs {seq_len}"
+        needed = seq_len - (bos is not None)
+        found = f"has only {sum(map(len, tokens['input_ids']))} tokens, one window needs {needed}"
         raise UserError(f"corpus {name!r} {found}; give more text or lower data.seq_len")
     return windows
 

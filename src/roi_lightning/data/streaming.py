@@ -25,7 +25,7 @@ from typing_extensions import override
 
 from roi_lightning.data.corpora import read_rows
 from roi_lightning.data.order import ResumableLoader
-from roi_lightning.data.packing import DOCUMENTS_AT_ONCE, Packer, tokenize
+from roi_lightning.data.packing import DOCUMENTS_AT_ONCE, Packer, find_bos, tokenize
 from roi_lightning.errors import UserError
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ _START: Final[Position] = {"shard": 0, "row": 0, "carry": None, "taken": 0}
 class WindowReader:
     """The windows of a corpus or of some of its shards, int64 `[seq_len]`, each with the position after it.
 
-    A position names the shard and row at which a chunk of documents begins, the tokens carried into the chunk,
+    A position names the shard and row at which a chunk of documents begins, the text carried into the chunk,
     and how many of its windows are taken: going on there tokenises at most one chunk again, and reads again
     what comes before the row in its shard.
 
@@ -50,9 +50,10 @@ class WindowReader:
         source: What errors call the corpus.
         keeps: Whether a document is to be read.
         tokenizer: What makes tokens of it.
-        seq_len: Window length in tokens.
+        seq_len: Window length in tokens, BOS included.
 
     Attributes:
+        bos: Token id that every window begins with, None for text alone.
         shards: Which shards of the documents to read.
     """
 
@@ -65,7 +66,7 @@ class WindowReader:
         seq_len: int,
     ) -> None:
         self.documents, self.source, self.keeps = documents, source, keeps
-        self.tokenizer, self.seq_len = tokenizer, seq_len
+        self.tokenizer, self.seq_len, self.bos = tokenizer, seq_len, find_bos(tokenizer)
         self.shards = range(documents.num_shards)
 
     def part(self, number: int, parts: int) -> Self:
@@ -96,9 +97,8 @@ class WindowReader:
         """Windows from a position to the end of the last shard, the incomplete last one dropped."""
         at = position or _START
         carry, taken = at["carry"], at["taken"]
-        packer = Packer(
-            self.seq_len, self.tokenizer.eos_token_id, None if carry is None else np.asarray(carry)
-        )
+        carried = None if carry is None else np.asarray(carry)
+        packer = Packer(self.seq_len, self.tokenizer.eos_token_id, self.bos, carried)
         for shard, row, texts in self._chunks(at["shard"], at["row"]):
             carry = None if packer.carry is None else torch.from_numpy(packer.carry)
             kept = [text for text in texts if text is not None and self.keeps(text)]

@@ -3,14 +3,15 @@
 import importlib.metadata
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from roi_lightning.atomic import written_aside
 from roi_lightning.evaluation.settings import Settings
 from roi_lightning.evaluation.sheet import average
-from roi_lightning.evaluation.tasks import harness_tasks
+from roi_lightning.evaluation.subjects import Subject
+from roi_lightning.evaluation.tasks import PROTOCOL_2048, harness_tasks
 
 
 def write(out: Path, text: str) -> None:
@@ -23,27 +24,41 @@ def write(out: Path, text: str) -> None:
         partial.write_text(text, encoding="utf-8")
 
 
-def to_json(results: Mapping[str, Mapping[str, Any]], settings: Settings, dense: str | None) -> str:
+def to_json(
+    results: Mapping[str, Mapping[str, Any]],
+    settings: Settings,
+    dense: str | None,
+    subjects: Sequence[Subject] = (),
+) -> str:
     """The results and how they were measured, as JSON; infinity is spelled "inf".
 
     Args:
         results: By model and task (`evaluate_models`).
         settings: How they came about.
         dense: The model that the others are compared with.
+        subjects: The models.
     """
-    content = {"models": with_averages(results, settings), "settings": _described(settings, dense)}
+    described = _described(settings, dense, subjects)
+    content = {"models": with_averages(results, settings), "settings": described}
     return json.dumps(_spelled(content), indent=2, allow_nan=False) + "\n"
 
 
-def caption(settings: Settings, dense: str | None) -> str:
+def caption(settings: Settings, dense: str | None, subjects: Sequence[Subject] = ()) -> str:
     """How to read the tables."""
     names = {task.name for task in settings.tasks}
     source = settings.text or "the WikiText-2 test text"
+    begun = ", ".join(subject.name for subject in subjects if subject.bos is not None)
     said = []
     if "token_perplexity" in names:
         said.append(f"token PPL: {source} in windows of {settings.seq_len} tokens, the tail kept")
-    if "token_perplexity_2048" in names:
-        said.append(f"2048 PPL: {source} in windows of 2048, the tail dropped, as Wanda and SparseGPT do")
+        said += [f"each begins with the BOS of {begun}, which is never predicted"] if begun else []
+    if PROTOCOL_2048 in names:
+        said.append(
+            f"2048 PPL: the rows of {source} in windows of 2048, the tail dropped, as Wanda and SparseGPT do"
+        )
+        said += [f"only the first begins with the BOS of {begun}"] if begun else []
+    if "word_perplexity" in names:
+        said.append(f"word PPL: {_lengths(subjects)} tokens at once")
     kinds = {task.kind for task in settings.tasks}
     if dense is not None and kinds != {"questions"}:
         said.append(f"×: ratio to {dense}")
@@ -57,12 +72,25 @@ def caption(settings: Settings, dense: str | None) -> str:
     return "; ".join(said) + "."
 
 
-def _described(settings: Settings, dense: str | None) -> dict[str, Any]:
+def _lengths(subjects: Sequence[Subject]) -> str:
+    """One length for all models, or each with its own."""
+    lengths = {subject.name: f"{subject.word_length:,}" for subject in subjects}
+    if len(set(lengths.values())) == 1:
+        return lengths.popitem()[1]
+    return ", ".join(f"{length} ({name})" for name, length in lengths.items())
+
+
+def _described(settings: Settings, dense: str | None, subjects: Sequence[Subject]) -> dict[str, Any]:
     uses_harness = bool(harness_tasks(settings.tasks))
+    kinds = {task.kind for task in settings.tasks}
+    bos = {subject.name: subject.bos for subject in subjects}
+    word_length = {subject.name: subject.word_length for subject in subjects}
     return {
         "tasks": [task.name for task in settings.tasks],
         "limit": settings.limit,
         "seq_len": settings.seq_len,
+        "bos": bos if "windows" in kinds else None,
+        "word_length": word_length if "documents" in kinds else None,
         "batch_size": settings.batch_size,
         "dtype": settings.dtype,
         "device": str(settings.device),

@@ -2,7 +2,7 @@
 
 import gc
 from collections.abc import Sequence
-from typing import Final
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -12,13 +12,12 @@ from roi_lightning.errors import UserError
 from roi_lightning.evaluation.harness import Figures, open_tasks, run_task
 from roi_lightning.evaluation.settings import Settings
 from roi_lightning.evaluation.subjects import Subject
-from roi_lightning.evaluation.tasks import Task, harness_tasks
+from roi_lightning.evaluation.tasks import PROTOCOL_2048, Task, harness_tasks
 from roi_lightning.evaluation.terminal import shorten
-from roi_lightning.evaluation.text import encode_text, read_text
-from roi_lightning.evaluation.windows import token_perplexity
+from roi_lightning.evaluation.text import encode_text, read_joined_rows, read_text
+from roi_lightning.evaluation.windows import Cut, token_perplexity
 
 Results = dict[str, dict[str, Figures]]
-WORD_LENGTH: Final = 4096
 
 
 def evaluate_models(subjects: Sequence[Subject], settings: Settings) -> Results:
@@ -43,36 +42,39 @@ class _Bench:
     """Everything that is measured on, read and checked.
 
     Attributes:
-        texts: By model, the text in its tokens, int64 [tokens]; empty where no task reads it.
+        texts: By model and task, the text in the model's tokens, int64 [tokens], and how it becomes windows.
         opened: By task, the harness' questions or documents.
     """
 
     def __init__(self, subjects: Sequence[Subject], settings: Settings) -> None:
         self.settings = settings
-        self.cuts = {task.name: settings.cut(task) for task in settings.tasks if task.kind == "windows"}
-        for subject in subjects:
-            self._check_length(subject)
-        self.texts = self._encode(subjects) if self.cuts else {}
+        tasks = [task for task in settings.tasks if task.kind == "windows"]
+        for subject, task in product(subjects, tasks):
+            self._check_length(subject, task)
+        self.texts: dict[tuple[str, str], tuple[Tensor, Cut]] = {}
+        for task in tasks:
+            text = read_joined_rows(settings.text) if task.name == PROTOCOL_2048 else read_text(settings.text)
+            self.texts |= {
+                (subject.name, task.name): self._encode(subject, task, text) for subject in subjects
+            }
         self.opened = open_tasks(harness_tasks(settings.tasks), settings.task_data)
         for subject in subjects:
             subject.check_weights()
 
-    def _check_length(self, subject: Subject) -> None:
-        for name, cut in self.cuts.items():
-            if cut.length > (subject.max_positions or cut.length):
-                remedy = "lower --seq_len" if name == "token_perplexity" else "leave it out"
-                raise UserError(
-                    f"model {subject.name!r} reads at most {subject.max_positions} tokens and the windows of "
-                    f"{name} have {cut.length}; {remedy}"
-                )
+    def _check_length(self, subject: Subject, task: Task) -> None:
+        length = self.settings.cut(task, subject.tokenizer).length
+        if length > (subject.max_positions or length):
+            remedy = "lower --seq_len" if task.name == "token_perplexity" else "leave it out"
+            raise UserError(
+                f"model {subject.name!r} reads at most {subject.max_positions} tokens and the windows of "
+                f"{task.name} have {length}; {remedy}"
+            )
 
-    def _encode(self, subjects: Sequence[Subject]) -> dict[str, Tensor]:
-        text = read_text(self.settings.text)
-        texts = {subject.name: encode_text(subject.tokenizer, text) for subject in subjects}
-        for ids in texts.values():
-            for cut in self.cuts.values():
-                cut.check(len(ids))
-        return texts
+    def _encode(self, subject: Subject, task: Task, text: str) -> tuple[Tensor, Cut]:
+        cut = self.settings.cut(task, subject.tokenizer)
+        ids = encode_text(subject.tokenizer, text, cut)
+        cut.check(len(ids))
+        return ids, cut
 
     def evaluate(self, subject: Subject) -> dict[str, Figures]:
         """Load a model, measure it, and let go of it."""
@@ -88,15 +90,14 @@ class _Bench:
     def _measure(self, subject: Subject, lm: PreTrainedModel, task: Task) -> Figures:
         batch_size, description = self.settings.batch_size, f"{shorten(subject.name, 32)}: {task.name}"
         if task.kind == "windows":
-            ids, cut = self.texts[subject.name], self.cuts[task.name]
+            ids, cut = self.texts[subject.name, task.name]
             return token_perplexity(lm, ids, cut, batch_size, description)
-        word_length = min(WORD_LENGTH, subject.max_positions or WORD_LENGTH)
         return run_task(
             task,
             self.opened[task.name],
             lm,
             subject.tokenizer,
-            max_length=word_length if task.kind == "documents" else None,
+            max_length=subject.word_length if task.kind == "documents" else None,
             batch_size=batch_size,
             limit=self.settings.limit,
             description=description,

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Final
 
 import torch
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
+from roi_lightning.data.packing import find_bos
 from roi_lightning.errors import UserError
-from roi_lightning.evaluation.tasks import Task, check_requirements
+from roi_lightning.evaluation.tasks import PROTOCOL_2048, Task, check_requirements
 from roi_lightning.evaluation.windows import Cut
 from roi_lightning.language_model import DType
 
@@ -23,7 +25,7 @@ class Settings:
         tasks: What, in the order of the table.
         text: File for the token perplexities; None for WikiText-2 from the hub.
         task_data: Folder for the harness tasks; None for the hub.
-        seq_len: Tokens per window of `token_perplexity`.
+        seq_len: Tokens per window of `token_perplexity`, BOS included.
         limit: The first so many windows, documents and questions; None for all.
         batch_size: Sequences per forward pass.
         dtype: Of the weights; `auto` for the stored one.
@@ -58,8 +60,11 @@ class Settings:
             raise UserError(f"--text {str(self.text)!r} is no file; give a text file")
         check_requirements(self.tasks, self.task_data)
 
-    def cut(self, task: Task) -> Cut:
-        """How a text becomes the windows of a token perplexity."""
-        if task.name == "token_perplexity_2048":
+    def cut(self, task: Task, tokenizer: PreTrainedTokenizerBase) -> Cut:
+        """How a text becomes the windows of a token perplexity.
+
+        Every window begins with the BOS that the tokenizer puts before a text, in Wanda's protocol only the first.
+        """
+        if task.name == PROTOCOL_2048:
             return Cut(LONG_WINDOW, keep_tail=False, limit=self.limit)
-        return Cut(self.seq_len, limit=self.limit)
+        return Cut(self.seq_len, limit=self.limit, bos=find_bos(tokenizer))

@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Final, cast
 
 import torch
 from transformers import PreTrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
+from roi_lightning.data.packing import find_bos
 from roi_lightning.errors import UserError
 from roi_lightning.export.base import SIDECAR, BaseTensors, open_base
 from roi_lightning.export.fit import check_masks_fit
@@ -25,6 +26,8 @@ from roi_lightning.language_model import (
 from roi_lightning.masks import MaskSet
 from roi_lightning.runtime.checkpoint import from_packed, open_packed
 from roi_lightning.sources import ModelSource, StoredTensors, resolve_model
+
+_WORD_LENGTH: Final = 4096
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +54,17 @@ class Subject:
     def max_positions(self) -> int | None:
         """The longest sequence the model was made for, in tokens; None where it names no limit."""
         return max_positions(self.config)
+
+    @property
+    def word_length(self) -> int:
+        """Tokens it reads at once for the word perplexity: 4,096, or as many as it was made for."""
+        return min(_WORD_LENGTH, self.max_positions or _WORD_LENGTH)
+
+    @property
+    def bos(self) -> str | None:
+        """What its tokenizer puts before a text; None for nothing."""
+        found = find_bos(self.tokenizer)
+        return None if found is None else str(self.tokenizer.convert_ids_to_tokens(found))
 
     def check_weights(self) -> None:
         """Refuse a directory whose weight files are missing or damaged at first sight, or not as exported.

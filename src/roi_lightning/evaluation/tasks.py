@@ -34,12 +34,13 @@ class Task:
         return "wikitext.jsonl" if self.kind == "documents" else f"{self.name}.jsonl"
 
 
+PROTOCOL_2048: Final = "token_perplexity_2048"
 # In the order of the paper's tables.
 TASKS: Final = {
     task.name: task
     for task in (
         Task("token_perplexity", "token PPL", "windows"),
-        Task("token_perplexity_2048", "2048 PPL", "windows"),
+        Task(PROTOCOL_2048, "2048 PPL", "windows"),
         Task("word_perplexity", "word PPL", "documents", "wikitext/wikitext.yaml"),
         Task("arc_challenge", "ARC-C", "questions", "arc/arc_challenge.yaml"),
         Task("arc_easy", "ARC-E", "questions", "arc/arc_easy.yaml"),

@@ -1,12 +1,13 @@
 """Write a masked model as an ordinary Hugging Face directory, and prove that it is one."""
 
-from roi_lightning.export.base import open_base
+from roi_lightning.export.base import SIDECAR, open_base
 from roi_lightning.export.destination import check_destination, check_not_base, needed_bytes
 from roi_lightning.export.fit import base_model, check_masks_fit
 from roi_lightning.export.verify import Check, VerifyReport, verify_export
 from roi_lightning.export.write import write_export
 
 __all__ = [
+    "SIDECAR",
     "Check",
     "VerifyReport",
     "base_model",

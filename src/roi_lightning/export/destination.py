@@ -3,7 +3,7 @@
 import os
 import shutil
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from roi_lightning.errors import UserError
 from roi_lightning.export.base import SIDECAR, BaseTensors
@@ -13,20 +13,25 @@ from roi_lightning.sources import ModelSource
 _MARGIN: Final = 1.05
 
 
-def check_destination(out: Path, needed_bytes: int | None = None) -> None:
+def check_destination(
+    out: Path, needed_bytes: int | None = None, *, overwrite: bool = False, run: str | None = None
+) -> None:
     """Refuse a place where an export can't or must not go.
 
-    It may be absent, empty, or an earlier export, which will be replaced.
+    It may be absent or empty; an earlier export there may be replaced by its own run, or where that is meant.
 
     Args:
         out: The directory to be.
         needed_bytes: Its size, see `needed_bytes`; None to leave the disk out of it.
+        overwrite: Whether an earlier export may be replaced.
+        run: The fingerprint of a run whose own earlier export may be.
 
     Raises:
-        UserError: If something else is there, the folder above is not writable, or the disk is too full.
+        UserError: If something is there that may not be replaced, the folder above is not writable, or the disk
+            is too full.
     """
     if out.is_symlink() or out.exists():
-        _require_replaceable(out)
+        _require_replaceable(out, overwrite, run)
     parent = next(folder for folder in out.absolute().parents if folder.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
         raise UserError(f"{str(parent)!r} is no folder that can be written to; choose another --out")
@@ -53,28 +58,35 @@ def needed_bytes(base: BaseTensors) -> int:
     return base.nbytes + base.nbytes // 8 + 2**20
 
 
-def _require_replaceable(out: Path) -> None:
+def _require_replaceable(out: Path, overwrite: bool, run: str | None) -> None:
     if out.is_dir() and not out.is_symlink():
         if not any(out.iterdir()):
             return
         if (out / SIDECAR).is_file():
-            _require_nothing_else(out)
-            return
+            sidecar = _require_nothing_else(out)
+            made_by = sidecar.get("training", {}).get("fingerprint")
+            if overwrite or (run is not None and made_by == run):
+                return
+            raise UserError(
+                f"{str(out)!r} is an earlier export; pass --overwrite to replace it, or choose another --out"
+            )
     raise UserError(
         f"{str(out)!r} exists and was not written by roi_lightning; choose another --out or remove it"
     )
 
 
-def _require_nothing_else(out: Path) -> None:
+def _require_nothing_else(out: Path) -> dict[str, Any]:
     try:
-        strangers = set(written_files(out)) - set(read_sidecar(out, (EXPORTED, PACKED))["files"])
+        sidecar = read_sidecar(out, (EXPORTED, PACKED))
     except UserError as error:
         raise UserError(f"{str(out)!r} exists and its {error}; choose another --out or remove it") from error
+    strangers = set(written_files(out)) - set(sidecar["files"])
     if strangers:
         raise UserError(
             f"{str(out)!r} is an earlier export, but {min(strangers)!r} in it was not written by "
             "roi_lightning; move that away or choose another --out"
         )
+    return sidecar
 
 
 def _gigabytes(size: float) -> str:

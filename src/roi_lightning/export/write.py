@@ -30,19 +30,23 @@ def write_export(
     training: Mapping[str, object] | None = None,
     perplexity: Mapping[str, float] | None = None,
     lm: PreTrainedModel | None = None,
+    overwrite: bool = False,
+    run: str | None = None,
 ) -> Path:
     """Apply masks to a base model's own tensors and write the result.
 
     Args:
         source: The base model.
         masks: Made for exactly this model.
-        out: The directory to make; an earlier export there is replaced.
+        out: The directory to make.
         updates: The masked tensors whose survivors were changed, as named in `masks.updated`; in the layout
             and dtype of the base's.
         dtype: What a GGUF model is cast to; None for the one the masks were made for.
         training: How the masks were made, for the sidecar and the card; anything JSON can spell.
         perplexity: By name, likewise.
         lm: A GGUF base that is already loaded (plain, in `dtype`), to spare loading it again.
+        overwrite: Replace an earlier export at `out`.
+        run: The fingerprint of a run whose own earlier export is replaced all the same.
 
     Returns:
         `out`, absolute.
@@ -56,7 +60,9 @@ def write_export(
     updates = updates or {}
     check_updates(masks, updates)
     base = open_base(source, dtype or masks.base.dtype, lm)
-    _check_all(source, masks, base, out)
+    check_not_base(out, source)
+    check_destination(out, needed_bytes(base), overwrite=overwrite, run=run)
+    check_masks_fit(source, masks, base)
     with written_aside(out) as partial:
         partial.mkdir()
         _write_weights(base, masks, updates, partial)
@@ -67,12 +73,6 @@ def write_export(
         _describe(partial, masks, base, facts)
         require_verified("the export", partial, base)
     return out
-
-
-def _check_all(source: ModelSource, masks: MaskSet, base: BaseTensors, out: Path) -> None:
-    check_not_base(out, source)
-    check_destination(out, needed_bytes(base))
-    check_masks_fit(source, masks, base)
 
 
 def _write_weights(base: BaseTensors, masks: MaskSet, updates: Mapping[str, Tensor], folder: Path) -> None:

@@ -24,7 +24,8 @@ class SparseGPT(CalibratedMethod):
     """Second-order pruning with compensation.
 
     A row whose compensated weights would do worse on the calibration inputs than its untouched survivors
-    keeps those, so that a layer's error is never above that of the mask alone.
+    keeps those, so that a layer's error is never above that of the mask alone. The published code has no such rule,
+    and reads other windows (see `Wanda`).
 
     Args:
         update_weights: Keep the compensated weights; otherwise only the mask they led to.

@@ -10,7 +10,11 @@ from roi_lightning.pattern import NMPattern
 
 
 class Wanda(CalibratedMethod):
-    """The N largest |weight| × ‖input‖₂ of each group, the norm taken over all calibration tokens."""
+    """The N largest |weight| × ‖input‖₂ of each group, the norm taken over all calibration tokens.
+
+    Those lie in windows packed from documents end to end; the published code, and SparseGPT's, takes a random crop
+    of each of 128 long documents.
+    """
 
     @override
     def statistics(self, size: int, on: torch.device) -> InputStatistics:

@@ -32,7 +32,9 @@ def read_measured(file: Path, directory: Path, name: str | None) -> Measured:
         )
     dense = settings["dense"]
     figures, others = _flat(models[wanted]), _flat(models.get(dense, {})) if dense != wanted else {}
-    told = {key: value for key, value in settings.items() if key not in ("dense", "tasks", "device")}
+    kept = {key: value for key, value in settings.items() if key not in ("dense", "tasks", "device")}
+    # Some are the models' own, by model.
+    told = {key: value[wanted] if isinstance(value, dict) else value for key, value in kept.items()}
     return Measured(figures, others, public_values(told))
 
 

@@ -27,13 +27,14 @@ _LARGE: Final = 10 * 2**20
 _SEALED: Final = ("files", "checksum")
 
 
-def publish(directory: Path, publication: Publication, out: Path) -> Path:
+def publish(directory: Path, publication: Publication, out: Path, *, overwrite: bool = False) -> Path:
     """Make what goes to the hub: an export with a full card, and no name of a folder of this machine in it.
 
     Args:
         directory: A verified export.
         publication: What its card says.
-        out: The directory to make; an earlier one there is replaced.
+        out: The directory to make.
+        overwrite: Replace an earlier one there.
 
     Returns:
         `out`, absolute.
@@ -46,7 +47,8 @@ def publish(directory: Path, publication: Publication, out: Path) -> Path:
     if out.resolve() == directory.resolve():
         raise UserError(f"{str(out)!r} is the export itself; choose another --out")
     names = [name for name in written_files(directory) if name not in (_CARD, MASK_FILE)]
-    check_destination(out, sum((directory / name).stat().st_size for name in written_files(directory)))
+    size = sum((directory / name).stat().st_size for name in written_files(directory))
+    check_destination(out, size, overwrite=overwrite)
     masks, description = _renamed(directory, publication)
     with written_aside(out) as partial:
         partial.mkdir()

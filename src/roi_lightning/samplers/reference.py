@@ -1,4 +1,4 @@
-"""The relaxed Gumbel-Top-K as one reads it in the paper (Equations 5 to 7, Algorithm 1).
+"""The relaxed Gumbel-Top-K as one reads it in the paper (Equations 2 to 4 and 10 to 12, Algorithm 1).
 
 Everything faster is tested against this. One thing differs from a literal reading: log(1 - μ) is the
 difference of two log-sum-exps, the first without the element itself. The literal form is minus infinity as

@@ -34,12 +34,13 @@ _STRANGE_CONFIG: Final = {
 _KEPT_FACTS: Final = ("pattern", "n", "m", "base", "parameters", "zero_fraction", "training", "perplexity")
 
 
-def write_packed(directory: Path, out: Path) -> PackedSizes:
+def write_packed(directory: Path, out: Path, *, overwrite: bool = False) -> PackedSizes:
     """Pack an export.
 
     Args:
         directory: Written by `write_export`, with a 2:4 mask.
-        out: The directory to make; an earlier one there is replaced.
+        out: The directory to make.
+        overwrite: Replace an earlier one there.
 
     Raises:
         UserError: If the directory is no such export or does not verify, `out` can't be used, or what was written
@@ -49,11 +50,11 @@ def write_packed(directory: Path, out: Path) -> PackedSizes:
     sidecar = check_packable(directory)
     source = ModelSource(str(directory), "directory", directory.resolve())
     check_not_base(out, source)
-    check_destination(out)
+    check_destination(out, overwrite=overwrite)
     require_verified(repr(str(directory)), directory)
     masks, base = MaskSet.load(directory), StoredBase(directory)
     packed_layers(meta_language_model(load_config(source)), masks.layers)
-    check_destination(out, _needed_bytes(base, masks))
+    check_destination(out, _needed_bytes(base, masks), overwrite=overwrite)
     with written_aside(out) as partial:
         partial.mkdir()
         _write_weights(base, masks, partial)

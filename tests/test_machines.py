@@ -1,0 +1,42 @@
+"""The tests that compute, once more as on other machines: with fewer instructions, and other answers about them."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+# Products, attention, samplers and packed layers; runs that are held to the bits of others.
+FILES = [
+    "decode",
+    "accelerate",
+    "packed_checkpoint",
+    "products",
+    "attention",
+    "sparse_linear",
+    "linear_benchmark",
+]
+FILES += ["samplers", "native", "categorical", "noise", "prox", "sparsegpt", "layerwise", "priors", "module"]
+FILES += ["objectives", "loss", "finite", "export", "evaluation", "language_model", "architectures"]
+FILES += ["resume", "preemption", "maskllm", "proxsparse"]
+OLD = {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_CBWR": "COMPATIBLE"}
+AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_CBWR": "AVX2"}
+# Environment, and what is believed of instructions for bf16 and fp16.
+MACHINES = {
+    "with them": ({}, "yes"),
+    "without": ({}, "no"),
+    "AVX2": (AVX2, "no"),
+    "plain x86-64": (OLD, "no"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("environment", "half_width"), MACHINES.values(), ids=MACHINES)
+def test_what_computes_passes_there(environment, half_width):
+    options = ["-q", "-n", "0", "--session-timeout", "3600", "--half_width", half_width]
+    command = [sys.executable, "-m", "pytest", *options, *(f"{TESTS}/test_{name}.py" for name in FILES)]
+    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True)
+    print(done.stdout[-4000:])
+    assert done.returncode == 0

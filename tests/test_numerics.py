@@ -1,0 +1,171 @@
+"""What whole runs compute with other kernels, threads, precisions, optimizers and attention."""
+
+from functools import partial
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.plugins import MixedPrecision
+
+from cli_helpers import GOING_ON, make_lab
+from roi_lightning.samplers import Categorical, GumbelTopK, StraightThrough, compiling, native_draws
+from tiny_models import tiny_llama
+
+lab = pytest.fixture(make_lab)
+STEPS = 4
+pytestmark = [*GOING_ON, pytest.mark.filterwarnings("ignore:The dirpath has changed")]
+
+
+class Losses(Callback):
+    def __init__(self):
+        self.values = []
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, *args):
+        self.values.append(float(outputs["loss"]))
+
+
+def logits_of(learner):
+    return {name: layer.logits.detach().clone() for name, layer in learner.layers.items()}
+
+
+def same(one, other):
+    return all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+def distance(one, other):
+    """Of two runs' logits, relative to the length of the second."""
+    apart = sum(float((value - other[name]).square().sum()) for name, value in one.items())
+    return (apart / sum(float(value.square().sum()) for value in other.values())) ** 0.5
+
+
+def adamw(**options):
+    return partial(torch.optim.AdamW, lr=1e-2, betas=(0.9, 0.95), weight_decay=0.05, **options)
+
+
+# The samplers' C++ loops.
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory):
+    """Models by dtype with layers just large enough for the loops."""
+    folder, sizes = tmp_path_factory.mktemp("wide"), {"intermediate_size": 1024, "num_hidden_layers": 1}
+    kinds = torch.float32, torch.bfloat16
+    return {dtype: tiny_llama(folder / str(dtype), dtype=dtype, **sizes) for dtype in kinds}
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """How often the loops ran; nothing else may take their place."""
+    found, run = [], native_draws.run
+
+    def counting(*args):
+        found.append(1)
+        run(*args)
+
+    monkeypatch.setattr(native_draws, "run", counting)
+    monkeypatch.setattr(compiling, "_compiled", lambda kernel: pytest.fail("another way was taken"))
+    return found
+
+
+@pytest.fixture(params=[1, 2])
+def _threads(request):
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(1)
+
+
+def learn(lab, model, name="run", ckpt_path=None, options=None, **trainer):
+    """Four steps; the logits and the losses of all micro-batches."""
+    folder = lab.folder / name
+    keeper = ModelCheckpoint(folder, "{step}", every_n_train_steps=2, save_top_k=-1)
+    losses = Losses()
+    settings = {"enable_checkpointing": True, "default_root_dir": str(folder)} | trainer
+    callbacks = [losses, keeper]
+    learner, _ = lab.learn(
+        STEPS, model, callbacks=callbacks, trainer=settings, ckpt_path=ckpt_path, **(options or {})
+    )
+    return logits_of(learner), losses.values
+
+
+@pytest.mark.parametrize("kind", [GumbelTopK, StraightThrough, Categorical])
+def test_a_run_by_the_loops_is_one_by_the_eager_form_but_for_rounding(kind, lab, wide, calls):
+    slow, slow_losses = learn(lab, wide[torch.float32], "eager", options={"sampler": kind(compiled=False)})
+    assert not calls
+    fast, fast_losses = learn(lab, wide[torch.float32], "loops", options={"sampler": kind()})
+    assert len(calls) == 3 * 2 * STEPS
+    assert fast_losses == pytest.approx(slow_losses, rel=1e-5)
+    # The first steps of AdamW turn the rounding of a gradient near zero into a step of some length.
+    apart = torch.cat([((value - slow[name]).abs() > 1e-5).flatten() for name, value in fast.items()])
+    assert apart.float().mean() < 1e-3
+
+
+@pytest.mark.usefixtures("_threads")
+def test_an_interrupted_run_by_the_loops_goes_on_to_the_same_bits(lab, wide, calls):
+    model = wide[torch.bfloat16]
+    whole, _ = learn(lab, model)
+    before = len(calls)
+    resumed, losses = learn(lab, model, "on", ckpt_path=str(lab.folder / "run" / "step=2.ckpt"))
+    assert len(losses) == STEPS - 2
+    assert 0 < len(calls) - before < before
+    assert same(whole, resumed)
+
+
+# Precisions, optimizers, attention.
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    return tiny_llama(tmp_path_factory.mktemp("llama") / "model")
+
+
+@pytest.mark.parametrize(("precision", "digits"), [("bf16-mixed", 8), ("16-mixed", 11)])
+def test_mixed_precision_learns_the_same_but_for_its_rounding(precision, digits, lab, llama):
+    everything = {"kept_norm": 0.1, "distillation": 0.5}
+    trainer = {"accumulate_grad_batches": 2, "gradient_clip_val": 1.0}
+    exact, exact_losses = learn(lab, llama, "exact", **trainer, options=everything)
+    # The precision itself: Lightning takes bf16 where 16-mixed is asked for on a processor.
+    plugins = [MixedPrecision(precision, "cpu")]
+    mixed, losses = learn(lab, llama, "mixed", **trainer, plugins=plugins, options=everything)
+    assert losses == pytest.approx(exact_losses, rel=2.0**-digits)
+    assert losses != exact_losses
+    assert {value.dtype for value in mixed.values()} == {torch.float32}
+    assert distance(mixed, exact) < 0.05  # without the reward it would be 1.2
+
+
+def test_the_fused_optimizer_steps_as_the_plain_one(lab, llama):
+    plain, losses = learn(lab, llama, "plain", options={"optimizer": adamw(foreach=False)})
+    fused, fused_losses = learn(lab, llama, "fused", options={"optimizer": adamw(fused=True)})
+    assert fused_losses == pytest.approx(losses, rel=1e-6)
+    assert distance(fused, plain) < 1e-5
+
+
+@pytest.fixture
+def _deterministic():
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("_deterministic")
+def test_every_operation_of_a_run_has_a_deterministic_form(lab, llama):
+    options = {"kept_norm": 0.1, "distillation": 0.5, "prior": "activation", "prior_windows": 2}
+    usual, _ = learn(lab, llama, "usual", options=options)
+    strict, _ = learn(lab, llama, "strict", deterministic=True, options=options)
+    assert torch.are_deterministic_algorithms_enabled()
+    assert same(usual, strict)
+
+
+def test_attention_may_be_chosen(lab, llama, monkeypatch):
+    calls, attend = [], torch.nn.functional.scaled_dot_product_attention
+
+    def counting(*args, **options):
+        calls.append(1)
+        return attend(*args, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", counting)
+    found = {}
+    for name in ("eager", "sdpa"):
+        found[name] = learn(lab, llama, name, options={"attn_implementation": name})
+        assert len(calls) == (0 if name == "eager" else 2 * STEPS)
+    assert found["eager"][1] == pytest.approx(found["sdpa"][1], rel=1e-6)
+    assert distance(found["eager"][0], found["sdpa"][0]) < 1e-3
