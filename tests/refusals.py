@@ -148,7 +148,7 @@ def resealed(metadata=None, tensors=None):
 # What to do, or what is accepted; "try:" is the line after an error of the parser's.
 _REMEDY = re.compile(
     r"; .*\b(add|check|choose|convert|fetch|give|go on|leave|load|lower|move|name|raise|remove|resume|set|use)\b"
-    r"|; (make room|learn)|did you mean|must be|for example|^try: ",
+    r"|; (make room|learn)|did you mean|must be|for example|named like|the commands are|^try: ",
     re.MULTILINE,
 )
 

@@ -109,12 +109,12 @@ TABLE = {
     "flipped in the pickle": (
         spoiled("checkpoint", inside("data.pkl", 0.5)),
         export,
-        "can't be read",
+        "damaged",
     ),
     "flipped in the directory": (
         spoiled("checkpoint", flipped(0.995)),
         export,
-        "is damaged; go on from another",
+        "is damaged; resume from another",
     ),
     "of another program": (
         saved(lambda bench: {"state_dict": {"w": torch.ones(2)}, "epoch": 1}),

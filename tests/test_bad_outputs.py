@@ -171,9 +171,9 @@ TABLE = {
     "below a file for JSON, evaluated": (below_file, evaluate_json, "can't be written"),
     "below a file for JSON, timed": (below_file, benchmark_json, "can't be written"),
     "below a file for JSON, packed": (below_file, pack_json, "can't be written"),
-    "a run in a file": (file, run_folder, "file' is no folder that can be written to"),
-    "a run below a file": (below_file, run_folder, "file' is no folder that can be written to"),
-    "a log in a file": (file, log_folder, "file' is no folder that can be written to"),
+    "a run in a file": (file, run_folder, "file.*/config.yaml' can't be written; give"),
+    "a run below a file": (below_file, run_folder, "file.*/config.yaml' can't be written; give"),
+    "a log in a file": (file, log_folder, "file.*/config.yaml' can't be written; give"),
 }
 if sys.platform == "linux":
     TABLE |= {

@@ -12,6 +12,7 @@ import torch
 
 from cli_helpers import make_lab, plain_text
 from roi_lightning.language_model import load_language_model
+from roi_lightning.schedules import Linear
 from roi_lightning.sources import resolve_model
 from tiny_models import tiny_gguf
 
@@ -21,7 +22,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @pytest.mark.parametrize(("init_std", "least", "most"), [(0.01, 0.02, 0.04), (0.003, 0, 0)])
 def test_the_random_part_of_the_start_flips_few_of_the_prior_s_choices(lab, init_std, least, most):
-    learner, _ = lab.learn(1, lr=1e-12, prior="magnitude", init_std=init_std)
+    lam = Linear(0.005, 0.002)
+    learner, _ = lab.learn(1, lr=1e-12, lam=lam, prior="magnitude", init_std=init_std)
     prior, start = learner.prior_masks, dict(learner.hard_masks())
     flips = sum(int((prior[name].to_bool() & ~mask).sum()) for name, mask in start.items())
     assert least <= flips / sum(mask.kept for mask in prior.values()) <= most

@@ -210,7 +210,7 @@ class RoICLI(LightningCLI):
             UserError: Without a checkpoint.
         """
         if self._get(self.config, "ckpt_path") is None:
-            raise UserError("validate needs --ckpt_path, a file from the run's checkpoints/ folder")
+            raise UserError("validate needs --ckpt_path; give a file from the run's checkpoints/ folder")
         self._check_length()
 
     def before_fit(self) -> None:
