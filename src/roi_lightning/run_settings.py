@@ -118,6 +118,6 @@ def check_sharded_optimizer(make: OptimizerCallable) -> None:
     optimizer = type(make([torch.nn.Parameter(torch.zeros(1))]))
     if optimizer.__module__.startswith("torchao"):
         raise UserError(
-            f"{optimizer.__name__} keeps states in 8 bits, of which no shards can be written; leave "
-            "overlays/adamw8bit.yaml out: spread over ranks, AdamW's states are small"
+            f"{optimizer.__name__} keeps states in 8 bits, which can't be written as shards; leave "
+            "overlays/adamw8bit.yaml out: AdamW's states are small once they are sharded"
         )

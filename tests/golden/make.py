@@ -1,6 +1,7 @@
 """Writes the files beside it, which today's code must read: a tiny model and one of everything made of it.
 
 Run it (`python tests/golden/make.py`) only when a format changes on purpose, and raise that format's version.
+`older.ckpt` is of an earlier version and is not written any more.
 """
 
 import os
