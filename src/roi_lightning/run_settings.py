@@ -100,7 +100,7 @@ def check_optimizer(make: OptimizerCallable, lr_end: float, lr_warmup: float) ->
     try:
         groups = make([torch.nn.Parameter(torch.zeros(1))]).param_groups
     except (TypeError, ValueError, RuntimeError) as error:
-        raise UserError(f"model.optimizer can't be made: {error}") from error
+        raise UserError(f"model.optimizer can't be made: {error}; give another value") from error
     for group in groups:
         if not 0 < group["lr"] < math.inf:
             raise UserError(f"model.optimizer has lr {group['lr']}; it must be a positive number")
