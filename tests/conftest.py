@@ -13,6 +13,8 @@ from roi_lightning.__main__ import _TALKATIVE
 # work waits for the same cores.
 os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+CACHE = Path(__file__).resolve().parents[1] / ".pytest_cache"
+os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(CACHE / "inductor"))
 # Child processes take warnings for errors, too, but for those that pyproject.toml explains and Lightning's remarks.
 REMARKS = (
     "`isinstance(treespec:FutureWarning",
@@ -141,7 +143,7 @@ def _half_width(pytestconfig):
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _own_cache(tmp_path_factory, pytestconfig):
+def _own_cache(tmp_path_factory):
     """Prepared data stays out of the user's cache, compiled libraries stay for the next run, disks don't wait."""
     import datasets
 
@@ -149,5 +151,5 @@ def _own_cache(tmp_path_factory, pytestconfig):
     if "PYTEST_XDIST_WORKER" in os.environ:  # one for all workers
         folder = folder.parent
     os.fsync = lambda handle: None  # no test pulls the plug
-    os.environ["ROI_CACHE"] = str(pytestconfig.rootpath / ".pytest_cache" / "libraries")
+    os.environ["ROI_CACHE"] = str(CACHE / "libraries")
     datasets.config.HF_DATASETS_CACHE = folder / "datasets"

@@ -121,7 +121,7 @@ def test_equals_autograd_through_the_reference(spec, dim, push_down, monkeypatch
         for ours, plain, true in zip(found, single, exact, strict=True):
             assert ours.dtype == torch.float32
             # Cold temperatures magnify the rounding of fp32; it may cost autograd's own error, not much more.
-            allowed = 1e-5 if lam >= 0.1 else 1e-5 + 3 * relative_error(plain, true)
+            allowed = 1e-5 if lam >= 0.1 else 1e-5 + 5 * relative_error(plain, true)
             assert relative_error(ours, true) < allowed, f"λ {lam}, τ {tau}"
 
 
