@@ -4,11 +4,13 @@ import json
 import os
 import signal
 import sys
+import warnings
 from contextlib import redirect_stdout
 from functools import partial
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
@@ -19,6 +21,8 @@ import roi_lightning.module
 from cli_helpers import QUICK_TRAINER, Lab, run
 from roi_lightning.callbacks import BaselineSummary, HardenMasks, MaskMonitor, SparseExport
 from roi_lightning.callbacks.preemption import PreemptedError
+from roi_lightning.checkpoint_files import write_sharded
+from roi_lightning.complaints import silence_remarks
 from roi_lightning.errors import UserError
 from roi_lightning.module import RoILightningModule
 from roi_lightning.proxsparse import ProxSparseModule
@@ -150,6 +154,9 @@ def learned_of(module):
 
 def main():
     torch.set_num_threads(1)
+    silence_remarks()
+    for remark in ("the first draws keep", "Experiment logs directory"):
+        warnings.filterwarnings("ignore", message=remark)
     root, specs = Path(sys.argv[1]).parent, json.loads(Path(sys.argv[1]).read_text())
     shared, llama = root / "shared", root / "llama"
     for spec in specs:
@@ -182,7 +189,8 @@ def main():
     for strategy in ("ddp", "sharded"):
         fail(llama, root / f"{strategy}-broken", shared, strategy=STRATEGIES[strategy](), more=[Break()])
     end_and_go_on(llama, root / "told", shared)
-    type_commands(root / "typed", shared)
+    type_commands(root / "typed", shared, llama, root / "one-llama" / "export")
+    write_apart(root / "apart")
 
 
 def fail(model, folder, shared, **options):
@@ -203,6 +211,7 @@ def end_and_go_on(model, folder, shared):
     except PreemptedError:
         kept = sorted(path.name for path in (folder / "checkpoints").iterdir())
         (folder / f"ended{os.environ['RANK']}.json").write_text(json.dumps(kept))
+    dist.barrier()  # processes of their own would end here
     module, recorder, fitter = learn(model, folder, shared, strategy=ShardedStrategy(), **options)
     learned = learned_of(module)
     if fitter.is_global_zero:
@@ -210,15 +219,26 @@ def end_and_go_on(model, folder, shared):
         (folder / "losses.json").write_text(json.dumps(recorder.losses))
 
 
-def type_commands(folder, shared):
+def type_commands(folder, shared, model, prior):
     """`fit` and `validate` as they are typed after torchrun, with the overlay that is shipped."""
     lab = Lab(folder, shared)
-    spread = ["--config", "overlays/fsdp2.yaml", "--trainer.devices", "2"]
+    spread = ["--config", "overlays/fsdp2.yaml", "--trainer.devices", "2", "--model.prior", str(prior)]
     spread += ["--trainer.default_root_dir", str(folder)]
-    assert run("fit", *lab.quick(*spread)) == 0
+    assert run("fit", *lab.quick(*spread, model=model)) == 0
     with (folder / f"validate{os.environ['RANK']}.txt").open("w") as said, redirect_stdout(said):
         saved = str(folder / "checkpoints" / "step=4.ckpt")
-        assert run("validate", *lab.quick(*spread, "--ckpt_path", saved)) == 0
+        assert run("validate", *lab.quick(*spread, "--ckpt_path", saved, model=model)) == 0
+
+
+def write_apart(folder):
+    """A checkpoint of ranks that see different disks."""
+    own = folder / os.environ["RANK"]
+    own.mkdir(parents=True)
+    os.chdir(own)
+    try:
+        write_sharded({"state_dict": {"a": torch.ones(2)}, "optimizer_states": []}, Path("a.ckpt"))
+    except UserError as error:
+        (folder / f"rank{own.name}.txt").write_text(str(error))
 
 
 if __name__ == "__main__":

@@ -145,6 +145,17 @@ def resealed(metadata=None, tensors=None):
 
 # What a refusal must be.
 
+# What to do, or what is accepted; "try:" is the line after an error of the parser's.
+_REMEDY = re.compile(
+    r"; .*\b(add|check|choose|convert|fetch|give|go on|leave|load|lower|move|name|raise|remove|resume|set|use)\b"
+    r"|; (make room|learn)|did you mean|must be|for example|named like|the commands are|^try: ",
+    re.MULTILINE,
+)
+
+
+# What says nothing of the value: the file has to be named then.
+_VAGUE = ("can't be read", "damaged", "makes no sense", "did not write it", "not written by")
+
 
 def tree(folder: Path) -> dict[str, str]:
     """Every file and folder with a digest of its content, but for the logs of runs."""
@@ -156,8 +167,8 @@ def tree(folder: Path) -> dict[str, str]:
     }
 
 
-def assert_refused(bench, capsys, arguments, says):
-    """One error of a few lines that says the right thing, a status for failure, and no file made or changed."""
+def assert_refused(bench, capsys, arguments, says, made=None):
+    """One error of a few lines that names what is wrong and what to do, a status for failure, no file changed."""
     before = tree(bench.folder)
     capsys.readouterr()
     status = run(*arguments)
@@ -167,7 +178,10 @@ def assert_refused(bench, capsys, arguments, says):
     assert "Traceback" not in told
     (at,) = (i for i, line in enumerate(lines) if line.startswith("error: "))
     assert re.search(says, lines[at]), told
+    assert _REMEDY.search("\n".join(lines[at:])), f"no remedy: {told}"
     assert len(lines[at]) < LONGEST_LINE, told
+    if isinstance(made, Path) and says in _VAGUE:
+        assert made.name in lines[at], f"{made.name} is not named: {told}"
     assert len(lines) - at <= MOST_LINES, told
     assert tree(bench.folder) == before
 

@@ -234,7 +234,7 @@ TABLE = {
     "a width that is a word": (configured(hidden_size="wide"), plan, "can't be read"),
     "a width of zero": (configured(hidden_size=0), plan, "no causal language model of type .qwen2"),
     "a negative width": (configured(hidden_size=-64), fit, "negative dimension -64"),
-    "no layers": (configured(num_hidden_layers=0), fit, "block|layer"),
+    "no layers": (configured(num_hidden_layers=0), fit, "num_hidden_layers. .0. must be equal"),
     "more layers than tensors": (
         configured(num_hidden_layers=3),
         fit,
@@ -243,24 +243,24 @@ TABLE = {
     "another width": (
         configured(intermediate_size=256),
         prune,
-        r"up_proj.weight' is \[128, 64\] and its configuration wants \[256, 64\]|down_proj",
+        r"down_proj.weight' is \[64, 128\] and its configuration wants \[64, 256\]",
     ),
     "another width, evaluated": (configured(intermediate_size=256), evaluate, "configuration wants"),
     "packed weights": (
         configured(quantization_config={"quant_method": "gptq", "bits": 4}),
         fit,
-        "packed|can't be read",
+        "GPTQ quantized",
     ),
     "packed weights, pruned": (
         configured(quantization_config={"quant_method": "gptq", "bits": 4}),
         prune,
-        "packed",
+        "its weights are packed.*give the unquantised",
     ),
     # Weights.
-    "no weights": (changed("model.safetensors", removed), fit, "model.safetensors|can't be read"),
+    "no weights": (changed("model.safetensors", removed), fit, "no file named model.safetensors"),
     "no weights, pruned": (changed("model.safetensors", removed), prune, "no model.safetensors"),
     "no weights, applied": (changed("model.safetensors", removed), apply, "no model.safetensors"),
-    "only pickled weights": (pickled, fit, "safetensors"),
+    "only pickled weights": (pickled, fit, "no file named model.safetensors"),
     "only pickled weights, applied": (pickled, apply, "only safetensors are read"),
     "empty weights": (changed("model.safetensors", text("")), fit, "can't be read"),
     "cut weights": (changed("model.safetensors", cut(0.5)), fit, "can't be read"),
@@ -273,7 +273,7 @@ TABLE = {
     "a flipped header": (
         changed("model.safetensors", flipped(0.003, 1)),
         prune,
-        "can't be read|lacks|stores no",
+        "lacks 1 tensors",
     ),
     "flipped weights, applied": (changed("model.safetensors", flipped(0.9)), apply, "has other values"),
     "a flipped export, evaluated": (damaged_export, evaluate, "model.safetensors.*changed since"),
@@ -293,7 +293,7 @@ TABLE = {
     "infinity, timed": (with_value("model.norm.weight", -float("inf")), measure, "NaN or infinity in .*norm"),
     # Packed directories.
     **{
-        f"a packed directory, {name}": (packed, command, "is a packed directory: .*from_packed.*packed from")
+        f"a packed directory, {name}": (packed, command, "is a packed directory; .*from_packed.*packed from")
         for name, command in {
             "learned on": fit,
             "planned": plan,
@@ -309,7 +309,7 @@ TABLE = {
         "packed.safetensors' has changed since",
     ),
     # Shards.
-    "a shard missing": (sharded(lose_shard), fit, "can't be read|not there"),
+    "a shard missing": (sharded(lose_shard), fit, "No such file.*model-00002-of-00003"),
     "a shard missing, pruned": (sharded(lose_shard), prune, "names .*which is not there"),
     "a cut shard": (sharded(cut_shard), fit, "can't be read"),
     "a cut shard, pruned": (sharded(cut_shard), prune, "can't be read"),
@@ -317,21 +317,25 @@ TABLE = {
     "a broken index": (sharded(rewrite_index("{")), prune, "index.json.*can't be read"),
     "a deep index": (sharded(rewrite_index(DEEP)), prune, "index.json.*can't be read"),
     "an index without a map": (sharded(rewrite_index("{}")), prune, "index.json.*can't be read"),
-    "an index of numbers": (sharded(rewrite_index('{"weight_map": {"a": 1}}')), prune, "index.json"),
-    "an index that is a list": (sharded(rewrite_index("[]")), fit, "index.json|can't be read"),
+    "an index of numbers": (
+        sharded(rewrite_index('{"weight_map": {"a": 1}}')),
+        prune,
+        "index.json.*it names no files",
+    ),
+    "an index that is a list": (sharded(rewrite_index("[]")), fit, "shards.*can't be read: list indices"),
     # Tokenizers.
     "no tokenizer": (changed("tokenizer.json", removed), fit, "no tokenizer"),
     "a broken tokenizer": (changed("tokenizer.json", text("{")), fit, "can't be read"),
     "a broken tokenizer, evaluated": (changed("tokenizer.json", text("{")), evaluate, "can't be read"),
     # Kinds.
-    "an encoder": (encoder, fit, "is an encoder"),
+    "an encoder": (encoder, fit, "is an encoder.*give a causal"),
     "an encoder, pruned": (encoder, prune, "is an encoder"),
     "an encoder and decoder": (encoder_decoder, prune, "no causal language model of type .t5"),
     "8 does not divide": (narrow, at_pattern(prune, "2:8"), "has 60 inputs, which 8 does not divide"),
     "16 does not divide": (
         narrow,
         lambda bench, lm: [*plan(bench, lm), "--model.pattern", "4:16"],
-        "60 inputs",
+        "60 inputs, which 16 does not divide",
     ),
     # GGUF files.
     "an empty GGUF": (gguf(text("")), fit, "can't be read"),
@@ -345,7 +349,8 @@ TABLE = {
 
 @pytest.mark.parametrize(("make", "command", "says"), TABLE.values(), ids=TABLE)
 def test_refused(bench, capsys, make, command, says):
-    assert_refused(bench, capsys, command(bench, make(bench)), says)
+    made = make(bench)
+    assert_refused(bench, capsys, command(bench, made), says, made)
 
 
 def test_code_of_its_own_is_run_where_that_is_asked_for(bench, monkeypatch):

@@ -84,4 +84,5 @@ TABLE = {
 
 @pytest.mark.parametrize(("make", "says"), TABLE.values(), ids=TABLE)
 def test_refused(bench, capsys, make, says):
-    assert_refused(bench, capsys, ["pack", make(bench), "--out", "out"], says)
+    made = make(bench)
+    assert_refused(bench, capsys, ["pack", made, "--out", "out"], says, made)

@@ -77,7 +77,7 @@ def whole(tmp_path_factory):
         return mask(lab, "whole")
 
 
-# Room.
+# Space.
 
 
 def numbers(count):
@@ -135,7 +135,7 @@ def test_what_is_asked_for_is_a_little_more_than_what_is_written(write, tmp_path
     write(checkpoint, path)
 
 
-def test_a_run_without_room_for_a_checkpoint_goes_on_from_the_one_before(lab, whole, monkeypatch):
+def test_a_run_without_space_for_a_checkpoint_resumes_from_the_one_before(lab, whole, monkeypatch):
     def fill_up():
         usage = shutil.disk_usage(lab.folder)
         full = usage._replace(free=10_000)
@@ -186,10 +186,10 @@ def test_a_run_whose_checkpoints_are_all_damaged_starts_anew(lab, whole):
     assert mask(lab, "run") == whole
 
 
-# Going on.
+# Resuming.
 
 
-def test_only_what_a_run_went_on_from_is_removed_and_only_once_there_is_a_newer_one(lab, whole):
+def test_only_what_a_run_resumed_from_is_removed_and_only_once_there_is_a_newer_one(lab, whole):
     with pytest.raises(PowerCutError):
         learn(lab, "run", At(3, cut_power), keep=1)
     folder = lab.folder / "run" / "checkpoints"

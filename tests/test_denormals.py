@@ -1,4 +1,4 @@
-"""Denormal numbers are zero while masks are learned, whoever asks for it, and are themselves again afterwards."""
+"""Denormals are flushed to zero while masks are learned, by command or from Python, and not afterwards."""
 
 from contextlib import suppress
 
@@ -17,7 +17,7 @@ lab = pytest.fixture(make_lab)
 
 
 def zeros():
-    """Of a million denormal numbers, those that come out of a product by all threads as zero."""
+    """How many of a million denormals come out of a product by all threads as zero."""
     return int((torch.full((1 << 20,), 1e-40) * 1.0 == 0).sum())
 
 
@@ -40,7 +40,7 @@ def test_they_are_zero_in_every_thread_and_then_no_longer():
 
 
 def values_as_denormals(folder):
-    """A model whose attention passes on numbers that are denormal, and makes them as large as others."""
+    """A model whose attention values are denormal until the output projection scales them up."""
     file = tiny_llama(folder) / "model.safetensors"
     tensors = load_file(file)
     for name, tensor in tensors.items():
@@ -54,7 +54,14 @@ def values_as_denormals(folder):
 def test_the_command_and_the_function_learn_the_same_where_it_matters(lab):
     model = values_as_denormals(lab.folder / "model")
     lm, tokenizer = AutoModelForCausalLM.from_pretrained(model), AutoTokenizer.from_pretrained(model)
-    quick = {"steps": 3, "seq_len": 32, "batch_size": 2, "accelerator": "cpu", "enable_progress_bar": False}
+    quick = {
+        "steps": 3,
+        "seq_len": 32,
+        "batch_size": 2,
+        "windows_per_step": 8,
+        "accelerator": "cpu",
+        "enable_progress_bar": False,
+    }
     learned = learn(lm, tokenizer, str(lab.corpus), **quick, learning_rate=0.02)
     assert zeros() == 0
     options = ["--config", "overlays/small_budget.yaml", *lab.options(3, accumulate=4, model=model)]

@@ -49,9 +49,8 @@ def test_a_mask_of_wanda_and_a_learned_one_are_exported(gemma, tmp_path, monkeyp
     text = ["--windows", 32, "--seq_len", 128]
     assert run("prune", gemma, "--method", "wanda", *text, "--out", "wanda") == 0
     assert run("verify", "wanda", "--base", gemma) == 0
-    options = {"model.lm": gemma, "data.seq_len": 128}
-    given = [part for name, value in options.items() for part in (f"--{name}", value)]
-    assert run("fit", "--config", "quickstart.yaml", *given) == 0
+    options = ["--model.lm", gemma, "--data.seq_len", 128]
+    assert run("fit", "--config", "quickstart.yaml", *options) == 0
     summary = json.loads(Path("runs/quickstart/summary.json").read_text())
     perplexity = summary["perplexity"]
     assert perplexity["dense"] < 40

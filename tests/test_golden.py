@@ -87,15 +87,23 @@ def test_a_packed_directory_verifies_and_computes_the_same(golden):
     torch.testing.assert_close(packed, dense, rtol=1e-5, atol=1e-5)
 
 
-def test_a_checkpoint_is_exported(golden, lab):
-    command = ["export", *lab.quick(model=golden / "model"), "--ckpt_path", golden / "run.ckpt"]
-    assert run(*command, "--out", golden / "again") == 0
-    assert same_masks(MaskSet.load(golden / "again"), MaskSet.load(golden / "mask.safetensors"))
+# The older one is from before checkpoints said what they were learned with.
+CHECKPOINTS = pytest.mark.parametrize("checkpoint", ["run.ckpt", "older.ckpt"])
 
 
-def test_a_checkpoint_is_resumed(golden, lab):
-    options = {"model": golden / "model", "data": lab.data(tokenizer=str(golden / "model"))}
-    learner, trainer = lab.learn(2, ckpt_path=str(golden / "run.ckpt"), **options)
+@CHECKPOINTS
+def test_a_checkpoint_is_exported(lab, golden, checkpoint):
+    # The configuration that is at hand, not the one that it was learned with.
+    options = ["--ckpt_path", checkpoint, "--allow_changed_settings", "--out", "again"]
+    assert run("export", *lab.quick(model="model"), *options) == 0
+    assert same_masks(MaskSet.load(Path("again")), MaskSet.load(Path("mask.safetensors")))
+
+
+@CHECKPOINTS
+def test_a_checkpoint_is_resumed(lab, golden, checkpoint):
+    data = lab.data(tokenizer="model", corpora="text.jsonl")
+    options = {"ckpt_path": checkpoint, "allow_changed_settings": checkpoint == "older.ckpt"}
+    learner, trainer = lab.learn(2, model="model", data=data, **options)
     assert trainer.global_step == 2
     assert {int(state["step"]) for state in trainer.optimizers[0].state.values()} == {2}
-    assert same_masks(learner.mask_set(), MaskSet.load(golden / "mask.safetensors"))
+    assert same_masks(learner.mask_set(), MaskSet.load(Path("mask.safetensors")))

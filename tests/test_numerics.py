@@ -14,7 +14,11 @@ from tiny_models import tiny_llama
 
 lab = pytest.fixture(make_lab)
 STEPS = 4
-pytestmark = [*GOING_ON, pytest.mark.filterwarnings("ignore:The dirpath has changed")]
+pytestmark = [
+    *GOING_ON,
+    pytest.mark.filterwarnings("ignore:The dirpath has changed"),
+    pytest.mark.filterwarnings("ignore:the first draws keep"),
+]
 
 
 class Losses(Callback):
@@ -43,12 +47,12 @@ def adamw(**options):
     return partial(torch.optim.AdamW, lr=1e-2, betas=(0.9, 0.95), weight_decay=0.05, **options)
 
 
-# The samplers' C++ loops.
+# The samplers' C++ kernels.
 
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory):
-    """Models by dtype with layers just large enough for the loops."""
+    """Models by dtype with layers just large enough for the kernels."""
     folder, sizes = tmp_path_factory.mktemp("wide"), {"intermediate_size": 1024, "num_hidden_layers": 1}
     kinds = torch.float32, torch.bfloat16
     return {dtype: tiny_llama(folder / str(dtype), dtype=dtype, **sizes) for dtype in kinds}
@@ -56,7 +60,7 @@ def wide(tmp_path_factory):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """How often the loops ran; nothing else may take their place."""
+    """How often the C++ kernels ran; no fallback may take their place."""
     found, run = [], native_draws.run
 
     def counting(*args):
@@ -64,7 +68,7 @@ def calls(monkeypatch):
         run(*args)
 
     monkeypatch.setattr(native_draws, "run", counting)
-    monkeypatch.setattr(compiling, "_compiled", lambda kernel: pytest.fail("another way was taken"))
+    monkeypatch.setattr(compiling, "_compiled", lambda kernel: pytest.fail("a fallback ran"))
     return found
 
 
@@ -89,10 +93,10 @@ def learn(lab, model, name="run", ckpt_path=None, options=None, **trainer):
 
 
 @pytest.mark.parametrize("kind", [GumbelTopK, StraightThrough, Categorical])
-def test_a_run_by_the_loops_is_one_by_the_eager_form_but_for_rounding(kind, lab, wide, calls):
+def test_a_run_with_the_kernels_is_the_eager_one_but_for_rounding(kind, lab, wide, calls):
     slow, slow_losses = learn(lab, wide[torch.float32], "eager", options={"sampler": kind(compiled=False)})
     assert not calls
-    fast, fast_losses = learn(lab, wide[torch.float32], "loops", options={"sampler": kind()})
+    fast, fast_losses = learn(lab, wide[torch.float32], "kernels", options={"sampler": kind()})
     assert len(calls) == 3 * 2 * STEPS
     assert fast_losses == pytest.approx(slow_losses, rel=1e-5)
     # The first steps of AdamW turn the rounding of a gradient near zero into a step of some length.
@@ -101,7 +105,7 @@ def test_a_run_by_the_loops_is_one_by_the_eager_form_but_for_rounding(kind, lab,
 
 
 @pytest.mark.usefixtures("_threads")
-def test_an_interrupted_run_by_the_loops_goes_on_to_the_same_bits(lab, wide, calls):
+def test_a_resumed_run_with_the_kernels_ends_with_the_same_bits(lab, wide, calls):
     model = wide[torch.bfloat16]
     whole, _ = learn(lab, model)
     before = len(calls)
@@ -124,7 +128,7 @@ def test_mixed_precision_learns_the_same_but_for_its_rounding(precision, digits,
     everything = {"kept_norm": 0.1, "distillation": 0.5}
     trainer = {"accumulate_grad_batches": 2, "gradient_clip_val": 1.0}
     exact, exact_losses = learn(lab, llama, "exact", **trainer, options=everything)
-    # The precision itself: Lightning takes bf16 where 16-mixed is asked for on a processor.
+    # The precision itself: Lightning replaces 16-mixed by bf16 on a CPU.
     plugins = [MixedPrecision(precision, "cpu")]
     mixed, losses = learn(lab, llama, "mixed", **trainer, plugins=plugins, options=everything)
     assert losses == pytest.approx(exact_losses, rel=2.0**-digits)

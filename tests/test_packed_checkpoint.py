@@ -398,6 +398,19 @@ def test_another_base_is_noticed(made, tmp_path):
     assert "same tensors" in failed(made.packed, resolve_model(str(tiny_opt(tmp_path / "opt"))))
 
 
+def test_gradients_go_through_packed_layers_and_change_none(made):
+    ids, gradients = torch.arange(24).reshape(2, 12) * 7 % 256, []
+    packed = from_packed(made.packed, dtype="float32").train()
+    for lm in (packed, AutoModelForCausalLM.from_pretrained(made.dense, dtype=torch.float32)):
+        weight = lm.get_input_embeddings().weight.requires_grad_()
+        lm(ids, labels=ids).loss.backward()
+        gradients.append(weight.grad)
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-6)
+    layers = [module for module in packed.modules() if isinstance(module, PackedLinear)]
+    assert layers
+    assert not [parameter for layer in layers for parameter in layer.parameters()]
+
+
 def test_updated_weights_are_packed_and_hashed(tmp_path):
     source = resolve_model(str(tiny_qwen2(tmp_path / "base")))
     masks = random_masks(source)

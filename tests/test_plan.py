@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -63,6 +64,21 @@ def test_the_papers_run_on_qwen_half_b(lab, qwen_half_b, capsys):
     printed = plain_text(capsys.readouterr().out)
     assert "357,826,560" in printed
     assert "2,097,152,000" in printed
+
+
+@pytest.mark.slow
+def test_the_readme_shows_what_plan_says(qwen_half_b, capsys):
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    command, said = readme.split("plan --config qwen0.5b_2of4.yaml --fit_in", 1)[1].split("```", 3)[::2][:2]
+    model = ["--model.lm", qwen_half_b]
+    assert run("plan", "--config", "qwen0.5b_2of4.yaml", *model, "--fit_in", *command.split()) == 0
+    shown = plain_text(capsys.readouterr().out)
+    rows = [plain_text(line) for line in said.splitlines() if line.startswith(("│", "  --"))]
+    # What this process takes by itself differs from machine to machine.
+    rows = [row for row in rows if re.search(r"\d", row) and "libraries" not in row]
+    assert len(rows) >= 15
+    for row in rows:
+        assert row in shown, row
 
 
 @pytest.mark.parametrize("builder", [tiny_qwen2, tiny_gpt2])

@@ -283,7 +283,7 @@ def whole(lab, _folder):
         (whole, ("--evaluated_as", "x"), "--evaluation, which is not given"),
         (whole, ("--out", "{lab}/shared"), "was not written by roi_lightning"),
         (whole, ("--out", "{lab}/run/export"), "is the export itself"),
-        (whole, ("--evaluation", "{lab}/shared/model/config.json"), "it has no models"),
+        (whole, ("--evaluation", "{lab}/shared/model/config.json"), "has no models; give"),
         (
             whole,
             ("--evaluation", "{lab}/evaluation.json", "--evaluated_as", "x"),

@@ -17,7 +17,10 @@ from roi_lightning.cli import build
 from roi_lightning.export import verify_export
 
 lab = pytest.fixture(make_lab)
-SPREAD = ["--config", "overlays/ddp.yaml", "--trainer.num_nodes", "2", "--trainer.devices", "1"]
+
+
+def spread(overlay):
+    return ["--config", f"overlays/{overlay}.yaml", "--trainer.num_nodes", "2", "--trainer.devices", "1"]
 
 
 def told(job, node):
@@ -31,7 +34,7 @@ def told(job, node):
 def test_every_task_knows_its_place(lab, node, monkeypatch):
     for name, value in told(12345, node).items():
         monkeypatch.setenv(name, value)
-    trainer = build(lab.quick(*SPREAD), run=False).trainer
+    trainer = build(lab.quick(*spread("ddp")), run=False).trainer
     assert isinstance(trainer.strategy.cluster_environment, SLURMEnvironment)
     assert (trainer.world_size, trainer.global_rank) == (2, node)
 
@@ -50,9 +53,9 @@ def is_free(port):
         return True
 
 
-def srun(lab, job):
+def srun(lab, job, overlay):
     """The task of each of two nodes."""
-    command = [sys.executable, "-m", "roi_lightning", "fit", *lab.quick(*SPREAD, max_steps=300)]
+    command = [sys.executable, "-m", "roi_lightning", "fit", *lab.quick(*spread(overlay), max_steps=300)]
     command += ["--resume", "auto", "--model.prior", "magnitude"]
     tasks = []
     for node in (0, 1):
@@ -72,10 +75,11 @@ def wait_for(tasks, found, seconds=120):
 
 
 @pytest.mark.slow
-def test_two_nodes_end_together_and_resume_together(lab):
-    job = free_job(10_000)
-    saved = lab.folder / "runs" / "quickstart+ddp" / "checkpoints"
-    tasks = srun(lab, job)
+@pytest.mark.parametrize("overlay", ["ddp", "fsdp2"])
+def test_two_nodes_end_together_and_resume_together(lab, overlay):
+    job, folder = free_job(10_000), lab.folder / "runs" / f"quickstart+{overlay}"
+    saved = folder / "checkpoints"
+    tasks = srun(lab, job, overlay)
     try:
         wait_for(tasks, lambda: sorted(saved.glob("*.ckpt")))
         for task in tasks:
@@ -87,6 +91,6 @@ def test_two_nodes_end_together_and_resume_together(lab):
     (path,) = (path for path in saved.glob("*.ckpt") if not path.is_symlink())
     step = int(path.stem.rpartition("=")[2])
     assert f"step {step} is saved" in (lab.folder / "node0.log").read_text()
-    assert [task.wait(120) for task in srun(lab, free_job(job))] == [0, 0]
+    assert [task.wait(120) for task in srun(lab, free_job(job), overlay)] == [0, 0]
     assert f"resuming from {path}" in (lab.folder / "node0.log").read_text()
-    assert verify_export(lab.folder / "runs" / "quickstart+ddp" / "export").ok
+    assert verify_export(folder / "export").ok

@@ -167,6 +167,17 @@ def test_a_position_holds_less_than_a_window_and_little_else(tmp_path):
             assert carry is None or (carry.dtype == torch.int32 and carry.untyped_storage().nbytes() < 16 * 4)
 
 
+def test_text_is_read_no_sooner_than_it_is_trained_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(Generated, "shards", 400)
+    module = generated(tmp_path)
+    READ.clear()
+    module.windows("train", 8 * module.batch_size)  # a batch of each lane
+    lanes = {int(text.split(".")[0].removeprefix("x")) // 50 for text in READ}
+    assert lanes == set(range(8))
+    # Chunks of 64 documents, each of which ends with a shard of six; the first lane is tried beforehand.
+    assert len(READ) <= 9 * 66 < 400 * 6 / 4
+
+
 def test_only_the_text_around_the_place_is_read_again(tmp_path):
     whole = generated(tmp_path)
     whole.setup("fit")

@@ -65,7 +65,9 @@ def written_aside(path: Path) -> Iterator[Path]:
         _flush(partial)
         _rename(partial, path)
     except (OSError, SafetensorError) as error:
-        raise UserError(f"{str(path)!r} can't be written: {error}") from error
+        raise UserError(
+            f"{str(path)!r} can't be written: {error}; make room or choose another place"
+        ) from error
     finally:
         _remove(partial)
 

@@ -75,7 +75,7 @@ def write_sharded(checkpoint: Mapping[str, Any], path: Path) -> None:
         path: The folder to be; what lies there stays as it is until the new one is whole.
 
     Raises:
-        UserError: If the disk has no room for it or can't be written to.
+        UserError: If the disk has no room for it, can't be written to, or is not the same for all ranks.
     """
     _require_room(path, checkpoint)
     tensors, rest = _taken_apart(checkpoint)
@@ -83,7 +83,7 @@ def write_sharded(checkpoint: Mapping[str, Any], path: Path) -> None:
         writer = HuggingFaceStorageWriter(str(partial), save_distributed=True)
         try:
             save(tensors, storage_writer=writer)
-        except CheckpointException as error:  # every rank hears what happened to any
+        except CheckpointException as error:  # raised on every rank if any fails
             reason, _ = next(iter(error.failures.values()))
             raise UserError(f"{str(path)!r} can't be written: {reason}") from error
         if dist.get_rank() == 0:
@@ -101,6 +101,13 @@ def _one_aside(path: Path) -> Iterator[Path]:
             own.mkdir()
         shared = [str(own)]
         dist.broadcast_object_list(shared)
+        seen = [False] * dist.get_world_size()
+        dist.all_gather_object(seen, Path(shared[0]).is_dir())
+        if not all(seen):  # torch would make a folder on each machine, each with a part of the checkpoint
+            raise UserError(
+                f"{str(path)!r} is not visible to every rank; put the run's folder (trainer.default_root_dir) on a "
+                "disk that all machines share"
+            )
         yield Path(shared[0])
 
 

@@ -73,7 +73,9 @@ def _read_mark(path: str) -> dict[str, Any]:
     try:
         loaded = read_rest(Path(path))
     except Exception as error:
-        raise UserError(f"checkpoint {path!r} can't be read: it is damaged or not one of ours") from error
+        raise UserError(
+            f"checkpoint {path!r} can't be read: it is damaged or not one of ours; give another from its folder"
+        ) from error
     if not isinstance(loaded, dict) or not _is_ours(loaded):
         raise UserError(
             f"checkpoint {path!r} was not written by roi_lightning; give one from a run's checkpoints/"
@@ -131,14 +133,16 @@ def check_belongs(checkpoint: Mapping[str, Any], pattern: NMPattern, learned: Ma
     if mark is None:
         raise UserError("the checkpoint was not written by roi_lightning; give one from a run's checkpoints/")
     if mark["pattern"] != str(pattern):
-        raise UserError(f"the checkpoint holds a {mark['pattern']} run, model.pattern is {pattern}")
+        raise UserError(
+            f"the checkpoint holds a {mark['pattern']} run, model.pattern is {pattern}; give that run's configuration"
+        )
     own = {name: tuple(value.shape) for name, value in learned.items()}
     theirs = {name: tuple(value.shape) for name, value in checkpoint["state_dict"].items()}
     if own != theirs:
         name = min(name for name in own.keys() | theirs.keys() if own.get(name) != theirs.get(name))
         raise UserError(
             f"the checkpoint is of another model or layer choice: {name!r} is {theirs.get(name)} there and "
-            f"{own.get(name)} here (the checkpoint's model.lm is {mark['lm']!r})"
+            f"{own.get(name)} here (the checkpoint's model.lm is {mark['lm']!r}); give its run's configuration"
         )
     for name, value in checkpoint["state_dict"].items():
         if not all_finite(value):

@@ -147,7 +147,9 @@ class RoICLI(LightningCLI):
         try:
             self.config = parser.parse_args(args)  # type: ignore[arg-type]
         except (RecursionError, UnicodeError, OSError) as error:
-            raise UserError(f"the command line or a file it names can't be read: {error}") from error
+            raise UserError(
+                f"the command line or a file it names can't be read: {error}; give another"
+            ) from error
 
     @override
     def _set_seed(self) -> None:
@@ -208,7 +210,7 @@ class RoICLI(LightningCLI):
             UserError: Without a checkpoint.
         """
         if self._get(self.config, "ckpt_path") is None:
-            raise UserError("validate needs --ckpt_path, a file from the run's checkpoints/ folder")
+            raise UserError("validate needs --ckpt_path; give a file from the run's checkpoints/ folder")
         self._check_length()
 
     def before_fit(self) -> None:

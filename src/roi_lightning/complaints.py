@@ -46,7 +46,7 @@ def plain_errors() -> Iterator[None]:
             cause = cause.__cause__ or cause.__context__
         if cause is not None:
             raise cause from None
-        raise UserError(f"the configuration can't be used: {_first(error)}") from error
+        raise UserError(f"the configuration can't be used: {_first(error)}; give another value") from error
 
 
 def _first(error: Exception) -> str:

@@ -61,7 +61,7 @@ def check_size(path: Path) -> None:
     except yaml.YAMLError:
         return
     if reason:
-        raise UserError(f"configuration {str(path)!r} {reason}; it can't be meant")
+        raise UserError(f"configuration {str(path)!r} {reason}; give a plainer file")
 
 
 def _excess(text: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Numbers too small for full precision, taken for zero."""
+"""Flush denormal floats to zero for as long as something runs."""
 
 import sys
 from collections.abc import Iterator
@@ -11,11 +11,11 @@ from roi_lightning.native import in_every_thread
 
 @contextmanager
 def denormals_as_zero() -> Iterator[None]:
-    """Take denormal numbers for zero, in this thread and torch's own; afterwards they are what they were before.
+    """Flush denormals to zero in this thread and torch's OpenMP threads; afterwards the setting is what it was.
 
-    Annealed softmaxes make many of them, and they cost a processor a hundred times as much as others.
+    Annealed softmaxes make many denormals, which cost a CPU a hundred times as much as other values.
     """
-    before = sys.float_info.min / 2 == 0  # torch sets this and does not tell it
+    before = sys.float_info.min / 2 == 0  # torch has a setter and no getter
     in_every_thread(lambda: torch.set_flush_denormal(True))
     try:
         yield

@@ -243,7 +243,9 @@ def meta_language_model(config: PreTrainedConfig, trust_remote_code: bool = Fals
             )
     except Exception as error:
         kind = config.model_type
-        raise UserError(f"no causal language model of type {kind!r} can be made: {_reason(error)}") from error
+        raise UserError(
+            f"no causal language model of type {kind!r} can be made: {_reason(error)}; give another model"
+        ) from error
     split_experts(lm)
     return lm
 

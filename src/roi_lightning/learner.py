@@ -91,7 +91,9 @@ class MaskLearner(pl.LightningModule, ABC):
     ) -> None:
         super().__init__()
         if not 0 <= distillation <= 1:
-            raise UserError(f"model.distillation is {distillation}; it is a share of the loss, from 0 to 1")
+            raise UserError(
+                f"model.distillation is {distillation}; set it to a share of the loss, from 0 to 1"
+            )
         self.distillation = distillation
         self.source: ModelSource = resolve_model(lm, revision)
         self.pattern, self.dtype_name, self.seed = NMPattern(pattern), dtype, seed

@@ -25,6 +25,7 @@ from roi_lightning.sources import is_packed
 __all__ = ["MASK_FILE", "BaseModel", "LayerMask", "MaskSet", "Overlap"]
 
 MASK_FILE: Final = "roi_mask.safetensors"
+_REMEDY: Final = "give an intact mask file of this version"
 _HEADER: Final = {
     "format": "roi_lightning.mask",
     "version": "1",
@@ -107,11 +108,15 @@ class MaskSet:
             UserError: If the patterns, the layers or their shapes differ.
         """
         if self.pattern != other.pattern:
-            raise UserError(f"masks of different patterns can't be compared: {self.pattern}, {other.pattern}")
+            raise UserError(
+                f"masks of different patterns can't be compared: {self.pattern}, {other.pattern}; give masks of one"
+            )
         mine, theirs = ({n: x.shape for n, x in masks.layers.items()} for masks in (self, other))
         if mine != theirs:
             name = min(n for n in mine.keys() | theirs.keys() if mine.get(n) != theirs.get(n))
-            raise UserError(f"masks of different models can't be compared: they differ in {name!r}")
+            raise UserError(
+                f"masks of different models can't be compared: they differ in {name!r}; give masks of one"
+            )
         both = {name: layer.kept_with(other.layers[name]) for name, layer in self.layers.items()}
         return Overlap(both, {name: layer.kept for name, layer in self.layers.items()})
 
@@ -148,9 +153,10 @@ class MaskSet:
             masks = cls._parse(tensors, header)
             masks.check()
         except UserError as error:
-            raise UserError(f"mask file {str(file)!r}: {error}") from error
+            raise UserError(f"mask file {str(file)!r}: {error}; {_REMEDY}") from error
         except (KeyError, TypeError, ValueError, RecursionError) as error:
-            raise UserError(f"mask file {str(file)!r}: its header makes no sense ({error!r})") from error
+            reason = f"its header makes no sense ({error!r})"
+            raise UserError(f"mask file {str(file)!r}: {reason}; {_REMEDY}") from error
         return masks
 
     def _header(self) -> dict[str, str]:

@@ -86,7 +86,7 @@ class RoILightningModule(MaskLearner):
                 f"model.prior_windows {prior_windows} must be at least 1"
             )
         if not 0 <= kept_norm < math.inf:
-            raise UserError(f"model.kept_norm is {kept_norm}; it is a factor of the loss, 0 or above")
+            raise UserError(f"model.kept_norm is {kept_norm}; set it to a factor of the loss, 0 or above")
         check_prior(prior)
         self.sampler, self.tau, self.lam = sampler, tau, lam
         self.init_std, self.draw_per, self.kept_norm = init_std, draw_per, kept_norm

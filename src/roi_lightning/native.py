@@ -95,7 +95,7 @@ def threads_for(count: int, least: int, most: int | None = None) -> int:
 
 
 def in_every_thread(act: Callable[[], object]) -> None:
-    """Do something in this thread and, where OpenMP has them, in each of those that torch shares work out to."""
+    """Call something in this thread and, where torch runs on OpenMP, in each of its threads."""
     threads = torch.get_num_threads()
     if threads > 1 and openmp():
         _PARALLEL(openmp())(_REGION(lambda _: act()), None, threads, 0)

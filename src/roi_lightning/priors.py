@@ -36,7 +36,7 @@ def check_prior(prior: str) -> None:
     """
     if prior not in NAMED_PRIORS and not Path(prior).expanduser().exists():
         raise UserError(
-            f"model.prior {prior!r} is none of {', '.join(NAMED_PRIORS)} and no mask file is there"
+            f"model.prior {prior!r} is none of {', '.join(NAMED_PRIORS)} and no mask file is there; choose one"
         )
 
 
@@ -48,7 +48,7 @@ def check_prior_pattern(masks: MaskSet, pattern: NMPattern) -> None:
     """
     if masks.pattern != pattern:
         raise UserError(
-            f"the prior's mask file is {masks.pattern}, model.pattern is {pattern}; they must agree"
+            f"the prior's mask file is {masks.pattern}, model.pattern is {pattern}; set that or give another mask"
         )
 
 

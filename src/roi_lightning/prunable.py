@@ -74,7 +74,7 @@ def _block_linears(lm: PreTrainedModel) -> dict[str, nn.Linear | Conv1D]:
         if isinstance(module, (nn.Linear, Conv1D)) and name.startswith(f"{blocks}.") and not is_router(name)
     }
     if not found:
-        raise UserError(f"{type(lm).__name__} has no linear layers inside {blocks!r}; it can't be pruned")
+        raise UserError(f"{type(lm).__name__} has no linear layers inside {blocks!r}; give another model")
     return found
 
 
@@ -98,9 +98,7 @@ def decoder_blocks(lm: PreTrainedModel) -> str:
     for name, module in lm.named_modules():
         if isinstance(module, nn.ModuleList) and len(module) == depth:
             return str(name)
-    raise UserError(
-        f"{type(lm).__name__} has no list of {depth} decoder blocks; this layout is not supported"
-    )
+    raise UserError(f"{type(lm).__name__} has no list of {depth} decoder blocks; give a model that has one")
 
 
 def _any_match(name: str, patterns: Iterable[str]) -> bool:
@@ -173,5 +171,5 @@ def _check_causal(spec: str, lm: PreTrainedModel, layers: Iterable[str]) -> None
     if causal == {False}:
         raise UserError(
             f"model {spec!r} is an encoder ({type(lm).__name__} attends to the text that follows); "
-            "only causal language models can be pruned"
+            "give a causal language model"
         )

@@ -100,7 +100,7 @@ def check_optimizer(make: OptimizerCallable, lr_end: float, lr_warmup: float) ->
     try:
         groups = make([torch.nn.Parameter(torch.zeros(1))]).param_groups
     except (TypeError, ValueError, RuntimeError) as error:
-        raise UserError(f"model.optimizer can't be made: {error}") from error
+        raise UserError(f"model.optimizer can't be made: {error}; give another value") from error
     for group in groups:
         if not 0 < group["lr"] < math.inf:
             raise UserError(f"model.optimizer has lr {group['lr']}; it must be a positive number")
@@ -118,6 +118,6 @@ def check_sharded_optimizer(make: OptimizerCallable) -> None:
     optimizer = type(make([torch.nn.Parameter(torch.zeros(1))]))
     if optimizer.__module__.startswith("torchao"):
         raise UserError(
-            f"{optimizer.__name__} keeps states in 8 bits, of which no shards can be written; leave "
-            "overlays/adamw8bit.yaml out: spread over ranks, AdamW's states are small"
+            f"{optimizer.__name__} keeps states in 8 bits, which can't be written as shards; leave "
+            "overlays/adamw8bit.yaml out: AdamW's states are small once they are sharded"
         )

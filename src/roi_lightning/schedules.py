@@ -119,4 +119,4 @@ def _check(start: float, end: float, fraction: float) -> None:
     if not (0 < start < math.inf and 0 < end < math.inf):
         raise UserError(f"a temperature must be a positive number, got start {start} and end {end}")
     if not 0 < fraction <= 1:
-        raise UserError(f"fraction is the share of the run that anneals, in (0, 1]; got {fraction}")
+        raise UserError(f"fraction is {fraction}; set it to the share of the run that anneals, in (0, 1]")

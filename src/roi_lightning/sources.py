@@ -94,7 +94,9 @@ class ModelSource:
             return _snapshot(self.spec, self.revision)
         if not self.is_stored or self.path is None:
             what = "a GGUF file" if self.kind == "gguf" else "in memory only"
-            raise UserError(f"{self.spec!r} is {what}: it holds no safetensors to read tensor by tensor")
+            raise UserError(
+                f"{self.spec!r} is {what}: it holds no safetensors to read; give a directory or a hub id"
+            )
         return self.path
 
     @cached_property
@@ -123,7 +125,7 @@ def resolve_model(spec: str, revision: str | None = None, *, packed: bool = Fals
         if is_packed(path):
             if not packed:
                 raise UserError(
-                    f"{spec!r} is a packed directory: load it with roi_lightning.runtime.from_packed, or give the "
+                    f"{spec!r} is a packed directory; load it with roi_lightning.runtime.from_packed, or give the "
                     "directory it was packed from"
                 )
             return ModelSource(spec, "packed", path.resolve())
@@ -134,7 +136,9 @@ def resolve_model(spec: str, revision: str | None = None, *, packed: bool = Fals
             raise UserError(f"no GGUF file at {str(path)!r}; give the path of an existing .gguf file")
         return ModelSource(spec, "gguf", path.resolve())
     if spec.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(spec):
-        raise UserError(f"model {spec!r} is no directory here, no .gguf file and no hub id (owner/name)")
+        raise UserError(
+            f"model {spec!r} is no directory here, no .gguf file and no hub id; give one of these (owner/name)"
+        )
     return ModelSource(spec, "hub", revision=revision)
 
 
@@ -156,7 +160,9 @@ def _packaged_smollm2() -> Path:
 
 def _require_config(path: Path) -> None:
     if not (path / "config.json").is_file():
-        raise UserError(f"model directory {str(path)!r} has no config.json; is it a Hugging Face model?")
+        raise UserError(
+            f"model directory {str(path)!r} has no config.json; give a Hugging Face model's directory"
+        )
 
 
 def _snapshot(name: str, revision: str | None) -> Path:

@@ -232,7 +232,7 @@ class RoITrainer(Trainer):
             UserError: If there is no such checkpoint, it is of another run, or `out` may not be replaced.
         """
         if ckpt_path is None:
-            raise UserError("export needs --ckpt_path, a file from the run's checkpoints/ folder")
+            raise UserError("export needs --ckpt_path; give a file from the run's checkpoints/ folder")
         check_checkpoint(ckpt_path)
         check_destination(Path(out), overwrite=overwrite)
         learned_with = stored_recipe(ckpt_path)

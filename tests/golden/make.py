@@ -1,6 +1,7 @@
 """Writes the files beside it, which today's code must read: a tiny model and one of everything made of it.
 
 Run it (`python tests/golden/make.py`) only when a format changes on purpose, and raise that format's version.
+`older.ckpt` is of an earlier version and is not written any more.
 """
 
 import os
@@ -16,6 +17,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 from cli_helpers import Lab  # noqa: E402
+from data_helpers import write_jsonl  # noqa: E402
 from roi_lightning.export import base_model, write_export  # noqa: E402
 from roi_lightning.masks import LayerMask, MaskSet  # noqa: E402
 from roi_lightning.pattern import NMPattern  # noqa: E402
@@ -52,9 +54,10 @@ def main() -> None:
     stored.save(Path("mask.safetensors"))
     write_export(resolve_model("model"), stored, Path("export"), training={"method": "roi", "steps": 1})
     write_packed(Path("export"), Path("packed"))
+    write_jsonl(Path("text.jsonl"), (f"{number} cats sat on a mat and saw two dogs run. " * 5 for number in range(30)))
     with tempfile.TemporaryDirectory() as folder:
         lab = Lab(Path(folder), Path(folder) / "shared")
-        learner, trainer = lab.learn(1, model="model", data=lab.data(tokenizer="model"))
+        learner, trainer = lab.learn(1, model="model", data=lab.data(tokenizer="model", corpora="text.jsonl"))
         for name, parameter in learner.named_parameters():
             if parameter.requires_grad:
                 weight = name.removeprefix("lm.").rpartition(".")[0] + ".weight"

@@ -32,7 +32,9 @@ def apply(lm: PreTrainedModel, masks: MaskSet, updates: Mapping[str, Tensor] | N
     check_updates(masks, updates)
     for name, tensor in updates.items():
         if tensor_sha256(tensor) != masks.updated.get(name):
-            raise UserError(f"the update of {name!r} is not the one that these masks were made with")
+            raise UserError(
+                f"the update of {name!r} is not the one that these masks were made with; give that"
+            )
     with attention_put_back():
         view = frozen_view(lm)
     check_masks_fit_model(view, masks)

@@ -26,7 +26,7 @@ class StraightThroughToggle(Callback):
 
     def __init__(self, at_step: int, to: Literal["straight_through", "soft"] = "straight_through") -> None:
         if at_step < 0:
-            raise UserError(f"StraightThroughToggle.at_step is {at_step}; optimizer steps count from 0")
+            raise UserError(f"StraightThroughToggle.at_step is {at_step}; set it to 0 or above")
         self.at_step, self.to = at_step, to
 
     def recipe(self) -> dict[str, object]:
@@ -39,7 +39,7 @@ class StraightThroughToggle(Callback):
             pl_module.state.sampler, GumbelTopK
         ):
             raise UserError(
-                "StraightThroughToggle works on RoI's samplers (GumbelTopK, StraightThrough) only"
+                "StraightThroughToggle works on RoI's samplers (GumbelTopK, StraightThrough) only; leave it out"
             )
 
     @override

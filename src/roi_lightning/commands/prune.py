@@ -143,7 +143,9 @@ def make_method(args: argparse.Namespace) -> "OneShotMethod":
         options["update_weights"] = False
     if options and args.method != "sparsegpt":
         name = "mask_only" if args.mask_only else next(iter(options))
-        raise UserError(f"--{name} is an option of sparsegpt and means nothing to {args.method}")
+        raise UserError(
+            f"--{name} is an option of sparsegpt and means nothing to {args.method}; leave it out"
+        )
     return METHODS[args.method](**options)
 
 
@@ -156,7 +158,7 @@ def _selection(args: argparse.Namespace) -> dict[str, object]:
 def _fill_text_options(args: argparse.Namespace, reads_text: bool) -> None:
     given = [name for name in _TEXT if getattr(args, name) is not None]
     if given and not reads_text:
-        raise UserError(f"--{given[0]} means nothing to {args.method}, which reads no text")
+        raise UserError(f"--{given[0]} means nothing to {args.method}, which reads no text; leave it out")
     for name in _TEXT.keys() - set(given):
         setattr(args, name, _TEXT[name])
     for name, least in (("windows", 1), ("seq_len", 2), ("seed", 0)):

@@ -74,7 +74,7 @@ def _publication(args: argparse.Namespace) -> "Publication":
     from roi_lightning.publishing.provenance import command_of, hub_datasets, read_config
 
     if args.evaluated_as and not args.evaluation:
-        raise UserError("--evaluated_as names a model of --evaluation, which is not given")
+        raise UserError("--evaluated_as names a model of --evaluation, which is not given; give both")
     require_verified(repr(str(args.directory)), args.directory)
     description = read_sidecar(args.directory)
     spec, revision = description["base"]["spec"], description["base"]["revision"]

@@ -83,7 +83,9 @@ def parse_corpus(text: str) -> Corpus:
         return Corpus(**fields)
     except (yaml.YAMLError, TypeError) as error:
         reason = str(error).splitlines()[0]
-        raise UserError(f"corpus {text!r} is no mapping with the fields of Corpus ({reason})") from error
+        raise UserError(
+            f"corpus {text!r} is no mapping with the fields of Corpus ({reason}); name its source"
+        ) from error
 
 
 def load_documents(corpus: Corpus, cache_dir: str | None = None) -> "Dataset | IterableDataset":

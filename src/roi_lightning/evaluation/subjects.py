@@ -164,7 +164,7 @@ def _survivors_updated(source: ModelSource) -> bool | None:
         form = PACKED if source.kind == "packed" else EXPORTED
         return bool(read_sidecar(source.directory, (form,)).get("updated"))
     except UserError as error:
-        raise UserError(f"model {source.spec!r}: its {error}") from error
+        raise UserError(f"model {source.spec!r}: its {error}; fetch or write it again") from error
 
 
 def _check_masks(subjects: Sequence[Subject]) -> None:

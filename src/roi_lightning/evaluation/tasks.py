@@ -92,4 +92,6 @@ def check_requirements(tasks: Sequence[Task], data: Path | None) -> None:
         )
     for task in needy:
         if data is not None and not (data / task.data_file).is_file():
-            raise UserError(f"task {task.name!r}: no file {str(data / task.data_file)!r} in --task_data")
+            raise UserError(
+                f"task {task.name!r}: no file {str(data / task.data_file)!r} in --task_data; give a folder with it"
+            )

@@ -1,6 +1,7 @@
 """Does a mask belong to a base model: the hashes taken when it is made, compared when it is applied."""
 
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 from torch import Tensor
 from transformers.modeling_utils import PreTrainedModel
@@ -10,6 +11,8 @@ from roi_lightning.export.base import BaseTensors, open_base
 from roi_lightning.masks import BaseModel, MaskSet
 from roi_lightning.progress import progress
 from roi_lightning.sources import ModelSource, tensor_sha256
+
+_REMEDY: Final = "give the model it was made for"
 
 
 def base_model(
@@ -52,11 +55,12 @@ def check_masks_fit(source: ModelSource, masks: MaskSet, base: BaseTensors | Non
     other = f"mask file of another model: it was made for {masks.base.spec!r}, and in {source.spec!r}"
     for name, layer in progress(list(masks.layers.items()), "checking the base model"):
         if name not in base.files:
-            raise UserError(f"{other} there is no tensor {name!r}")
+            raise UserError(f"{other} there is no tensor {name!r}; {_REMEDY}")
         if base.shape(name) != layer.stored_shape:
-            raise UserError(f"{other} {name!r} is {list(base.shape(name))}, not {list(layer.stored_shape)}")
+            shapes = f"{list(base.shape(name))}, not {list(layer.stored_shape)}"
+            raise UserError(f"{other} {name!r} is {shapes}; {_REMEDY}")
         if tensor_sha256(base[name]) != masks.base.sha256[name]:
-            raise UserError(f"{other} {name!r} has other values")
+            raise UserError(f"{other} {name!r} has other values; {_REMEDY}")
 
 
 def check_updates(masks: MaskSet, updates: Mapping[str, Tensor]) -> None:

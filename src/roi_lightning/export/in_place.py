@@ -44,7 +44,8 @@ def check_masks_fit_model(lm: PreTrainedModel, masks: MaskSet) -> None:
         layer = masks.layers[stored]
         other = f"masks of another model: they were made for {masks.base.spec!r}, and here {stored!r}"
         if tuple(weight.shape) != layer.stored_shape:
-            raise UserError(f"{other} is {list(weight.shape)}, not {list(layer.stored_shape)}")
+            shapes = f"{list(weight.shape)}, not {list(layer.stored_shape)}"
+            raise UserError(f"{other} is {shapes}; give the model they were made for")
         if not has_hash(weight, masks.base.sha256[stored], masks.base.dtype):
             raise UserError(_complaint(weight, layer, other, masks.base.dtype))
 
@@ -63,4 +64,5 @@ def _masked_weights(lm: PreTrainedModel, masks: MaskSet) -> dict[str, Tensor]:
 def _complaint(weight: Tensor, layer: LayerMask, other: str, dtypes: str) -> str:
     if not weight[~layer.to_bool().to(weight.device)].any():
         return f"{other} is pruned by them already; they can be applied only once"
-    return f"{other} has other values ({str(weight.dtype).removeprefix('torch.')} here, {dtypes} there)"
+    here = str(weight.dtype).removeprefix("torch.")
+    return f"{other} has other values ({here} here, {dtypes} there); give the model they were made for"

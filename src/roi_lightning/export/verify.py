@@ -61,7 +61,7 @@ def verify_export(directory: Path, base: ModelSource | BaseTensors | None = None
             directory is reported, not raised.
     """
     if not directory.is_dir():
-        raise UserError(f"{str(directory)!r} is no directory")
+        raise UserError(f"{str(directory)!r} is no directory; give one that was exported or packed")
     return VerifyReport(directory, list(_checks(directory, base)))
 
 

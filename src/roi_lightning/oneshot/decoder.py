@@ -209,7 +209,9 @@ def allocate(shape: tuple[int, ...], dtype: torch.dtype, spill: Path | None) -> 
                 os.posix_fallocate(file.fileno(), 0, size * dtype.itemsize)
             return torch.from_file(file.name, shared=True, size=size, dtype=dtype).view(shape)
     except (OSError, RuntimeError) as error:
-        raise UserError(f"hidden states can't be kept in {str(spill)!r}: {error}") from error
+        raise UserError(
+            f"hidden states can't be kept in {str(spill)!r}: {error}; give another --spill"
+        ) from error
 
 
 def _same(one: list[Call], other: list[Call]) -> bool:

@@ -39,7 +39,9 @@ class TensorStore(Mapping[str, Tensor]):
             path.absolute().parent.mkdir(parents=True, exist_ok=True)
             folder = tempfile.TemporaryDirectory(dir=path.absolute().parent, prefix=temporary_name(path))
         except OSError as error:
-            raise UserError(f"{str(path)!r} can't be written: {error}") from error
+            raise UserError(
+                f"{str(path)!r} can't be written: {error}; make room or choose another place"
+            ) from error
         with folder as name:
             yield cls(Path(name))
 
@@ -53,7 +55,9 @@ class TensorStore(Mapping[str, Tensor]):
         try:
             save_file({_KEY: tensor.detach().cpu().contiguous()}, file)
         except Exception as error:  # safetensors raises errors of its own beside OSError
-            raise UserError(f"{str(file)!r} can't be written: {error}") from error
+            raise UserError(
+                f"{str(file)!r} can't be written: {error}; make room or choose another place"
+            ) from error
         self._files[name] = file
 
     @override

@@ -44,7 +44,7 @@ def _content(file: Path) -> dict[str, Any]:
     content = read_json(file)
     models, settings = content.get("models"), content.get("settings")
     if not (isinstance(models, dict) and models and isinstance(settings, dict)):
-        raise UserError(f"--evaluation {str(file)!r} is not what `evaluate --json` wrote: it has no models")
+        raise UserError(f"--evaluation {str(file)!r} has no models; give what `evaluate --json` wrote")
     if not {"dense", "text"} <= settings.keys():
         raise UserError(f"--evaluation {str(file)!r} does not say how it was measured; evaluate again")
     return content

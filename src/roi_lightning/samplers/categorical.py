@@ -60,7 +60,7 @@ class Categorical(Sampler):
         if count > _MOST_CANDIDATES:
             raise UserError(
                 f"pattern {pattern} has {count:,} candidate masks, and Categorical learns a logit for each, in every "
-                f"group (at most {_MOST_CANDIDATES:,}); GumbelTopK needs only {pattern.m} logits per group"
+                f"group (at most {_MOST_CANDIDATES:,}); use GumbelTopK, which needs only {pattern.m}"
             )
         groups = [size // pattern.m if axis == dim else size for axis, size in enumerate(weight)]
         return (count, *groups)

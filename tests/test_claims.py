@@ -1,0 +1,75 @@
+"""What README.md says and no other file tests."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from cli_helpers import make_lab, plain_text
+from roi_lightning.language_model import load_language_model
+from roi_lightning.schedules import Linear
+from roi_lightning.sources import resolve_model
+from tiny_models import tiny_gguf
+
+lab = pytest.fixture(make_lab)
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.mark.parametrize(("init_std", "least", "most"), [(0.01, 0.02, 0.04), (0.003, 0, 0)])
+def test_the_random_part_of_the_start_flips_few_of_the_prior_s_choices(lab, init_std, least, most):
+    lam = Linear(0.005, 0.002)
+    learner, _ = lab.learn(1, lr=1e-12, lam=lam, prior="magnitude", init_std=init_std)
+    prior, start = learner.prior_masks, dict(learner.hard_masks())
+    flips = sum(int((prior[name].to_bool() & ~mask).sum()) for name, mask in start.items())
+    assert least <= flips / sum(mask.kept for mask in prior.values()) <= most
+
+
+def test_a_gguf_file_is_dequantised(tmp_path, monkeypatch):
+    """Every matrix in eight bits, as GGUF's own library reads them."""
+    kind = gguf.GGMLQuantizationType.Q8_0
+    add, plain = gguf.GGUFWriter.add_tensor, {}
+
+    def quantized(writer, name, values):
+        if values.ndim == 1:
+            return add(writer, name, values)
+        packed = gguf.quants.quantize(values, kind)
+        plain[name] = torch.from_numpy(np.array(gguf.quants.dequantize(packed, kind)))
+        return add(writer, name, packed, raw_dtype=kind)
+
+    monkeypatch.setattr(gguf.GGUFWriter, "add_tensor", quantized)
+    lm = load_language_model(resolve_model(str(tiny_gguf(tmp_path / "model.gguf"))))
+    names = {"ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj", "attn_v": "self_attn.v_proj"}
+    for block in range(2):
+        for stored, name in names.items():
+            wanted = plain[f"blk.{block}.{stored}.weight"].bfloat16()
+            assert torch.equal(lm.get_parameter(f"model.layers.{block}.{name}.weight"), wanted), name
+    assert len(plain) == 15
+
+
+def test_the_quickstart_shows_what_is_done_already(tmp_path):
+    """The script in a copy of the repository whose environment is ready and whose run has ended."""
+    for name in ("scripts", "pyproject.toml", "constraints.txt"):
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, tmp_path / name)
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    (tmp_path / ".venv/bin/python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    (tmp_path / ".venv/bin/python").chmod(0o755)
+    wanted = "cat pyproject.toml constraints.txt scripts/environment | cksum > .venv/.ready"
+    subprocess.run(["bash", "-c", wanted], cwd=tmp_path, check=True)
+    (tmp_path / "runs/quickstart").mkdir(parents=True)
+    (tmp_path / "runs/quickstart/summary.json").write_text(
+        '{"pattern": "2:4", "steps": 45, "seconds": 237, "perplexity": {"dense": 17.52, "roi": 36.78},'
+        ' "zeros": {"prunable": 0.5, "model": 0.395}, "export": "runs/quickstart/export"}'
+    )
+    command = ["bash", tmp_path / "scripts/quickstart"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    shown = plain_text(done.stdout)
+    assert shown.startswith("already done; to run it again: rm -r runs/quickstart")
+    assert "held-out perplexity at 2:4: 45 steps, 237 s" in shown
+    assert "roi 36.78 2.10 50.0% 39.5%" in shown
+    assert not done.stderr
