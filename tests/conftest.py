@@ -28,19 +28,20 @@ os.environ["PYTHONWARNINGS"] = ",".join(["error", *(f"ignore:{remark}" for remar
 LIMIT = 300  # seconds for the default suite
 # What takes longest comes first, so that no worker is left alone with it at the end.
 LONG = (
-    "test_study",
     "test_distributed",
-    "test_compiled",
-    "test_native",
-    "test_samplers",
-    "test_architectures",
-    "test_bad_corpora",
-    "test_plan",
-    "test_categorical",
-    "test_streaming",
-    "test_triton",
     "test_eight_bit",
+    "test_native",
+    "test_compiled",
+    "test_bad_configs",
+    "test_plan",
+    "test_architectures",
+    "test_hub",
+    "test_triton",
+    "test_compare",
+    "test_bad_models",
     "test_harness",
+    "test_bad_corpora",
+    "test_categorical",
 )
 
 
