@@ -313,7 +313,9 @@ def test_choices_are_the_candidates_and_one_is_picked():
 
 
 def test_too_many_candidates_are_refused():
-    with pytest.raises(UserError, match=r"9:18 has 48,620 candidate masks.*20,000.*GumbelTopK, which needs only 18"):
+    with pytest.raises(
+        UserError, match=r"9:18 has 48,620 candidate masks.*20,000.*GumbelTopK, which needs only 18"
+    ):
         Categorical().logits_shape((36, 36), NMPattern("9:18"), 1)
 
 
