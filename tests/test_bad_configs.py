@@ -281,7 +281,7 @@ TABLE = {
     "a negative clip": (
         overrides("--trainer.gradient_clip_val", "-1"),
         plan_with,
-        "gradient_clip_val is -1; set it",
+        r"gradient_clip_val is -1(\.0)?; set it",
     ),
     "an unknown clip": (
         overrides("--trainer.gradient_clip_algorithm", "barber"),

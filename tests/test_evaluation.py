@@ -229,7 +229,8 @@ def test_wikitext_has_as_many_tokens_as_wanda_and_sparsegpt_count(roi_data):
     assert len(encode_text(tokenizer, text, Cut(2048))) == 304_986
 
 
-def test_unreadable_texts_are_one_clear_line(tmp_path):
+def test_unreadable_texts_are_one_clear_line(tmp_path, monkeypatch):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "nothing")
     file = tmp_path / "latin.txt"
     file.write_bytes("für".encode("latin-1"))
     with pytest.raises(UserError, match="UTF-8"):

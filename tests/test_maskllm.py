@@ -229,7 +229,7 @@ def test_a_pattern_with_too_many_candidates_is_refused_at_once(lab, command, cap
     options = [*OVERLAY, *lab.options(), "--model.pattern", "16:32"]
     assert run(command, "--config", "quickstart.yaml", *options) == 1
     assert "601,080,390 candidate masks" in capsys.readouterr().err
-    with pytest.raises(UserError, match="GumbelTopK needs only 32"):
+    with pytest.raises(UserError, match="use GumbelTopK, which needs only 32"):
         RoILightningModule(str(lab.model), pattern="16:32", sampler=Categorical())
     RoILightningModule(str(lab.model), pattern="16:32", sampler=GumbelTopK())
 
