@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,9 @@ from safetensors import safe_open
 from cli_helpers import GOING_ON, Lab, make_lab, plain_text, run
 from distributed_worker import BROKEN, SAVED, STEPS, TOLD, learn, learned_of
 from roi_lightning.checkpoint_files import read_checkpoint
+from roi_lightning.checkpoints import check_checkpoint
 from roi_lightning.cli import build
+from roi_lightning.errors import UserError
 from roi_lightning.export import verify_export
 from roi_lightning.masks import MaskSet
 from tiny_models import tiny_gpt2, tiny_llama, tiny_mixtral
@@ -185,6 +188,16 @@ def test_shards_are_plain_safetensors_of_equal_size(runs):
             sizes.append(sum(shard.get_tensor(key).numel() for key in shard.keys()))  # noqa: SIM118
     assert len(sizes) == 2
     assert sizes[0] == pytest.approx(sizes[1], rel=0.01)
+
+
+def test_a_folder_that_lacks_a_shard_is_damaged(runs, tmp_path):
+    whole = runs / "sharded-llama" / "checkpoints" / f"step={SAVED}.ckpt"
+    check_checkpoint(str(whole))
+    for name in sorted(path.name for path in whole.glob("*.safetensors")):
+        folder = shutil.copytree(whole, tmp_path / name)
+        (folder / name).unlink()
+        with pytest.raises(UserError, match="is damaged; resume from another one"):
+            check_checkpoint(str(folder))
 
 
 GOES_ON_ALONE = ["ddp-llama", "sharded-llama", "gathered-llama", "sharded-gpt2", "sharded-maskllm"]

@@ -22,6 +22,7 @@ from roi_lightning.atomic import clear_abandoned, written_aside
 from roi_lightning.errors import UserError
 
 _REST: Final = "rest.ckpt"
+_SHARDS: Final = "shards"
 _STATE: Final = "state_dict"
 _OPTIMIZERS: Final = "optimizer_states"
 _MARGIN: Final = 1.02  # what files hold besides tensors
@@ -87,7 +88,8 @@ def write_sharded(checkpoint: Mapping[str, Any], path: Path) -> None:
             reason, _ = next(iter(error.failures.values()))
             raise UserError(f"{str(path)!r} can't be written: {reason}") from error
         if dist.get_rank() == 0:
-            _write(rest, partial / _REST)
+            shards = sorted(file.name for file in partial.iterdir())
+            _write(rest | {_SHARDS: shards}, partial / _REST)
         dist.barrier()
     dist.barrier()
 
@@ -112,8 +114,10 @@ def _one_aside(path: Path) -> Iterator[Path]:
 
 
 def stored_files(path: Path) -> list[Path]:
-    """The files of a checkpoint of either kind."""
-    return sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
+    """The files that a checkpoint of either kind has to have."""
+    if not path.is_dir():
+        return [path]
+    return [path / _REST, *(path / name for name in read_rest(path).get(_SHARDS, ()))]
 
 
 def read_rest(path: Path) -> dict[str, Any]:
@@ -137,6 +141,7 @@ def read_checkpoint(path: Path, learned: Mapping[str, Tensor] | None = None) -> 
     if not path.is_dir():
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)  # type: ignore[no-any-return]
     checkpoint = torch.load(path / _REST, map_location="cpu", weights_only=True)
+    checkpoint.pop(_SHARDS, None)
     reader = HuggingFaceStorageReader(str(path))
     tensors = {
         key: _empty(entry, _parameter(key, learned or {}))

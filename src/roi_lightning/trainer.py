@@ -176,7 +176,7 @@ class RoITrainer(Trainer):
             raise UserError("allow_changed_settings is about a checkpoint; name one with --ckpt_path")
         if resume == "auto":
             newest = newest_checkpoint(checkpoint_folders(self), recipe, self.max_steps)
-            rank_zero_info(f"resuming from {newest}" if newest else "no checkpoint to resume from: starting")
+            rank_zero_info(f"resuming from {newest}" if newest else "this run has no checkpoint yet")
             if newest is not None:
                 preemption.resumed_from = str(newest)
                 return preemption.resumed_from
