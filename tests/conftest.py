@@ -21,6 +21,7 @@ REMARKS = (
     ":DeprecationWarning",
     "The dirpath has changed",
     "Be aware that when",
+    "Experiment logs directory",
 )
 REMARKS += "The 'train_dataloader' does not have many", "The 'val_dataloader' does not have many"
 os.environ["PYTHONWARNINGS"] = ",".join(["error", *(f"ignore:{remark}" for remark in REMARKS)])

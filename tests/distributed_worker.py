@@ -155,8 +155,7 @@ def learned_of(module):
 def main():
     torch.set_num_threads(1)
     silence_remarks()
-    for remark in ("the first draws keep", "Experiment logs directory"):
-        warnings.filterwarnings("ignore", message=remark)
+    warnings.filterwarnings("ignore", message="the first draws keep")
     root, specs = Path(sys.argv[1]).parent, json.loads(Path(sys.argv[1]).read_text())
     shared, llama = root / "shared", root / "llama"
     for spec in specs:
