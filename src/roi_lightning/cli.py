@@ -176,7 +176,9 @@ class RoICLI(LightningCLI):
         check_trainer(config)
         folder = str(self._run_folder(config.get("default_root_dir")))
         if config.get("logger") in (None, True):
-            kwargs["logger"] = TensorBoardLogger(folder, name="", version="", default_hp_metric=False)
+            # It writes from a thread of its own, wherever the process may be by then.
+            logs = Path(folder).absolute()
+            kwargs["logger"] = TensorBoardLogger(logs, name="", version="", default_hp_metric=False)
         trainer = super().instantiate_trainer(default_root_dir=folder, **kwargs)
         assert isinstance(trainer, RoITrainer)
         return trainer
