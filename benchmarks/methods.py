@@ -3,8 +3,8 @@
     python benchmarks/methods.py --roi_data FOLDER --out runs/methods --json methods_2of4.json
 
 FOLDER holds `corpus/openstax_{train,validation}.jsonl.gz`, `wikitext-2-raw/wiki.test.raw` and
-`zeroshot/<task>.jsonl`. What lies in --out from an earlier call is kept, so that a run can be interrupted; the
-times are those of the walk or of the fit, measured when it was made.
+`zeroshot/<task>.jsonl`. What an earlier call left in --out is kept, so that a run can be interrupted; the
+times are those of pruning or fitting, measured when the mask was made.
 """
 
 import argparse
@@ -12,6 +12,8 @@ import json
 from pathlib import Path
 
 from roi_lightning.__main__ import main as roi_lightning
+from roi_lightning.atomic import write_json
+from roi_lightning.tables import markdown_table
 
 BASE = "smollm2-135m"
 TASKS = ["arc_challenge", "arc_easy", "boolq", "piqa"]
@@ -52,7 +54,7 @@ def main() -> None:
     results = merge(args, parts)
     print(as_markdown(results))
     if args.json:
-        args.json.write_text(json.dumps(results, indent=2) + "\n")
+        write_json(args.json, results)
 
 
 def keep_settings(args: argparse.Namespace) -> None:
@@ -92,7 +94,7 @@ def fit(args: argparse.Namespace, train: str) -> list[str]:
 
 
 def measurements(args: argparse.Namespace) -> dict[str, list[str]]:
-    """The calls of `evaluate`: whole texts, and the first questions of every task."""
+    """The calls of `evaluate`: complete texts, and the first questions of every task."""
     perplexity = ["--tasks", "token_perplexity", "--seq_len", "1024"]
     zero_shot = ["--tasks", ",".join(TASKS), "--task_data", str(args.roi_data / "zeroshot")]
     validation = str(args.roi_data / "corpus/openstax_validation.jsonl.gz")
@@ -141,14 +143,13 @@ def seconds(out: Path, label: str) -> float | None:
 
 def as_markdown(rows: dict[str, dict[str, object]]) -> str:
     """The table."""
-    head = ["mask", "seconds", "WikiText-2", "OpenStax", *TASKS]
-    lines = [head, ["---"] + ["---:"] * (len(head) - 1)]
+    lines = []
     for label, row in rows.items():
         took = "" if row["seconds"] is None else f"{row['seconds']:,.0f}"
         numbers = [f"{row['wikitext2']:,.2f}", f"{row['openstax_validation']:,.2f}"]
         accuracies = [f"{100 * row[task]['acc']:.1f} ± {100 * row[task]['acc_stderr']:.1f}" for task in TASKS]  # type: ignore[index]
         lines.append([label, took, *numbers, *accuracies])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return markdown_table(["mask", "seconds", "WikiText-2", "OpenStax", *TASKS], lines)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""What `plan` says a run holds at once, against what the process of the run held.
+"""The peak memory that `plan` predicts for a run, against the peak of the run's process.
 
     python benchmarks/plan_memory.py --json F.json -- --config quickstart.yaml --data.seq_len 256
 
 What follows `--` goes to `plan` and, with few steps and no evaluation, to `fit` in a process of its own. On a
-processor the most resident memory counts, Python and libraries with it; on a GPU the most that was allocated there.
+CPU peak resident memory counts, Python and libraries included; on a GPU the peak of what was allocated there.
 """
 
 import argparse
@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from roi_lightning.atomic import write_json
 from roi_lightning.commands.plan import make_plan
 
 _STEPS: Final = 3
@@ -28,9 +29,9 @@ from roi_lightning.__main__ import main
 
 
 status = main(sys.argv[2:])
-most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 cuda = torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else None
-Path(sys.argv[1]).write_text(json.dumps({"processor": most, "gpu": cuda}))
+Path(sys.argv[1]).write_text(json.dumps({"processor": peak, "gpu": cuda}))
 sys.exit(status)
 """
 
@@ -66,7 +67,7 @@ def main() -> None:
     result = {"args": options.args, "planned": planned, "held": held, "ratio": planned[part] / held[place]}
     print(json.dumps(result, indent=2))
     if options.json:
-        options.json.write_text(json.dumps(result, indent=2) + "\n")
+        write_json(options.json, result)
 
 
 if __name__ == "__main__":

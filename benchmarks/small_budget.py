@@ -16,15 +16,16 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from roi_lightning.__main__ import main as roi_lightning
+from roi_lightning.atomic import write_json
 from roi_lightning.evaluation import window_perplexity
-from roi_lightning.language_model import load_language_model
-from roi_lightning.sources import resolve_model
+from roi_lightning.loading import load_language_model
+from roi_lightning.source import resolve_model
 
 WINDOW = 1024
 
 
 def main() -> None:
-    """Fit, export, measure, write the figures as JSON."""
+    """Fit, export, measure, write the metrics as JSON."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -41,33 +42,23 @@ def main() -> None:
     results = {"seconds": seconds, **measure(args.out / "export", args.roi_data, args.windows)}
     print(json.dumps(results, indent=2))
     if args.json:
-        args.json.write_text(json.dumps(results, indent=2) + "\n")
+        write_json(args.json, results)
 
 
 def fit(data: Path, out: Path, overrides: list[str]) -> int:
     """The quickstart on other text, for 150 steps, with a learning rate for that many and the paper's annealing."""
-    command = [
-        "fit",
-        "--config",
-        "quickstart.yaml",
-        "--config",
-        "overlays/exponential_anneal.yaml",
-        "--data.corpora",
-        str(data / "corpus/openstax_train.jsonl.gz"),
-    ]
-    command += ["--data.val_corpora", str(data / "corpus/openstax_validation.jsonl.gz")]
-    command += [
-        "--model.optimizer.init_args.lr",
-        "1e-3",
-        "--model.lr_end",
-        "1e-4",
-        "--model.prior",
-        "activation",
-        "--model.prior_windows",
-        "48",
-    ]
-    command += ["--trainer.max_steps", "150", "--trainer.default_root_dir", str(out)]
-    return roi_lightning([*command, *overrides])
+    options = {
+        "data.corpora": str(data / "corpus/openstax_train.jsonl.gz"),
+        "data.val_corpora": str(data / "corpus/openstax_validation.jsonl.gz"),
+        "model.optimizer.init_args.lr": "1e-3",
+        "model.lr_end": "1e-4",
+        "model.prior": "activation",
+        "model.prior_windows": "48",
+        "trainer.max_steps": "150",
+        "trainer.default_root_dir": str(out),
+    }
+    start = ["fit", "--config", "quickstart.yaml", "--config", "overlays/exponential_anneal.yaml"]
+    return roi_lightning([*start, *(x for k, v in options.items() for x in (f"--{k}", v)), *overrides])
 
 
 def measure(export: Path, data: Path, count: int) -> dict[str, dict[str, float]]:

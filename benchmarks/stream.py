@@ -4,15 +4,14 @@
     python benchmarks/stream.py --workers 2 --ranks 8 --json F.json
 
 Documents are runs of words from Python's own language reference, in shards of ten thousand. A first data module is
-set up, held-out text included, and reads `--read` documents' worth of batches. Its place, little but numbers, is
-moved to the middle of the text, stored and loaded as checkpoints are, and a second data module goes on there. The
-tokenizer is loaded before the clock starts. With `--ranks` (1, 2, 4 or 8), what the first of so many ranks does: its
-share of the batches, and of the reading.
+set up, held-out text included, and reads `--read` documents' worth of batches. Its position in the text is moved to
+the middle, stored and loaded as checkpoints are, and a second data module resumes there. The tokenizer is loaded
+before the clock starts. With `--ranks` (1, 2, 4 or 8), what the first of so many ranks does: its part of the batches,
+and of the reading.
 """
 
 import argparse
 import io
-import json
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,10 +22,10 @@ from typing import Any, Final
 
 import psutil
 import torch
-from rich.console import Console
-from rich.table import Table
 
+from roi_lightning.atomic import write_json
 from roi_lightning.data import CalibrationDataModule, Corpus
+from roi_lightning.tables import print_table
 
 _SHARD: Final = 10_000  # documents
 _WORDS: Final = 300  # a document
@@ -63,7 +62,7 @@ class GeneratedText(CalibrationDataModule):
         self.documents = documents
 
     def stream(self, corpus: Corpus) -> Any:
-        """The documents, in shards that know their number."""
+        """The documents, in numbered shards."""
         import datasets
 
         features = datasets.Features({"text": datasets.Value("large_string")})
@@ -103,7 +102,7 @@ def read(data: GeneratedText, trainer: Progress, documents: int, state: Any = No
         data: Not set up yet, its tokenizer loaded.
         trainer: How far it is.
         documents: Whose tokens to read.
-        state: A place to go on from.
+        state: A position to resume from.
 
     Returns:
         Seconds, bytes and rates by name.
@@ -140,14 +139,14 @@ def tokens_per_document(data: GeneratedText) -> float:
     return sum(map(len, data._loaded_tokenizer(texts)["input_ids"])) / len(texts)
 
 
-def in_the_middle(state: dict[str, Any], lanes: int, documents: int) -> Any:
-    """A data module's place, through a file as checkpoints are, and moved to the middle of every lane."""
+def in_the_middle(state: dict[str, Any], substreams: int, documents: int) -> Any:
+    """A data module's position, through a file as checkpoints are, and moved to the middle of every substream."""
     file = io.BytesIO()
     torch.save(state, file)
     file.seek(0)
     moved = torch.load(file, weights_only=True)
     for position in moved["positions"].values():
-        position["corpora"][0]["shard"] = documents // _SHARD // lanes // 2
+        position["corpora"][0]["shard"] = documents // _SHARD // substreams // 2
     return moved
 
 
@@ -172,21 +171,20 @@ def main() -> None:
     start = GeneratedText(options.documents, **settings)
     tokenizer = start._loaded_tokenizer
     fresh = read(start, Progress(options.ranks), options.read)
-    state = in_the_middle(start.state_dict(), len(start._lanes), options.documents)
+    state = in_the_middle(start.state_dict(), len(start._substreams), options.documents)
     middle = GeneratedText(options.documents, **settings)
     middle._loaded_tokenizer = tokenizer
     resumed = read(middle, Progress(options.ranks), options.read // 10, state)
-    result = {"options": {**vars(options), "json": None}, "fresh": fresh, "resumed": resumed}
-    Console().print(table(options, fresh, resumed))
+    print_results(options, fresh, resumed)
     if options.json:
-        options.json.write_text(json.dumps(result, indent=2) + "\n")
+        write_json(
+            options.json, {"options": {**vars(options), "json": None}, "fresh": fresh, "resumed": resumed}
+        )
 
 
-def table(options: argparse.Namespace, fresh: dict[str, float], resumed: dict[str, float]) -> Table:
-    """The figures side by side."""
-    title = f"{options.documents:,} documents, {options.workers} workers, rank 0 of {options.ranks}"
-    out = Table("", "from the start", "resumed in the middle", title=title)
-    rows = {
+def print_results(options: argparse.Namespace, fresh: dict[str, float], resumed: dict[str, float]) -> None:
+    """Both side by side."""
+    metrics = {
         "set up, with held-out text": ("setup_s", "{:.1f} s", 1),
         "then to the first batch": ("first_batch_s", "{:.2f} s", 1),
         "memory at the first batch": ("first_batch_bytes", "{:,.0f} MiB", 2**20),
@@ -194,9 +192,12 @@ def table(options: argparse.Namespace, fresh: dict[str, float], resumed: dict[st
         "tokens read": ("tokens", "{:,.0f}", 1),
         "tokens per second": ("tokens_per_s", "{:,.0f}", 1),
     }
-    for name, (key, form, unit) in rows.items():
-        out.add_row(name, form.format(fresh[key] / unit), form.format(resumed[key] / unit))
-    return out
+    rows = (
+        [name, *(form.format(found[key] / unit) for found in (fresh, resumed))]
+        for name, (key, form, unit) in metrics.items()
+    )
+    title = f"{options.documents:,} documents, {options.workers} workers, rank 0 of {options.ranks}"
+    print_table(["", "from the start", "resumed in the middle"], rows, title)
 
 
 if __name__ == "__main__":

@@ -4,13 +4,12 @@
 
 A run of the quickstart's model, shortened, is made once without interruption. The same run is then started in another
 folder and ended by a signal while it steps, writes a checkpoint or validates, in turn, and at last while it exports,
-each time at a random moment; `fit --resume auto` goes on, and is ended again. After each, every file in the folder is
-read; at the end the mask must be that of the uninterrupted run, to the byte. With TERM the run must also end with
+each time at a random moment; `fit --resume auto` resumes it, and is ended again. After each, every file in the folder
+is read; at the end the mask must be that of the uninterrupted run, to the byte. With TERM the run must also end with
 status 143 and must have saved the very step it was in.
 """
 
 import argparse
-import json
 import os
 import random
 import signal
@@ -24,14 +23,14 @@ from typing import Any
 
 import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
-from rich.console import Console
-from rich.table import Table
 from typing_extensions import override
 
-from roi_lightning.checkpoints import check_checkpoint
+from roi_lightning.atomic import write_json
 from roi_lightning.errors import UserError
 from roi_lightning.export import verify_export
 from roi_lightning.masks import MaskSet
+from roi_lightning.resume import check_checkpoint
+from roi_lightning.tables import print_table
 
 PHASES = ("step", "checkpoint", "validation", "export")
 _PHASE_FILE = "ROI_SURVIVE_PHASE"
@@ -39,11 +38,11 @@ _LONGER = 8
 
 
 class Phase(Callback):
-    """Writes what the run is doing, and its last whole step, where the watcher finds it."""
+    """Writes what the run is doing, and its last complete step, where the watcher finds it."""
 
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # A run that goes on from its last step has nothing to train, and says nothing of training's end.
+        # A run that resumes at its last step has nothing to train, and no end of training is reported.
         if trainer.ckpt_path and step_of(Path(str(trainer.ckpt_path))) == trainer.max_steps:
             _tell("export", trainer.max_steps)
 
@@ -76,7 +75,7 @@ class Ended:
     """One interruption.
 
     Attributes:
-        phase: What the run was told to be doing.
+        phase: What the run was doing.
         step: Optimizer steps it had finished.
         status: Its exit status, negative for a signal.
         saved: The step of the newest checkpoint, 0 without any.
@@ -99,9 +98,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     work: Path = args.work
     draws = random.Random(args.seed)
-    whole = work / "whole"
-    if not (whole / "mask.safetensors").is_file():
-        wait(start(args, whole))
+    reference = work / "whole"
+    if not (reference / "mask.safetensors").is_file():
+        wait(start(args, reference))
     ended: list[Ended] = []
     problems: list[str] = []
     folder = work / args.signal.lower()
@@ -112,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         problems += unreadable(folder) + lost(ended[-1], args.signal)
         print(f"{len(ended)}/{args.times} {ended[-1]}", flush=True)
     wait(start(args, folder))
-    same = (folder / "mask.safetensors").read_bytes() == (whole / "mask.safetensors").read_bytes()
+    same = (folder / "mask.safetensors").read_bytes() == (reference / "mask.safetensors").read_bytes()
     problems += [] if same else ["the mask differs from the uninterrupted run's"]
     report(args, ended, problems)
     return 1 if problems else 0
@@ -136,21 +135,21 @@ def build_parser() -> argparse.ArgumentParser:
         help=f"longest time into a phase, in seconds; {_LONGER} times that for an export",
     )
     add("arguments", nargs="*", help="after --: more arguments of fit, for another model, say")
-    add("--json", type=Path, help="where to write the figures")
+    add("--json", type=Path, help="where to write the results")
     return parser
 
 
 def start(args: argparse.Namespace, folder: Path) -> "subprocess.Popen[bytes]":
-    """Start or go on with the run in a folder."""
-    command = [sys.executable, "-m", "roi_lightning", *what_is_typed(args, folder)]
+    """Start or resume the run in a folder."""
+    command = [sys.executable, "-m", "roi_lightning", *fit_command(args, folder)]
     environment = os.environ | {_PHASE_FILE: str(folder.absolute() / "phase")}
-    environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).resolve().parents[1]), *sys.path])
     with (folder / "log").open("ab") as log:
         return subprocess.Popen(command, env=environment, stdout=log, stderr=log)
 
 
-def what_is_typed(args: argparse.Namespace, folder: Path) -> list[str]:
-    """The command that starts or goes on with the run in a folder; its configuration is written there."""
+def fit_command(args: argparse.Namespace, folder: Path) -> list[str]:
+    """The command that starts or resumes the run in a folder; its configuration is written there."""
     folder.mkdir(parents=True, exist_ok=True)
     config = folder / "survive.yaml"
     config.write_text(yaml.safe_dump(settings(args.steps, str(folder))))
@@ -162,7 +161,7 @@ def settings(steps: int, folder: str) -> dict[str, Any]:
     """The quickstart with short steps, a checkpoint every five and a validation every six."""
     keeper = {"every_n_train_steps": 5, "save_top_k": 1, "save_last": "link", "filename": "{step}"}
     callbacks: list[dict[str, Any]] = [{"class_path": name} for name in ("HardenMasks", "SparseExport")]
-    callbacks.append({"class_path": "survive.Phase"})
+    callbacks.append({"class_path": "benchmarks.survive.Phase"})
     callbacks.append({"class_path": "lightning.pytorch.callbacks.ModelCheckpoint", "init_args": keeper})
     optimizer = {"class_path": "torch.optim.AdamW", "init_args": {"lr": 0.01, "fused": True}}
     return {
@@ -179,16 +178,16 @@ def settings(steps: int, folder: str) -> dict[str, Any]:
 
 
 def interrupt(args: argparse.Namespace, folder: Path, phase: str, draws: random.Random) -> Ended:
-    """Go on with the run, and end it in a phase after a random number of visits and a random time."""
+    """Resume the run, and end it in a phase, a random time after the run's first to third entry into it."""
     seen = folder / "phase"
     seen.unlink(missing_ok=True)
     started = time.monotonic()
     process = start(args, folder)
-    visits, last = draws.randint(1, 3) if phase != "export" else 1, ""
-    while process.poll() is None and visits:
+    entries, last = draws.randint(1, 3) if phase != "export" else 1, ""
+    while process.poll() is None and entries:
         now = seen.read_text() if seen.exists() else ""
         if now != last:
-            visits -= now.startswith(phase)
+            entries -= now.startswith(phase)
             last = now
         time.sleep(0.005)
     time.sleep(draws.uniform(0, args.pause * (_LONGER if phase == "export" else 1)))
@@ -208,12 +207,12 @@ def newest_step(folder: Path) -> int:
 
 
 def step_of(checkpoint: Path) -> int:
-    """The step that a checkpoint's name tells."""
+    """The step in a checkpoint's name."""
     return int(checkpoint.stem.rpartition("=")[2])
 
 
 def unreadable(folder: Path) -> list[str]:
-    """Everything under a final name that is not whole."""
+    """Every incomplete file under a final name."""
     problems = []
     for path in sorted(folder.glob("checkpoints/[!.]*.ckpt")):
         try:
@@ -231,9 +230,9 @@ def unreadable(folder: Path) -> list[str]:
     return problems
 
 
-def lost(ended: Ended, told: str) -> list[str]:
-    """What a run that was told in time to end did not save."""
-    if told != "TERM" or ended.status == 0:
+def lost(ended: Ended, sent: str) -> list[str]:
+    """What a run that could end by itself did not save."""
+    if sent != "TERM" or ended.status == 0:
         return []
     problems = [] if ended.status in (143, -signal.SIGTERM) else [f"status {ended.status} after {ended}"]
     return problems if ended.saved >= ended.step else [*problems, f"steps lost: {ended}"]
@@ -247,16 +246,15 @@ def wait(process: "subprocess.Popen[bytes]") -> None:
 
 def report(args: argparse.Namespace, ended: Sequence[Ended], problems: Sequence[str]) -> None:
     """The table, and the JSON if asked for."""
-    table = Table("phase", "interruptions", "steps done", title=f"SIG{args.signal}, {len(ended)} times")
-    for phase in PHASES:
-        steps = [each.step for each in ended if each.phase == phase]
-        table.add_row(phase, str(len(steps)), ", ".join(map(str, steps)))
-    console = Console()
-    console.print(table)
-    console.print("\n".join(problems) or "no file unreadable, no difference in the mask", highlight=False)
+    done = {phase: [str(each.step) for each in ended if each.phase == phase] for phase in PHASES}
+    rows = [[phase, str(len(steps)), ", ".join(steps)] for phase, steps in done.items()]
+    print_table(
+        ["phase", "interruptions", "steps done"], rows, f"SIG{args.signal}, {len(ended)} times", left=3
+    )
+    print("\n".join(problems) or "no file unreadable, no difference in the mask")
     if args.json:
         facts = {"signal": args.signal, "ended": [asdict(each) for each in ended], "problems": list(problems)}
-        args.json.write_text(json.dumps(facts, indent=2) + "\n")
+        write_json(args.json, facts)
 
 
 if __name__ == "__main__":

@@ -135,8 +135,8 @@ def brute_top(scores, n, m):
 
 
 def oriented(layer, tensor):
-    """A tensor of a layer's weight shape as [out, in]."""
-    return tensor.T if layer.dim == 0 else tensor
+    """A tensor as a layer's weight is stored, as [out, in]."""
+    return tensor.T if layer.transposed else tensor
 
 
 def plain_text(text):

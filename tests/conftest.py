@@ -3,6 +3,7 @@
 import logging
 import os
 import random
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,9 @@ from roi_lightning.__main__ import _TALKATIVE
 # work waits for the same cores.
 os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-CACHE = Path(__file__).resolve().parents[1] / ".pytest_cache"
+REPOSITORY = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(REPOSITORY))  # for `benchmarks`
+CACHE = REPOSITORY / ".pytest_cache"
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(CACHE / "inductor"))
 # Child processes take warnings for errors, too, but for those that pyproject.toml explains and Lightning's remarks.
 REMARKS = (
@@ -32,7 +35,6 @@ LONG = (
     "test_distributed",
     "test_eight_bit",
     "test_native",
-    "test_compiled",
     "test_bad_configs",
     "test_plan",
     "test_architectures",
@@ -81,11 +83,9 @@ def pytest_runtest_protocol():
     import numpy as np
     import torch
     from lightning.pytorch.utilities import rank_zero_only
-    from transformers import AttentionInterface
 
     loggers = [logging.getLogger(name) for name in [*logging.root.manager.loggerDict, *_TALKATIVE]]
     levels = [logger.level for logger in loggers]
-    attention = AttentionInterface()["sdpa"]
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002
     torch.manual_seed(0)
@@ -95,7 +95,6 @@ def pytest_runtest_protocol():
         torch.set_num_threads(1)
         torch.set_flush_denormal(False)
         rank_zero_only.rank = 0
-        AttentionInterface.register("sdpa", attention)
         for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
             os.environ.pop(name, None)
         for logger, level in zip(loggers, levels, strict=True):
@@ -134,16 +133,37 @@ def roi_data(request):
 
 @pytest.fixture(autouse=True, scope="session")
 def _half_width(pytestconfig):
-    """The answer of `products.is_slow`, where it is given: tests on one machine see both."""
+    """What `compute_dtype` is told of this CPU, where it is given: tests on one machine see both."""
     if answer := pytestconfig.getoption("--half_width"):
         import torch
 
-        from roi_lightning import products
-
-        names = {name for of_dtype in products._INSTRUCTIONS.values() for name in of_dtype}
-        able = torch.cpu.get_capabilities() | dict.fromkeys(names, answer == "yes")
+        able = _capabilities(answer == "yes")
         torch.cpu.get_capabilities = lambda: able
-        products.is_slow.cache_clear()
+
+
+@pytest.fixture
+def half_width(monkeypatch):
+    """Call it with whether this CPU is to have instructions for bf16 and fp16."""
+    import torch
+
+    from roi_lightning import config
+
+    def pretend(answer):
+        able = _capabilities(answer)
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: able)
+        config._is_slow.cache_clear()
+
+    yield pretend
+    config._is_slow.cache_clear()
+
+
+def _capabilities(half_width):
+    import torch
+
+    from roi_lightning import config
+
+    names = {name for of_dtype in config._INSTRUCTIONS.values() for name in of_dtype}
+    return torch.cpu.get_capabilities() | dict.fromkeys(names, half_width)
 
 
 @pytest.fixture(autouse=True, scope="session")

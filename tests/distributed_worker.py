@@ -6,6 +6,7 @@ import signal
 import sys
 import warnings
 from contextlib import redirect_stdout
+from copy import copy
 from functools import partial
 from pathlib import Path
 
@@ -17,18 +18,19 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.strategies import DDPStrategy
 from torch.distributed.tensor import DTensor
 
-import roi_lightning.module
 from cli_helpers import QUICK_TRAINER, Lab, run
 from roi_lightning.callbacks import BaselineSummary, HardenMasks, MaskMonitor, SparseExport
-from roi_lightning.callbacks.preemption import PreemptedError
-from roi_lightning.checkpoint_files import write_sharded
-from roi_lightning.complaints import silence_remarks
+from roi_lightning.callbacks.interruption import PreemptedError
+from roi_lightning.checkpoint_io import write_sharded
+from roi_lightning.dtensor import full_tensor, local_tensor
 from roi_lightning.errors import UserError
+from roi_lightning.fsdp import FSDP2Strategy
 from roi_lightning.module import RoILightningModule
+from roi_lightning.oneshot import Wanda
+from roi_lightning.priors import ONE_SHOT_PRIORS
 from roi_lightning.proxsparse import ProxSparseModule
 from roi_lightning.samplers import Categorical
-from roi_lightning.sharded_strategy import ShardedStrategy
-from roi_lightning.shards import part, whole
+from roi_lightning.third_party import silence_warnings
 from roi_lightning.trainer import RoITrainer
 
 
@@ -38,8 +40,8 @@ def adamw(rate):
 
 STRATEGIES = {
     "ddp": partial(DDPStrategy, gradient_as_bucket_view=True),
-    "sharded": ShardedStrategy,
-    "gathered": partial(ShardedStrategy, save_distributed_checkpoint=False),
+    "sharded": FSDP2Strategy,
+    "gathered": partial(FSDP2Strategy, save_distributed_checkpoint=False),
 }
 # Of weights the rate has to be lower than of logits.
 LEARNERS = {
@@ -63,18 +65,16 @@ STEPS, SAVED, TOLD = 6, 3, 4
 BROKEN = "model.layers.1.mlp.up_proj"
 
 
-class Norms:
-    """Measured norms that differ from rank to rank, by far more than rounding; how often this rank was asked."""
+class Apart(Wanda):
+    """Norms that differ from rank to rank, by far more than rounding; how many layers this rank has pruned."""
 
-    asked = 0
-    measured = staticmethod(roi_lightning.module.input_norms)
+    pruned = 0
 
-    @classmethod
-    def of(cls, *args):
-        cls.asked += 1
-        generator = torch.Generator().manual_seed(int(os.environ["RANK"]))
-        norms = cls.measured(*args)
-        return {name: norm * torch.rand(norm.shape, generator=generator) for name, norm in norms.items()}
+    def prune(self, weight, inputs, pattern, name):
+        Apart.pruned += 1
+        generator, inputs = torch.Generator().manual_seed(int(os.environ["RANK"])), copy(inputs)
+        inputs.total = inputs.total * torch.rand(inputs.total.shape, generator=generator)
+        return super().prune(weight, inputs, pattern, name)
 
 
 class Recorder(Callback):
@@ -103,7 +103,7 @@ class Break(Callback):
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         if batch_idx == 2 and trainer.global_rank == 1:
             with torch.no_grad():
-                part(pl_module.layers[BROKEN].logits)[0] = float("nan")
+                local_tensor(pl_module.layers[BROKEN].logits)[0] = float("nan")
 
 
 class Tell(Callback):
@@ -149,17 +149,20 @@ def learn(
 
 def learned_of(module):
     """What was learned, whole, by layer."""
-    return {name: whole(layer.get_parameter(layer.learned).detach()) for name, layer in module.layers.items()}
+    return {
+        name: full_tensor(layer.get_parameter(layer.learned).detach())
+        for name, layer in module.layers.items()
+    }
 
 
 def main():
     torch.set_num_threads(1)
-    silence_remarks()
+    silence_warnings()
     warnings.filterwarnings("ignore", message="the first draws keep")
     root, specs = Path(sys.argv[1]).parent, json.loads(Path(sys.argv[1]).read_text())
     shared, llama = root / "shared", root / "llama"
     for spec in specs:
-        roi_lightning.module.input_norms = Norms.of if spec["learner"] == "measured" else Norms.measured
+        ONE_SHOT_PRIORS["activation"] = (Apart() if spec["learner"] == "measured" else Wanda(), "dense")
         folder = Path(spec["folder"])
         strategy = STRATEGIES[spec["strategy"]]()
         module, recorder, fitter = learn(
@@ -174,7 +177,7 @@ def main():
         )
         learned = learned_of(module)
         found = {"losses": recorder.losses, "held": recorder.held, "validated": recorder.validated}
-        found["measured"], Norms.asked = Norms.asked, 0
+        found["measured"], Apart.pruned = Apart.pruned / len(module.layers), 0
         (folder / f"rank{fitter.global_rank}.json").write_text(json.dumps(found))
         if spec["learner"] == "measured":
             priors = {name: mask.packed for name, mask in module.prior_masks.items()}
@@ -182,7 +185,7 @@ def main():
         if fitter.is_global_zero:
             torch.save(learned, folder / "learned.pt")
         fitter.strategy.barrier()
-    roi_lightning.module.input_norms = Norms.measured
+    ONE_SHOT_PRIORS["activation"] = (Wanda(), "dense")
     if fitter.world_size > 2:
         return
     for strategy in ("ddp", "sharded"):
@@ -206,12 +209,12 @@ def end_and_go_on(model, folder, shared):
     options = {"learner": "maskllm", "resume": "auto", "devices": 2}
     folder.mkdir(exist_ok=True)
     try:
-        learn(model, folder, shared, strategy=ShardedStrategy(), more=[Tell()], **options)
+        learn(model, folder, shared, strategy=FSDP2Strategy(), more=[Tell()], **options)
     except PreemptedError:
         kept = sorted(path.name for path in (folder / "checkpoints").iterdir())
         (folder / f"ended{os.environ['RANK']}.json").write_text(json.dumps(kept))
     dist.barrier()  # processes of their own would end here
-    module, recorder, fitter = learn(model, folder, shared, strategy=ShardedStrategy(), **options)
+    module, recorder, fitter = learn(model, folder, shared, strategy=FSDP2Strategy(), **options)
     learned = learned_of(module)
     if fitter.is_global_zero:
         torch.save(learned, folder / "learned.pt")

@@ -5,10 +5,10 @@ import json
 import torch
 
 from roi_lightning.pattern import NMPattern
-from roi_lightning.runtime import pack, triton_products, unpack
+from roi_lightning.runtime import pack, triton_launch, unpack
 
 # One of each: what is interpreted is not tuned.
-triton_products.CONFIGS |= {
+triton_launch.CONFIGS |= {
     "few_rows": (({"LINES": 2, "WORDS": 16}, 4, 1),),
     "tiles": (({"LINES": 16, "GROUPS": 16}, 4, 1),),
     "unpacked": (({"LINES": 4, "GROUPS": 16}, 4, 1),),
@@ -29,13 +29,13 @@ def cases(dtype, shape):
     weight = numbers(dtype, *shape, seed=1)
     weight = weight.masked_fill(~NMPattern("2:4").top(numbers(torch.float32, *shape, seed=2)), 0)
     packed, bias = pack(weight), numbers(dtype, shape[0], seed=3)
-    yield "unpacked", error(triton_products.unpacked(packed), unpack(packed).double())
-    counts = {"few_rows": (1, 3, 8) if triton_products.takes_few(packed) else (), "tiles": (1, 20, 70)}
+    yield "unpacked", error(triton_launch.unpacked(packed), unpack(packed).double())
+    counts = {"few_rows": (1, 3, 8) if triton_launch.takes_few(packed) else (), "tiles": (1, 20, 70)}
     for way, rows in counts.items():
         for count, given in zip(rows, (None, bias, None, bias), strict=False):
             x = numbers(dtype, shape[1], count).t()
             exact = x.double() @ weight.double().t() + (0 if given is None else given.double())
-            yield f"{way} of {count}", error(getattr(triton_products, way)(x, packed, given), exact)
+            yield f"{way} of {count}", error(getattr(triton_launch, way)(x, packed, given), exact)
 
 
 def main():

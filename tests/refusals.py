@@ -15,9 +15,9 @@ from pathlib import Path
 
 from cli_helpers import Lab, make_lab, run
 from roi_lightning.export import write_export
+from roi_lightning.mask_file import read_checksummed, write_checksummed
 from roi_lightning.runtime import write_packed
-from roi_lightning.sealed import read_sealed, write_sealed
-from roi_lightning.sources import resolve_model
+from roi_lightning.source import resolve_model
 from tiny_models import random_masks
 
 LONGEST_LINE, MOST_LINES = 400, 3
@@ -136,8 +136,8 @@ def resealed(metadata=None, tensors=None):
 
     def make(bench):
         path = bench.copy(bench.mask)
-        held, header = read_sealed(path)
-        write_sealed(path, (tensors or dict)(held), header | (metadata(header) if metadata else {}))
+        held, header = read_checksummed(path)
+        write_checksummed(path, (tensors or dict)(held), header | (metadata(header) if metadata else {}))
         return path
 
     return make

@@ -11,32 +11,32 @@ from roi_lightning.samplers.reference import relaxed_top_n
 
 # Just worth compiled code; 336 * 240 / M is no multiple of sixteen groups for every M in the tests.
 SHAPE = 336, 240
-# What `kept_norm` pulls with.
-PULL = 0.3
+# The kept-norm gradient factor.
+FACTOR = 0.3
 
 
-def tensors(sampler, spec, dim, dtype=torch.float32, shape=SHAPE):
+def tensors(sampler, spec, dtype=torch.float32, shape=SHAPE):
     """Weight, gradient of the drawn weight, logits."""
     generator = torch.Generator().manual_seed(5)
     weight, upstream = (torch.randn(shape, generator=generator).to(dtype) for _ in range(2))
-    size = sampler.logits_shape(shape, NMPattern(spec), dim)
+    size = sampler.logits_shape(shape, NMPattern(spec))
     return weight, upstream, (0.05 * torch.randn(size, generator=generator)).requires_grad_()
 
 
-def exactly(sampler, spec, dim, draw, kept_norm=False, shape=SHAPE):
+def exactly(sampler, spec, draw, kept_norm=False, shape=SHAPE):
     """The first two in double precision, by autograd through the definitions."""
-    weight, upstream, logits = (x.detach().double() for x in tensors(sampler, spec, dim, shape=shape))
+    weight, upstream, logits = (x.detach().double() for x in tensors(sampler, spec, shape=shape))
     pattern, logits = NMPattern(spec), logits.requires_grad_()
     if isinstance(sampler, Categorical):
-        soft = used = _mixture(logits, pattern, dim, draw)
+        soft = used = _mixture(logits, pattern, draw)
     else:
         noise = _noise(torch.arange(weight.numel()).view(weight.shape), draw)
-        keys = pattern.group(logits, dim), pattern.group(noise, dim)
+        keys = pattern.group(logits), pattern.group(noise)
         soft = relaxed_top_n(*keys, pattern.n, draw.lam, draw.tau, sampler.push_down)
-        soft = used = soft.flatten(-2).movedim(-1, dim)
+        soft = used = soft.flatten(-2)
         if sampler.hard_forward:
-            used = pattern.top((logits / draw.lam + noise).detach(), dim).double()
-    of_mask = upstream * weight - (PULL * used.detach() * weight**2 if kept_norm else 0)
+            used = pattern.top((logits / draw.lam + noise).detach()).double()
+    of_mask = upstream * weight - (FACTOR * used.detach() * weight**2 if kept_norm else 0)
     (gradient,) = torch.autograd.grad(soft, logits, of_mask)
     return (used * weight).detach(), gradient
 
@@ -46,7 +46,7 @@ def _noise(index, draw):
     return -torch.log(-torch.log(uniform(index.to(torch.int32), key).double()))
 
 
-def _mixture(logits, pattern, dim, draw):
+def _mixture(logits, pattern, draw):
     count = len(logits)
     groups = torch.arange(logits[0].numel()).view(logits[0].shape)
     noise = torch.stack([_noise(groups * count + c, draw) for c in range(count)])
@@ -54,7 +54,7 @@ def _mixture(logits, pattern, dim, draw):
     candidates = torch.zeros(count, pattern.m, dtype=torch.double)
     for row, kept in zip(candidates, combinations(range(pattern.m), pattern.n), strict=True):
         row[list(kept)] = 1
-    return (shares.movedim(0, -1) @ candidates).movedim(-1, dim + 1).flatten(dim, dim + 1)
+    return (shares.movedim(0, -1) @ candidates).flatten(1)
 
 
 def relative(ours, theirs):

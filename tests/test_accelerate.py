@@ -11,16 +11,16 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
-from roi_lightning import products
 from roi_lightning.errors import UserError
-from roi_lightning.language_model import frozen_view, load_language_model
+from roi_lightning.freezing import frozen_view
+from roi_lightning.layers import input_dim, prunable_layers
+from roi_lightning.loading import load_language_model
+from roi_lightning.masked_linear import SharedState, SparseLinear, attach
 from roi_lightning.pattern import NMPattern
-from roi_lightning.prunable import input_dim, prunable_layers
 from roi_lightning.runtime import accelerate, pack, unpack
-from roi_lightning.runtime.large_batches import why_not
+from roi_lightning.runtime.semi_structured import why_not
 from roi_lightning.samplers import GumbelTopK
-from roi_lightning.sources import resolve_model
-from roi_lightning.sparse_linear import SharedState, SparseLinear, attach
+from roi_lightning.source import resolve_model
 from tiny_models import tiny_gpt2, tiny_llama, tiny_mixtral, tiny_qwen2
 
 BUILDERS = [tiny_llama, tiny_qwen2, tiny_gpt2]
@@ -81,7 +81,7 @@ def test_every_layer_is_packed_and_said_to_be(builder, sparse):
     size = lm.dtype.itemsize
     assert result.bytes_after * 8 * size == result.bytes_before * (4 * size + 1)
     names = {name.rpartition(".")[2] for name in lm.state_dict() if name.rpartition(".")[0] in dense}
-    assert {"values", "places"} <= names <= {"values", "places", "bias"}
+    assert {"values", "indices"} <= names <= {"values", "indices", "bias"}
 
 
 def held(lm):
@@ -289,9 +289,7 @@ def test_gradients_of_inputs_pass_through(sparse):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
-def test_a_compiled_model_has_no_breaks(mode, sparse, monkeypatch):
-    # Attention that other tests have widened asks for the processor's instructions, which can't be compiled.
-    monkeypatch.setattr(products, "is_slow", lambda dtype: False)
+def test_a_compiled_model_has_no_breaks(mode, sparse):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's compiler meets torch's own deprecated parts
         lm = accelerated(sparse(tiny_qwen2).float())

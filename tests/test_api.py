@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cli_helpers import Lab, run
 from roi_lightning.api import accelerate, apply, evaluate, learn, prune
-from roi_lightning.api.learning import _START
+from roi_lightning.api.learn import _START
 from roi_lightning.config_files import find_config
 from roi_lightning.errors import UserError
 from roi_lightning.masks import MaskSet
@@ -310,7 +310,7 @@ def test_a_model_that_is_not_all_there_is_refused(lab):
     loaded, _ = load(lab.model)
     with torch.device("meta"):
         lm = type(loaded)(loaded.config)
-    with pytest.raises(UserError, match="lies on meta"):
+    with pytest.raises(UserError, match="is on meta"):
         prune(lm, method="magnitude")
 
 

@@ -22,22 +22,23 @@ from transformers import (
 from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 
 from cli_helpers import make_lab, plain_text, run
-from roi_lightning import prunable
-from roi_lightning.bench.timing import most_allocated
+from roi_lightning import layers
+from roi_lightning.bench.timing import peak_bytes
 from roi_lightning.callbacks import HardenMasks, SparseExport
 from roi_lightning.errors import UserError
 from roi_lightning.experts import SplitExperts, split_experts
-from roi_lightning.export.in_place import apply_masks
-from roi_lightning.footprint import objective, step_bytes
-from roi_lightning.language_model import freeze, load_language_model
+from roi_lightning.export.masking import apply_masks
+from roi_lightning.freezing import freeze
+from roi_lightning.layers import prunable_layers
+from roi_lightning.loading import load_language_model
+from roi_lightning.losses import next_token_nll
+from roi_lightning.masked_linear import in_mode
 from roi_lightning.masks import MaskSet
+from roi_lightning.memory_tracker import step_bytes
 from roi_lightning.module import RoILightningModule
-from roi_lightning.priors import magnitude_masks
-from roi_lightning.prunable import prunable_layers
 from roi_lightning.samplers import Draw
-from roi_lightning.sources import resolve_model
-from roi_lightning.sparse_linear import in_mode
-from roi_lightning.stored_names import stored_names
+from roi_lightning.source import resolve_model
+from roi_lightning.weight_names import stored_names
 from tiny_models import (
     tiny_gemma2,
     tiny_gemma3,
@@ -385,7 +386,8 @@ def test_priors_tell_of_idle_experts_too(lab, prior):
     model = tiny_mixtral(lab.folder / "m", num_local_experts=16)
     with pytest.warns(UserWarning, match="layers of experts met no token"):
         learner = few_tokens(lab, model=model, max_steps=1, prior=prior, prior_windows=1)
-    magnitude = dict(magnitude_masks(learner.layers, learner.pattern))
+    layers = learner.layers.items()
+    magnitude = {name: learner.pattern.top(layer.weight.abs()) for name, layer in layers}
     same = [n for n, mask in learner.prior_masks.items() if torch.equal(mask.to_bool(), magnitude[n])]
     assert 2 * 8 * 3 <= len(same) < 96
     assert learner.prior_masks.keys() == learner.layers.keys()
@@ -418,13 +420,13 @@ def test_a_step_of_a_mixture_holds_what_was_planned(tmp_path, checkpointing):
     learner.state.draw = Draw(0, 0, 0.01, 0.3)
 
     def step():
-        objective(lm, ids, learner.state, 0.0).backward()
+        next_token_nll(lm, ids)[0].backward()
 
     with in_mode(learner.state, "sample"):
         step()
         learner.zero_grad()
         there = sum(p.numel() * p.element_size() for p in learner.parameters())
-        assert planned.most == pytest.approx(there + most_allocated(step, torch.device("cpu")), rel=0.06)
+        assert planned.peak == pytest.approx(there + peak_bytes(step, torch.device("cpu")), rel=0.06)
 
 
 # Layouts that nobody here knows.
@@ -433,9 +435,9 @@ def test_a_step_of_a_mixture_holds_what_was_planned(tmp_path, checkpointing):
 @pytest.fixture
 def forgetful():
     """The warning comes once a process; here every test is one."""
-    prunable._warn.cache_clear()
+    layers._warn.cache_clear()
     yield
-    prunable._warn.cache_clear()
+    layers._warn.cache_clear()
 
 
 @pytest.mark.usefixtures("forgetful")

@@ -84,7 +84,7 @@ DANGEROUS = {
 }
 TABLE = {
     "missing": (lambda bench: "nowhere.ckpt", validate, "no checkpoint at 'nowhere.ckpt'"),
-    "a folder": (folder, fit, "'last.ckpt' can't be read: it is damaged or not one of ours"),
+    "a folder": (folder, fit, "'last.ckpt' can't be read: it is damaged or of another program"),
     "empty": (text("bad.ckpt", ""), fit, "can't be read"),
     "empty, exported": (text("bad.ckpt", ""), export, "can't be read"),
     "prose": (text("bad.ckpt", "words"), validate, "can't be read"),

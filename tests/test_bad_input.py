@@ -5,7 +5,7 @@ import torch
 
 from data_helpers import write_jsonl
 from refusals import assert_process_refused, assert_refused, make_bench, text
-from roi_lightning.sources import resolve_model
+from roi_lightning.source import resolve_model
 from tiny_models import random_masks, tiny_llama
 
 bench = pytest.fixture(make_bench)

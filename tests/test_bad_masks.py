@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from refusals import assert_process_refused, assert_refused, cut, flipped, make_bench, resealed, spoiled, text
-from roi_lightning.sources import resolve_model
+from roi_lightning.source import resolve_model
 from tiny_models import random_masks, tiny_llama
 
 bench = pytest.fixture(make_bench)
@@ -124,10 +124,10 @@ TABLE = {
     "a model's directory": (
         lambda bench: bench.model,
         apply,
-        "roi_mask.safetensors': it can't be read: No such file",
+        "has no roi_mask.safetensors; give a mask file",
     ),
-    "a packed directory": (lambda bench: bench.packed, apply, "is packed and has no mask file.*packed from"),
-    "a packed directory, compared": (lambda bench: bench.packed, compare, "is packed and has no mask file"),
+    "a packed directory": (lambda bench: bench.packed, apply, "has no roi_mask.safetensors.*packed from"),
+    "a packed directory, compared": (lambda bench: bench.packed, compare, "has no roi_mask.safetensors"),
     "floats": (floats, apply, "not uint8"),
     "of another model, evaluated": (strangers, evaluate, "another model"),
     "of another pattern": (other_pattern, compare, "different patterns"),

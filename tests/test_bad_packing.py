@@ -6,8 +6,8 @@ import pytest
 
 from refusals import assert_refused, flipped, make_bench
 from roi_lightning.export import write_export
-from roi_lightning.export.sidecar import read_sidecar, seal
-from roi_lightning.sources import resolve_model
+from roi_lightning.export.sidecar import read_sidecar, write_sidecar
+from roi_lightning.source import resolve_model
 from tiny_models import random_masks, tiny_gguf
 
 bench = pytest.fixture(make_bench)
@@ -50,7 +50,7 @@ def reconfigured(bench):
     config = json.loads((export / "config.json").read_text())
     (export / "config.json").write_text(json.dumps(config | {"model_type": "martian"}))
     content = read_sidecar(export)
-    seal(export, {key: x for key, x in content.items() if key not in ("files", "checksum")})
+    write_sidecar(export, {key: x for key, x in content.items() if key not in ("files", "checksum")})
     return export
 
 

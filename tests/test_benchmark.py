@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from cli_helpers import make_lab, plain_text, run
-from roi_lightning.bench.rivals import PlainMaskLLM, PlainRoI
-from roi_lightning.bench.timing import in_turns, most_allocated
+from roi_lightning.bench.baselines import PlainMaskLLM, PlainRoI
+from roi_lightning.bench.timing import in_turns, peak_bytes
 from roi_lightning.pattern import NMPattern
 from roi_lightning.samplers import Categorical, Draw, GumbelTopK
 
@@ -42,7 +42,7 @@ def test_the_most_that_is_held_at_once():
         del first
         return second + 1  # where the first one was
 
-    assert most_allocated(task, CPU) == pytest.approx(2 * MEGABYTE, rel=0.01)
+    assert peak_bytes(task, CPU) == pytest.approx(2 * MEGABYTE, rel=0.01)
 
 
 # The sampler.
@@ -79,7 +79,7 @@ def test_plain_roi_has_the_sampler_s_distribution():
     )
     draw = Draw(0, 0, 0.7, 0.05)
     shares = [
-        sampler.masked_weight(weight, logits, pattern, 1, draw, "layer").mean(0)
+        sampler.masked_weight(weight, logits, pattern, draw, "layer").mean(0)
         for sampler in (PlainRoI(), GumbelTopK(compiled=False))
     ]
     torch.testing.assert_close(*shares, atol=0.02, rtol=0)
@@ -89,14 +89,12 @@ def test_plain_maskllm_has_the_softmax_of_its_candidates():
     torch.manual_seed(0)
     logits, pattern = torch.randn(6), NMPattern("2:4")
     many = logits[:, None, None].expand(6, 20_000, 1).contiguous()
-    mask = PlainMaskLLM().masked_weight(
-        torch.ones(20_000, 4), many, pattern, 1, Draw(0, 0, 0.5, 0.01), "layer"
-    )
+    mask = PlainMaskLLM().masked_weight(torch.ones(20_000, 4), many, pattern, Draw(0, 0, 0.5, 0.01), "layer")
     wanted = torch.zeros(4)
     for share, kept in zip((logits / 0.5).softmax(0), combinations(range(4), 2), strict=True):
         wanted[list(kept)] += share
     torch.testing.assert_close(mask.mean(0), wanted, atol=0.02, rtol=0)
-    assert Categorical().logits_shape((20_000, 4), pattern, 1) == tuple(many.shape)
+    assert Categorical().logits_shape((20_000, 4), pattern) == tuple(many.shape)
 
 
 # A step.

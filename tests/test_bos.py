@@ -19,16 +19,15 @@ from data_helpers import (
     reference_windows,
     write_jsonl,
 )
-from roi_lightning.bench.prompts import text_prompts
+from roi_lightning.bench.generation import text_prompts
 from roi_lightning.data import Corpus
 from roi_lightning.data.packing import find_bos, pack_documents, select_side, tokenize_documents
 from roi_lightning.errors import UserError
-from roi_lightning.evaluation.text import encode_text
-from roi_lightning.evaluation.windows import Cut, token_perplexity
-from roi_lightning.language_model import load_language_model
+from roi_lightning.evaluation.perplexity import Cut, token_perplexity
+from roi_lightning.loading import load_language_model
 from roi_lightning.oneshot import calibration_windows
-from roi_lightning.sources import resolve_model
-from test_evaluation import by_a_loop
+from roi_lightning.source import resolve_model
+from slow_perplexity import by_a_loop
 from tiny_models import tiny_llama, tiny_tokenizer
 
 pytestmark = [
@@ -98,13 +97,13 @@ def test_a_place_in_streamed_text_is_a_place_in_the_text_alone(tmp_path):
     path = write_jsonl(tmp_path / "a.jsonl", documents(200))
     module = TinyData(corpora=[Corpus(path, streaming=True)], seq_len=16, held_out_fraction=0.2, bos=True)
     module.setup("fit")
-    (lane,) = module._lanes
-    items = list(islice(lane.windows(), 400))
+    (substream,) = module._substreams
+    items = list(islice(substream.windows(), 400))
     for index in range(0, 390, 13):
         _, position = items[index]
         carry = position["corpora"][0]["carry"]
         assert carry is None or (len(carry) < 15 and BOS not in carry.tolist())
-        entered = [window.tolist() for window, _ in islice(lane.windows(position), 5)]
+        entered = [window.tolist() for window, _ in islice(substream.windows(position), 5)]
         assert entered == [window.tolist() for window, _ in items[index + 1 : index + 6]]
 
 
@@ -167,20 +166,20 @@ def test_perplexity_with_bos_predicts_every_token_of_the_text_once(lm, length, k
     assert counted == ids[: length if keep_tail else length // 63 * 63].tolist()
     batches = cut.batches(ids, 3)
     assert [row.tolist() for batch in batches for row in batch] == [window.tolist() for window in windows]
-    assert token_perplexity(lm, ids, cut, 3) == pytest.approx(by_a_loop(lm, windows), rel=1e-5)
+    assert token_perplexity(lm, cut.batches(ids, 3)) == pytest.approx(by_a_loop(lm, windows), rel=1e-5)
 
 
 @pytest.mark.parametrize(("cut", "count"), [(Cut(64, bos=BOS), 0), (Cut(64, keep_tail=False, bos=BOS), 62)])
-def test_a_text_without_a_window_is_refused(lm, cut, count):
+def test_a_text_without_a_window_is_refused(cut, count):
     with pytest.raises(UserError, match=f"has {count} tokens and at least {count + 1} are needed"):
-        token_perplexity(lm, torch.zeros(count, dtype=torch.int64), cut, 1)
+        cut.batches(torch.zeros(count, dtype=torch.int64), 1)
 
 
 def test_the_text_has_no_bos_of_its_own_where_every_window_has_one():
     tokenizer = byte_tokenizer(WITH_BOS)
     ids = tokenizer("some text", add_special_tokens=False)["input_ids"]
-    assert encode_text(tokenizer, "some text", Cut(64, bos=BOS)).tolist() == ids
-    assert encode_text(tokenizer, "some text", Cut(64)).tolist() == [BOS, *ids]
+    assert Cut(64, bos=BOS).encode(tokenizer, "some text").tolist() == ids
+    assert Cut(64).encode(tokenizer, "some text").tolist() == [BOS, *ids]
 
 
 def test_prompts_begin_with_bos():

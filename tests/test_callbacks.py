@@ -48,7 +48,7 @@ class Snapshots(Callback):
 
     def take(self, trainer, learner):
         self.logits[trainer.global_step] = {
-            name: oriented(layer, layer.logits.detach()).clone() for name, layer in learner.layers.items()
+            name: layer.logits.detach().clone() for name, layer in learner.layers.items()
         }
 
 
@@ -60,7 +60,7 @@ def test_harden_writes_the_top_of_the_logits(lab, model):
     names = {path.name for path in (lab.folder / "masks").iterdir()}
     assert names == {"step-000002.safetensors", "step-000004.safetensors"}
     files = {2: "masks/step-000002.safetensors", 4: "masks/step-000004.safetensors", 5: "mask.safetensors"}
-    stored = learner.stored_weights()
+    stored = learner.stored_weights
     for step, file in files.items():
         masks = MaskSet.load(lab.folder / file)
         for name, logits in shots.logits[step].items():
@@ -161,7 +161,7 @@ def test_monitor_of_a_method_without_logits_leaves_out_what_it_has_not(lab):
 
     class Masks(Callback):
         def on_train_batch_end(self, trainer, pl_module, *args):
-            weights = {name: oriented(x, x.master.detach()).abs() for name, x in pl_module.layers.items()}
+            weights = {name: x.master.detach().abs() for name, x in pl_module.layers.items()}
             masks[trainer.global_step] = {name: brute_top(x, 2, 4) for name, x in weights.items()}
 
     more = {"max_steps": 4, "callbacks": [Masks(), MaskMonitor(2)], "logger": logger, "log_every_n_steps": 1}

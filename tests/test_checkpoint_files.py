@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from cli_helpers import GOING_ON, make_lab
 from roi_lightning.callbacks import HardenMasks
-from roi_lightning.checkpoint_files import read_checkpoint, write_checkpoint, write_sharded
+from roi_lightning.checkpoint_io import read_checkpoint, write_checkpoint, write_sharded
 from roi_lightning.errors import UserError
 
 lab = pytest.fixture(make_lab)

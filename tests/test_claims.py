@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from cli_helpers import make_lab, plain_text
-from roi_lightning.language_model import load_language_model
+from roi_lightning.loading import load_language_model
 from roi_lightning.schedules import Linear
-from roi_lightning.sources import resolve_model
+from roi_lightning.source import resolve_model
 from tiny_models import tiny_gguf
 
 lab = pytest.fixture(make_lab)

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from cli_helpers import Lab, make_lab, plain_text, run
 from roi_lightning.cli import build
 from roi_lightning.masks import MaskSet
-from roi_lightning.summary import show_summary
+from roi_lightning.summary_table import show_summary
 
 lab = pytest.fixture(make_lab)
 # Lightning's remark on a second run in the same folder.

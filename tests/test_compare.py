@@ -14,9 +14,11 @@ from roi_lightning.__main__ import main
 from roi_lightning.commands import compare
 from roi_lightning.errors import UserError
 from roi_lightning.export import write_export
-from roi_lightning.masks import BaseModel, LayerMask, MaskSet
+from roi_lightning.layer_mask import LayerMask
+from roi_lightning.masks import BaseModel, MaskSet
+from roi_lightning.overlap import shown_layers
 from roi_lightning.pattern import NMPattern
-from roi_lightning.sources import resolve_model
+from roi_lightning.source import resolve_model
 from tiny_models import random_masks, tiny_gpt2, tiny_qwen2
 
 FILES = {"overlap.json", "overlap.md", "masks.png", "overlap_by_layer.png"}
@@ -103,7 +105,7 @@ def panels(figure):
 @pytest.mark.parametrize(("pattern", "columns"), [("2:4", 8), ("4:16", 16)])
 def test_panels_show_the_masks_and_their_overlap(pattern, columns):
     masks = {name: mask_set(i, pattern) for i, name in enumerate(("one", "two", "three"))}
-    layers = pictures.shown_layers(list(masks["one"].layers))
+    layers = shown_layers(list(masks["one"].layers))
     figure = pictures.mask_figure(masks, "two", layers)
     drawn = panels(figure)
     assert len(drawn) == 9
@@ -120,7 +122,7 @@ def test_panels_show_the_masks_and_their_overlap(pattern, columns):
 
 def test_dark_pixels_are_the_kept_weights():
     masks = {name: mask_set(i) for i, name in enumerate(("one", "two"))}
-    layers = pictures.shown_layers(list(masks["one"].layers))
+    layers = shown_layers(list(masks["one"].layers))
     figure = pictures.mask_figure(masks, "two", layers)
     with Image.open(io.BytesIO(pictures.to_png(figure))) as image:
         grey = image.convert("L")
@@ -147,14 +149,15 @@ LONG = "runs/a_name_that_says_everything_about_the_run_and_then_some_more/versio
 )
 def test_no_text_is_cut_off_or_runs_into_another(labels, shapes):
     masks = {name: mask_set(i, shapes=shapes) for i, name in enumerate(labels)}
-    layers = pictures.shown_layers(list(masks[labels[0]].layers))
+    layers = shown_layers(list(masks[labels[0]].layers))
     others = {name: masks[name].overlap(masks[labels[-1]]) for name in labels[:-1]}
     for figure in (
         pictures.mask_figure(masks, labels[-1], layers),
         pictures.layer_figure(others, labels[-1], 0.5),
     ):
         figure.draw_without_rendering()
-        texts = [*figure.texts, *(axes.title for axes in figure.axes)]
+        texts = [*figure.texts, *(text for legend in figure.legends for text in legend.get_texts())]
+        texts += [text for axes in figure.axes for text in (axes.title, axes.yaxis.label)]
         boxes = [text.get_window_extent() for text in texts if text.get_text()]
         page = figure.bbox
         for i, box in enumerate(boxes):
@@ -167,7 +170,7 @@ def test_a_user_s_style_changes_nothing():
     import matplotlib
 
     masks = {name: mask_set(i) for i, name in enumerate(("one", "two"))}
-    layers = pictures.shown_layers(list(masks["one"].layers))
+    layers = shown_layers(list(masks["one"].layers))
     plain = pictures.to_png(pictures.mask_figure(masks, "two", layers))
     with matplotlib.rc_context({"font.size": 30, "axes.titlecolor": "red", "savefig.bbox": "tight"}):
         assert pictures.to_png(pictures.mask_figure(masks, "two", layers)) == plain
@@ -179,12 +182,15 @@ def test_the_middle_block_s_layers_are_shown():
     shown = [
         f"model.layers.2.{kind}.weight" for kind in ("self_attn.q_proj", "self_attn.k_proj", "mlp.up_proj")
     ]
-    assert pictures.shown_layers(qwen) == shown
+    assert shown_layers(qwen) == shown
+    thrice = [name.replace(".2.", f".{block}.") for block in (0, 2, 4) for name in shown]
+    assert shown_layers(qwen, (0, 0.5, 1)) == thrice
+    assert shown_layers(sorted(qwen)) == shown
     gpt2 = [f"h.1.{kind}.weight" for kind in ("attn.c_attn", "attn.c_proj", "mlp.c_fc")]
-    assert pictures.shown_layers(list(names_of(GPT2, 2, "h"))) == gpt2
-    assert pictures.shown_layers(["a.weight", "b.weight"]) == ["a.weight", "b.weight"]
+    assert shown_layers(list(names_of(GPT2, 2, "h"))) == gpt2
+    assert shown_layers(["a.weight", "b.weight"]) == ["a.weight", "b.weight"]
     hybrid = [name for name in qwen if ".2.self_attn" not in name]
-    assert pictures.shown_layers(hybrid)[0] == "model.layers.3.self_attn.q_proj.weight"
+    assert shown_layers(hybrid)[0] == "model.layers.3.self_attn.q_proj.weight"
 
 
 def test_layers_are_found_by_name_end_and_glob():
@@ -242,7 +248,7 @@ def test_the_command_writes_tables_and_pictures(files, tmp_path, capsys):
     assert result["overlap"][2] == row
     printed = capsys.readouterr()
     assert not printed.err
-    assert f"{100 * overlap.all:.1f}" in re.search(r"^ wanda +(.*)$", printed.out, re.MULTILINE)[1].split()
+    assert f"{100 * overlap.all:.1f}" in re.search(r"^ +wanda +(.*)$", printed.out, re.MULTILINE)[1].split()
     shares = [overlap.all, *overlap.kinds.values()]
     assert re.search(r"wanda – roi +" + " +".join(f"{100 * x:.1f}" for x in shares), printed.out)
     table = (out / "overlap.md").read_text()
@@ -338,7 +344,7 @@ def test_bad_command_lines(files, tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
         run(files[0], "--out", tmp_path / "out")
     assert stop.value.code == 2
-    assert "at least two masks" in capsys.readouterr().err
+    assert "required: MASK" in capsys.readouterr().err
     assert run(files[0], tmp_path / "absent", "--out", tmp_path / "out") == 1
     assert capsys.readouterr().err.count("\n") == 1
     assert run(*files, "--out", tmp_path / "out", "--layers", "nothing_like_it") == 1

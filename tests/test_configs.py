@@ -11,6 +11,7 @@ from roi_lightning.callbacks import HardenMasks, SparseExport
 from roi_lightning.cli import build
 from roi_lightning.config_files import find_config, shipped_configs
 from roi_lightning.errors import UserError
+from roi_lightning.fsdp import FSDP2Strategy
 from roi_lightning.pattern import NMPattern
 from roi_lightning.samplers import GumbelTopK, StraightThrough
 from roi_lightning.schedules import Exponential, Linear
@@ -43,6 +44,25 @@ def test_every_overlay_instantiates_on_a_base(lab, base, overlay):
     more = ["--model.strength", "1"] if overlay == "proxsparse.yaml" else []
     cli = instantiate("-c", base, "-c", f"overlays/{overlay}", "--model.lm", lab.model, *more)
     cli.model.preflight(cli.trainer)
+
+
+@pytest.mark.parametrize("old", ["ShardedStrategy", "roi_lightning.sharded_strategy.ShardedStrategy"])
+def test_the_sharded_strategy_has_its_old_names_too(lab, old):
+    options = ["--config", "quickstart.yaml", *lab.options(), "--trainer.strategy", f"{{class_path: {old}}}"]
+    with pytest.warns(UserWarning, match="ShardedStrategy is now called FSDP2Strategy"):
+        assert isinstance(instantiate(*options).trainer.strategy, FSDP2Strategy)
+
+
+def test_classes_have_the_names_too_that_earlier_runs_wrote(lab):
+    package, earlier = "roi_lightning", lab.folder / "earlier.yaml"
+    lam = f"{{class_path: {package}.schedules.Linear, init_args: {{start: 0.3, end: 0.1}}}}"
+    earlier.write_text(
+        f"model: {{class_path: {package}.module.RoILightningModule, init_args: {{lam: {lam}}}}}\n"
+        f"trainer: {{callbacks: [{{class_path: {package}.callbacks.HardenMasks}}]}}\n"
+    )
+    cli = instantiate("--config", "quickstart.yaml", "--config", earlier, *lab.options())
+    assert cli.model.lam == Linear(0.3, 0.1)
+    assert HardenMasks in map(type, cli.trainer.callbacks)
 
 
 @pytest.mark.parametrize("name", PAPER)

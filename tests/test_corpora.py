@@ -10,16 +10,15 @@ from types import SimpleNamespace
 
 import datasets
 import pytest
-import zstandard
 
 from roi_lightning.data.corpora import Corpus, as_corpora, load_documents
-from roi_lightning.data.packing import cut_passages
+from roi_lightning.data.files import cut_passages, zstd
 from roi_lightning.errors import UserError
 
 COMPRESS = {
     "": bytes,
     ".gz": gzip.compress,
-    ".zst": zstandard.compress,
+    ".zst": zstd.compress,
     ".xz": lzma.compress,
     ".bz2": bz2.compress,
 }
@@ -47,6 +46,13 @@ def test_local_formats_round_trip(tmp_path, kind, compression, streaming):
     read = texts(Corpus(str(path), streaming=streaming), tmp_path / "cache")
     assert "".join(read) == "".join(ROWS)
     assert len(read) == (1 if kind == "txt" else len(ROWS))
+
+
+def test_a_zst_of_several_frames_is_read_to_its_end(tmp_path):
+    skipped = b"\x50\x2a\x4d\x18" + (5).to_bytes(4, "little") + b"12345"  # a frame for other programs
+    path = tmp_path / "words.txt.zst"
+    path.write_bytes(skipped + skipped.join(zstd.compress(row.encode()) for row in ROWS) + skipped)
+    assert "".join(texts(Corpus(str(path)), tmp_path / "cache")) == "".join(ROWS)
 
 
 @pytest.mark.parametrize("streaming", [False, True])

@@ -22,8 +22,8 @@ from data_helpers import (
 )
 from roi_lightning.data import CalibrationDataModule, Corpus, packing
 from roi_lightning.data.corpora import load_documents
-from roi_lightning.data.order import ResumableOrder, spread
 from roi_lightning.data.packing import belongs
+from roi_lightning.data.resumable_order import ResumableSampler, evenly_spaced
 from roi_lightning.errors import UserError
 from tiny_models import tiny_tokenizer
 
@@ -92,7 +92,7 @@ def test_held_out_windows_are_spread_over_corpora_and_text(tmp_path):
     [([10], 3, [3]), ([1, 10], 6, [1, 5]), ([0, 2], 9, [0, 2]), ([4, 4, 4], 2, [1, 1, 0]), ([0], 5, [0])],
 )
 def test_spread(available, count, expected):
-    chosen = spread(available, count)
+    chosen = evenly_spaced(available, count)
     assert [len(indices) for indices in chosen] == expected
     for indices, limit in zip(chosen, available, strict=True):
         assert sorted(set(indices)) == indices
@@ -175,20 +175,20 @@ def test_order_is_shuffled_complete_and_resumable(world, batch):
 
     def run(rank, start=0):
         return list(
-            ResumableOrder(items, micro_batches, batch, seed=5, rank=rank, world_size=world, start=start)
+            ResumableSampler(items, micro_batches, batch, seed=5, rank=rank, world_size=world, start=start)
         )
 
     whole = [run(rank) for rank in range(world)]
     rows = [whole[r][k * batch : (k + 1) * batch] for k in range(micro_batches) for r in range(world)]
     positions = list(chain(*rows))
-    assert positions == list(ResumableOrder(items, len(positions), seed=5))
+    assert positions == list(ResumableSampler(items, len(positions), seed=5))
     passes = [positions[i : i + items] for i in range(0, len(positions) - items + 1, items)]
     assert all(sorted(one) == list(range(items)) for one in passes)
     assert len({tuple(one) for one in passes}) == len(passes)
     for rank in range(world):
         for start in range(micro_batches + 1):
             assert whole[rank][: start * batch] + run(rank, lambda start=start: start) == whole[rank]
-        assert len(ResumableOrder(items, micro_batches, batch, start=4)) == micro_batches * batch
+        assert len(ResumableSampler(items, micro_batches, batch, start=4)) == micro_batches * batch
 
 
 @pytest.mark.parametrize("streaming", [False, True])

@@ -6,21 +6,20 @@ import pytest
 import torch
 from torch import nn
 
-from roi_lightning import native
+from roi_lightning import cpp_extension
 from roi_lightning.errors import UserError
 from roi_lightning.pattern import NMPattern
-from roi_lightning.products import linear
-from roi_lightning.runtime import PackedLinear, decode, pack, unpack
-from roi_lightning.runtime.dense_linear import FewRowsLinear, speed_up_dense
-from roi_lightning.runtime.packing import Packed
-from roi_lightning.runtime.product import FEW, packed_linear
+from roi_lightning.runtime import PackedLinear, cpu_kernels, pack, unpack
+from roi_lightning.runtime.dense_linear import SmallBatchLinear, speed_up_dense
+from roi_lightning.runtime.packed_format import Packed
+from roi_lightning.runtime.packed_linear import MAX_SMALL_BATCH, packed_linear
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 @pytest.fixture(autouse=True)
 def _switch(monkeypatch):
-    monkeypatch.setattr(decode.loops, "broken", False)
+    monkeypatch.setattr(cpu_kernels.kernels, "disabled", False)
 
 
 def numbers(dtype, *shape, seed=0):
@@ -34,19 +33,19 @@ def packed_matrix(dtype, outputs, inputs):
 
 def product(x, packed, bias=None):
     """By the loop, and nothing else."""
-    y = decode.multiply(x, *packed, bias)
+    y = cpu_kernels.multiply(x, *packed, bias)
     assert y is not None
     return y
 
 
 def dense_product(x, weight, bias=None):
-    y = decode.multiply_dense(x, weight, bias)
+    y = cpu_kernels.multiply_dense(x, weight, bias)
     assert y is not None
     return y
 
 
 def in_stated_order(x, dense, inputs, bias):
-    """The sums of `decode.cpp`, one number at a time; exact products, as those of 16-bit numbers are in fp32."""
+    """The sums of `matmul.cpp`, one number at a time; exact products, as those of 16-bit numbers are in fp32."""
     out = []
     for row in x.flatten(0, -2).float():
         for o, line in enumerate(dense.float()):
@@ -65,8 +64,8 @@ def in_stated_order(x, dense, inputs, bias):
 def packed_inputs(packed):
     """Where the kept weights stand, read off one by one."""
     rows = []
-    for values, places in zip(packed.values, packed.places, strict=True):
-        bits = "".join(f"{byte:08b}"[::-1] for byte in places.tolist())
+    for values, indices in zip(packed.values, packed.indices, strict=True):
+        bits = "".join(f"{byte:08b}"[::-1] for byte in indices.tolist())
         rows.append([k // 2 * 4 + int(bits[2 * k : 2 * k + 2][::-1], 2) for k in range(len(values))])
     return torch.tensor(rows)
 
@@ -123,7 +122,7 @@ def test_rows_do_not_depend_on_those_beside_them(dtype):
 @pytest.mark.parametrize("openmp", [True, False])
 def test_the_number_of_threads_changes_no_bit(openmp, monkeypatch):
     if not openmp:
-        for module in (native, decode):
+        for module in (cpp_extension, cpu_kernels):
             monkeypatch.setattr(module, "openmp", lambda: 0)
     packed, x = packed_matrix(torch.bfloat16, 1001, 256), numbers(torch.bfloat16, 3, 256)
     results = []
@@ -138,8 +137,8 @@ def compile_again():
     """Whatever was compiled is forgotten, now and at the end."""
 
     def forget():
-        native.load.cache_clear()
-        decode._library.cache_clear()
+        cpp_extension.load.cache_clear()
+        cpu_kernels._library.cache_clear()
 
     yield forget
     forget()
@@ -161,7 +160,7 @@ def test_older_processors_compute_alike(dtype, instructions, compile_again, monk
     packed, x = packed_matrix(dtype, 19, 212), numbers(dtype, 9, 212)
     bias = numbers(dtype, 19, seed=3)
     here = product(x, packed, bias)
-    monkeypatch.setattr(native, "_TUNED", (instructions,))
+    monkeypatch.setattr(cpp_extension, "_TUNED", (instructions,))
     compile_again()
     there = product(x, packed, bias)
     if dtype is torch.float32:  # multiplied and added in one rounding here, in two there
@@ -198,8 +197,8 @@ def test_without_a_compiler_there_is_another_way(compile_again, monkeypatch, cap
     packed, x = packed_matrix(torch.bfloat16, 11, 64), numbers(torch.bfloat16, 3, 64)
     fast = packed_linear(x, *packed)
     monkeypatch.setenv("ROI_CACHE", str(tmp_path))
-    monkeypatch.setattr(native, "_compiler", lambda: "false")
-    monkeypatch.setattr(native, "_version", lambda compiler: "1")
+    monkeypatch.setattr(cpp_extension, "_compiler", lambda: "false")
+    monkeypatch.setattr(cpp_extension, "_version", lambda compiler: "1")
     compile_again()
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
@@ -232,16 +231,16 @@ def test_what_does_not_fit_is_refused(x, message):
         packed_linear(x, *packed_matrix(torch.bfloat16, 4, 64))
 
 
-def test_casting_a_layer_leaves_its_places():
+def test_casting_a_layer_leaves_its_indices():
     layer = PackedLinear(packed_matrix(torch.float32, 11, 64), numbers(torch.float32, 11))
     before, x = layer.packed, numbers(torch.float32, 3, 64)
     exact = layer(x)
     layer.to(torch.bfloat16)
-    assert torch.equal(layer.places, before.places)
-    assert layer.places.dtype == torch.uint8
+    assert torch.equal(layer.indices, before.indices)
+    assert layer.indices.dtype == torch.uint8
     assert torch.equal(unpack(layer.packed), unpack(before).bfloat16())
     torch.testing.assert_close(layer(x.bfloat16()).float(), exact, rtol=0.02, atol=0.1)
-    assert sorted(layer.state_dict()) == ["bias", "places", "values"]
+    assert sorted(layer.state_dict()) == ["bias", "indices", "values"]
 
 
 def test_the_operator_is_as_torch_expects():
@@ -263,8 +262,10 @@ def few_rows_linear(dtype=torch.float32):
 
 def test_a_dense_layer_decodes_by_the_loop_and_does_the_rest_as_before(monkeypatch):
     layer = few_rows_linear()
-    weight, bias, calls, loop = *layer.parameters(), [], decode.multiply_dense
-    monkeypatch.setattr(decode, "multiply_dense", lambda *args: calls.append(len(args[0])) or loop(*args))
+    weight, bias, calls, loop = *layer.parameters(), [], cpu_kernels.multiply_dense
+    monkeypatch.setattr(
+        cpu_kernels, "multiply_dense", lambda *args: calls.append(len(args[0])) or loop(*args)
+    )
     with torch.no_grad():
         for rows in (1, 8, 9, 0):
             x = numbers(torch.float32, rows, 64)
@@ -298,18 +299,18 @@ def test_layers_of_a_special_kind_are_left_as_they_are():
 
     model = nn.Sequential(Special(4, 4), nn.Linear(4, 4), nn.ReLU())
     speed_up_dense(model)
-    assert [type(layer) for layer in model] == [Special, FewRowsLinear, nn.ReLU]
+    assert [type(layer) for layer in model] == [Special, SmallBatchLinear, nn.ReLU]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("outputs", "inputs"), [(1, 4), (5, 12), (33, 68), (1001, 132)])
 def test_a_matrix_is_written_out_as_by_torch(dtype, outputs, inputs):
     packed = packed_matrix(dtype, outputs, inputs)
-    assert torch.equal(decode.unpack(*packed), unpack(packed))
+    assert torch.equal(cpu_kernels.unpack(*packed), unpack(packed))
 
 
 def test_many_rows_are_multiplied_by_the_dense_matrix():
     packed, bias = packed_matrix(torch.bfloat16, 19, 200), numbers(torch.bfloat16, 19, seed=3)
-    x = numbers(torch.bfloat16, FEW + 1, 200)
-    assert torch.equal(packed_linear(x, *packed, bias), linear(x, unpack(packed), bias))
+    x = numbers(torch.bfloat16, MAX_SMALL_BATCH + 1, 200)
+    assert torch.equal(packed_linear(x, *packed, bias), nn.functional.linear(x, unpack(packed), bias))
     assert torch.equal(packed_linear(x[1:], *packed, bias), product(x[1:], packed, bias))

@@ -9,16 +9,20 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from cli_helpers import plain_text, run
-from roi_lightning.bench import memory
-from roi_lightning.bench.decode import Job, decode_figures
-from roi_lightning.bench.divergence import Divergence, divergence, first_differences, gap
-from roi_lightning.bench.generation import Settings, generate, scores_at
-from roi_lightning.bench.pairs import Pair, make_pair, random_model, stored_model
-from roi_lightning.bench.prompts import random_prompts, text_prompts
-from roi_lightning.bench.traffic import mean_cache_bytes, most_tokens_per_second, weight_bytes
+from roi_lightning.bench import timing
+from roi_lightning.bench.decode import DecodeBenchmark, Divergence, divergence, first_differences, gap
+from roi_lightning.bench.generation import (
+    GenerationConfig,
+    generate,
+    random_prompts,
+    scores_at,
+    text_prompts,
+)
+from roi_lightning.bench.models import Pair, make_pair, random_model, stored_model
+from roi_lightning.bench.timing import mean_cache_bytes, weight_bytes
 from roi_lightning.export import write_export
 from roi_lightning.runtime import Accelerated
-from roi_lightning.sources import resolve_model
+from roi_lightning.source import resolve_model
 from tiny_models import random_masks, tiny_gpt2, tiny_llama, tiny_qwen2
 
 CPU = torch.device("cpu")
@@ -29,8 +33,8 @@ PRUNABLE = 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128)
 @pytest.fixture(autouse=True)
 def _small_caches(monkeypatch):
     """As if caches held next to nothing, so that little is read to learn what memory gives."""
-    monkeypatch.setattr(memory, "_LEAST", {"cpu": 1 << 16, "cuda": 1 << 24})
-    monkeypatch.setattr(memory, "_TIMES_THE_CACHE", 0)
+    monkeypatch.setattr(timing, "_MIN_BYTES", {"cpu": 1 << 16, "cuda": 1 << 24})
+    monkeypatch.setattr(timing, "_TIMES_THE_CACHE", 0)
 
 
 def export(folder, build, pattern="2:4", **options):
@@ -71,11 +75,11 @@ def test_generation_is_that_of_a_slow_loop_and_no_token_ends_it(llama):
     lm, ids = load(llama), random_prompts(256, 2, PROMPT)
     wanted, logits = greedy(lm, ids, TOKENS)
     lm.generation_config.eos_token_id = int(wanted[0, 1])
-    made = generate(lm, ids, Settings(TOKENS))
+    made = generate(lm, ids, GenerationConfig(TOKENS))
     assert made.tokens.tolist() == wanted.tolist()
     stored = 2 * 2 * 2 * 16 * 4  # blocks, keys and values, heads, numbers in each, bytes of a number
     assert made.cache_bytes == 2 * (PROMPT + TOKENS - 1) * stored
-    found = scores_at(lm, ids, Settings(TOKENS), {0: 3, 1: 0})
+    found = scores_at(lm, ids, GenerationConfig(TOKENS), {0: 3, 1: 0})
     for sequence, position in ((0, 3), (1, 0)):
         torch.testing.assert_close(found[sequence], logits[sequence, position], rtol=1e-4, atol=1e-5)
 
@@ -125,15 +129,15 @@ def test_models_that_differ_are_told_apart_where_slow_loops_part(llama, tmp_path
     generator = torch.Generator().manual_seed(1)
     weight = other.lm_head.weight.data
     weight += 0.02 * torch.randn(weight.shape, generator=generator)
-    job = Job(
+    benchmark = DecodeBenchmark(
         Pair(lm, other, Accelerated({}, {}, 0, 0)),
         lambda *size: random_prompts(256, *size),
         [3],
         PROMPT,
-        Settings(TOKENS),
+        GenerationConfig(TOKENS),
         1,
     )
-    decode = next(one for one in decode_figures(job, CPU) if one.name == "decode.packed_over_dense")
+    decode = next(one for one in benchmark.run(CPU) if one.name == "decode.packed_over_dense")
     ids = random_prompts(256, 3, PROMPT)
     (ours, high), (theirs, low) = greedy(lm, ids, TOKENS), greedy(other, ids, TOKENS)
     part = [(i, next((t for t in range(TOKENS) if ours[i, t] != theirs[i, t]), None)) for i in range(3)]
@@ -176,10 +180,6 @@ def test_the_mean_of_what_the_steps_read_of_the_cache():
     assert mean_cache_bytes(reads[-1], prompt, tokens) == pytest.approx(sum(reads) / len(reads))
 
 
-def test_what_memory_allows():
-    assert most_tokens_per_second(batch=4, bytes_per_step=50.0, bandwidth=200.0) == 16
-
-
 @pytest.mark.parametrize("build", [tiny_llama, tiny_gpt2])
 def test_random_models_keep_two_of_every_four_inputs(tmp_path, build):
     directory = build(tmp_path / "model")
@@ -212,6 +212,8 @@ def test_rows_of_every_batch(llama, tmp_path, capsys):
         weights = weight_bytes(load(llama))
         assert row["same_tokens"]
         assert row["dense_weight_bytes"] == weights - PRUNABLE * 4
+        rate = row["bandwidth_bytes_per_s"] / row["reference_bytes_per_token"]
+        assert row["reference_most_tokens_per_s"] == pytest.approx(rate)
         assert row["reference_bytes_per_token"] == pytest.approx(weights / batch + cache)
     with Image.open(picture) as image:
         assert image.format == "PNG"

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cli_helpers import make_lab, run
 from roi_lightning.api import learn
-from roi_lightning.denormals import denormals_as_zero
+from roi_lightning.devices import denormals_as_zero
 from roi_lightning.masks import MaskSet
 from tiny_models import tiny_llama
 

@@ -15,12 +15,12 @@ from safetensors import safe_open
 
 from cli_helpers import GOING_ON, Lab, make_lab, plain_text, run
 from distributed_worker import BROKEN, SAVED, STEPS, TOLD, learn, learned_of
-from roi_lightning.checkpoint_files import read_checkpoint
-from roi_lightning.checkpoints import check_checkpoint
+from roi_lightning.checkpoint_io import read_checkpoint
 from roi_lightning.cli import build
 from roi_lightning.errors import UserError
 from roi_lightning.export import verify_export
 from roi_lightning.masks import MaskSet
+from roi_lightning.resume import check_checkpoint
 from tiny_models import tiny_gpt2, tiny_llama, tiny_mixtral
 
 lab = pytest.fixture(make_lab)

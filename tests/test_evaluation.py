@@ -11,18 +11,18 @@ from datasets import Dataset
 from transformers import Gemma2Config, Gemma2ForCausalLM, OPTConfig, OPTForCausalLM
 
 from data_helpers import byte_tokenizer, write_jsonl
+from roi_lightning.config import load_tokenizer
 from roi_lightning.errors import UserError
-from roi_lightning.evaluation import text as text_module
-from roi_lightning.evaluation import window_perplexity
-from roi_lightning.evaluation.predictions import _SLICE_TOKENS, Places, every_next_token, predict
-from roi_lightning.evaluation.subjects import resolve_subjects
+from roi_lightning.evaluation import perplexity, window_perplexity
+from roi_lightning.evaluation.models import resolve_models
+from roi_lightning.evaluation.perplexity import Cut, read_text, token_perplexity
+from roi_lightning.evaluation.scoring import _SLICE_TOKENS, TokenPositions, every_next_token, predict
 from roi_lightning.evaluation.tasks import choose_tasks
-from roi_lightning.evaluation.text import encode_text, read_joined_rows, read_text
-from roi_lightning.evaluation.windows import Cut, token_perplexity
 from roi_lightning.export import write_export
-from roi_lightning.export.in_place import apply_masks
-from roi_lightning.language_model import load_language_model, load_tokenizer
-from roi_lightning.sources import resolve_model
+from roi_lightning.export.masking import apply_masks
+from roi_lightning.loading import load_language_model
+from roi_lightning.source import resolve_model
+from slow_perplexity import by_a_loop
 from tiny_models import VOCAB_SIZE, random_masks, tiny_gguf, tiny_gpt2, tiny_llama, tiny_qwen2
 from watched import LargestTensor
 
@@ -36,28 +36,19 @@ def tokens(*shape):
     return torch.randint(VOCAB_SIZE, shape, generator=torch.Generator().manual_seed(1))
 
 
-def by_a_loop(lm, windows):
-    """exp of the mean loss of all predicted tokens, window by window."""
-    total, count = 0.0, 0
-    for window in windows:
-        loss = lm(input_ids=window[None], labels=window[None]).loss
-        total, count = total + float(loss) * (len(window) - 1), count + len(window) - 1
-    return math.exp(total / count)
-
-
 @pytest.mark.parametrize(
     ("length", "batch_size"), [(300, 1), (300, 4), (256, 2), (257, 3), (258, 5), (20, 2)]
 )
 def test_token_perplexity_is_the_mean_loss_over_windows_and_their_tail(lm, length, batch_size):
     ids = tokens(length)
     windows = [window for window in ids.split(64) if len(window) > 1]
-    found = token_perplexity(lm, ids, Cut(64), batch_size)
+    found = token_perplexity(lm, Cut(64).batches(ids, batch_size))
     assert found == pytest.approx(by_a_loop(lm, windows), rel=1e-5)
 
 
 def test_a_dropped_tail_does_not_count(lm):
     ids = tokens(300)
-    assert token_perplexity(lm, ids, Cut(64, keep_tail=False), 3) == pytest.approx(
+    assert token_perplexity(lm, Cut(64, keep_tail=False).batches(ids, 3)) == pytest.approx(
         by_a_loop(lm, ids[:256].split(64)), rel=1e-5
     )
 
@@ -72,9 +63,9 @@ def test_the_limit_counts_windows_and_the_tail_is_the_last(limit, expected):
 
 
 @pytest.mark.parametrize(("cut", "count"), [(Cut(64), 1), (Cut(64), 0), (Cut(64, keep_tail=False), 63)])
-def test_a_text_without_a_window_is_refused(lm, cut, count):
+def test_a_text_without_a_window_is_refused(cut, count):
     with pytest.raises(UserError, match=f"has {count} tokens"):
-        token_perplexity(lm, tokens(count), cut, 1)
+        cut.batches(tokens(count), 1)
 
 
 def test_window_perplexity_is_the_mean_loss(lm):
@@ -113,9 +104,9 @@ def test_predictions_are_the_models_own_and_its_body_runs_once(make, tmp_path):
         whole = lm(input_ids=ids).logits
     passes = []
     lm.get_input_embeddings().register_forward_hook(lambda *_: passes.append(1))
-    places = every_next_token(ids)
-    assert len(places.rows) > _SLICE_TOKENS, "more than one slice"
-    log_probs, greedy = predict(lm, ids, places)
+    positions = every_next_token(ids)
+    assert len(positions.rows) > _SLICE_TOKENS, "more than one slice"
+    log_probs, greedy = predict(lm, ids, positions)
     assert len(passes) == 1
     wanted = whole[:, :-1].float().log_softmax(-1).gather(2, ids[:, 1:, None]).flatten()
     torch.testing.assert_close(log_probs, wanted, rtol=1e-5, atol=1e-5)
@@ -127,7 +118,7 @@ def test_predictions_are_the_models_own_and_its_body_runs_once(make, tmp_path):
 def test_the_body_is_given_back_when_something_goes_wrong(lm):
     ids = tokens(1, 8)
     with pytest.raises(IndexError):
-        predict(lm, ids, Places(torch.tensor([7]), torch.tensor([0]), torch.tensor([0])))
+        predict(lm, ids, TokenPositions(torch.tensor([7]), torch.tensor([0]), torch.tensor([0])))
     assert lm(input_ids=ids).logits.shape == (1, 8, VOCAB_SIZE)
 
 
@@ -162,14 +153,15 @@ def test_masks_applied_in_memory_make_the_exported_model(make, tmp_path):
         assert not ((tensor == 0) & tensor.signbit()).any() or name not in masks.layers
 
 
-def test_a_mask_of_a_gguf_model_is_applied_in_the_dtype_it_was_made_for(tmp_path):
+def test_a_mask_of_a_gguf_model_is_applied_in_the_dtype_it_was_made_for(tmp_path, half_width):
+    half_width(True)
     base = str(tiny_gguf(tmp_path / "base.gguf"))
     out = write_export(
         resolve_model(base), random_masks(resolve_model(base), dtype="float16"), tmp_path / "out"
     )
     mask = str(out / "roi_mask.safetensors")
-    (subject,) = resolve_subjects([mask], base)
-    lm = subject.load("auto", torch.device("cpu"))
+    (model,) = resolve_models([mask], base)
+    lm = model.load("auto", torch.device("cpu"))
     assert lm.dtype == torch.float16
     exported = load_language_model(resolve_model(str(out)))
     assert all(torch.equal(lm.state_dict()[name], x) for name, x in exported.state_dict().items())
@@ -178,7 +170,7 @@ def test_a_mask_of_a_gguf_model_is_applied_in_the_dtype_it_was_made_for(tmp_path
 def test_plain_text_is_read_as_it_stands(tmp_path):
     file = tmp_path / "wiki.raw"
     file.write_bytes(" = Ä = \r\n\n \n".encode())
-    assert read_text(file) == " = Ä = \r\n\n \n"
+    assert read_text(file).whole == " = Ä = \r\n\n \n"
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".parquet"])
@@ -190,14 +182,14 @@ def test_documents_are_joined_by_a_blank_line(tmp_path, suffix):
         write_jsonl(tmp_path / "a.jsonl", texts)
         if suffix == ".jsonl.gz":
             file.write_bytes(gzip.compress((tmp_path / "a.jsonl").read_bytes()))
-    assert read_text(file) == "one\ntwo\n\n three \n\nfour"
+    assert read_text(file).whole == "one\ntwo\n\n three \n\nfour"
 
 
 def test_the_hub_s_rows_make_the_original_file(monkeypatch):
     """The hub's copy has an empty row where the file has a line of one blank."""
     rows = Dataset.from_dict({"text": ["", " = A = \n", "", " Text . \n"]})
-    monkeypatch.setattr(text_module, "load_documents", lambda corpus: rows)
-    assert read_text(None) == " \n = A = \n \n Text . \n"
+    monkeypatch.setattr(perplexity, "load_documents", lambda corpus: rows)
+    assert read_text(None).whole == " \n = A = \n \n Text . \n"
 
 
 ROWS = ["", " = A = \n", "", " Text with \x0b and \u2028 . \n", ""]
@@ -208,12 +200,12 @@ def test_rows_are_joined_as_wanda_and_sparsegpt_join_them(tmp_path, monkeypatch)
     raw = tmp_path / "wiki.raw"
     raw.write_text("".join(row or " \n" for row in ROWS), encoding="utf-8")
     rows = write_jsonl(tmp_path / "rows.jsonl", ROWS)
-    monkeypatch.setattr(text_module, "load_documents", lambda corpus: Dataset.from_dict({"text": ROWS}))
+    monkeypatch.setattr(perplexity, "load_documents", lambda corpus: Dataset.from_dict({"text": ROWS}))
     wanted = "\n\n".join(ROWS)
-    assert read_joined_rows(None) == read_joined_rows(raw) == wanted
+    assert read_text(None).rows == read_text(raw).rows == wanted
     monkeypatch.undo()
-    assert read_joined_rows(Path(rows)) == wanted
-    assert read_text(raw) == raw.read_text(encoding="utf-8") != wanted
+    assert read_text(Path(rows)).rows == wanted
+    assert read_text(raw).whole == raw.read_text(encoding="utf-8") != wanted
 
 
 @pytest.mark.slow
@@ -223,10 +215,10 @@ def test_rows_are_joined_as_wanda_and_sparsegpt_join_them(tmp_path, monkeypatch)
 def test_wikitext_has_as_many_tokens_as_wanda_and_sparsegpt_count(roi_data):
     """The count is that of their own join of the hub's rows; the file as it stands has 303,415 tokens."""
     text, tokenizer = (
-        read_joined_rows(roi_data / "wikitext-2-raw/wiki.test.raw"),
+        read_text(roi_data / "wikitext-2-raw/wiki.test.raw").rows,
         load_tokenizer("smollm2-135m"),
     )
-    assert len(encode_text(tokenizer, text, Cut(2048))) == 304_986
+    assert len(Cut(2048).encode(tokenizer, text)) == 304_986
 
 
 def test_unreadable_texts_are_one_clear_line(tmp_path, monkeypatch):
@@ -244,7 +236,7 @@ def test_unreadable_texts_are_one_clear_line(tmp_path, monkeypatch):
 
 def test_a_text_is_tokenised_once_with_the_tokenizers_own_special_tokens(recwarn, capfd):
     tokenizer = byte_tokenizer()  # whose limit is 16 tokens
-    assert encode_text(tokenizer, "ab " * 40, Cut(64)).tolist() == tokenizer.encode(
+    assert Cut(64).encode(tokenizer, "ab " * 40).tolist() == tokenizer.encode(
         "ab " * 40, add_special_tokens=True
     )
     assert capfd.readouterr().err == ""

@@ -1,5 +1,7 @@
+import hashlib
 import json
 import shutil
+from collections import Counter
 from functools import partial
 
 import pytest
@@ -8,17 +10,21 @@ import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from cli_helpers import make_lab, run
+from roi_lightning.callbacks import HardenMasks, SparseExport
 from roi_lightning.errors import UserError
 from roi_lightning.export import check_masks_fit, write_export
-from roi_lightning.export.base import LoadedBase
-from roi_lightning.language_model import load_language_model
+from roi_lightning.export.base_tensors import LoadedBase
+from roi_lightning.loading import load_language_model
 from roi_lightning.masks import MaskSet
 from roi_lightning.module import RoILightningModule
 from roi_lightning.proxsparse import ProxSparseModule
 from roi_lightning.samplers import Categorical
-from roi_lightning.sources import ModelSource, resolve_model, tensor_sha256
+from roi_lightning.source import ModelSource, resolve_model
+from roi_lightning.stored_tensors import StoredTensors, tensor_sha256
 from tiny_models import random_masks, tiny_gguf, tiny_gpt2, tiny_llama, tiny_qwen2
 
+lab = pytest.fixture(make_lab)
 BUILDERS = {
     "qwen2": tiny_qwen2,
     "llama, sharded": partial(tiny_llama, max_shard_size="100KB"),
@@ -156,7 +162,7 @@ def test_the_sidecar_and_the_card_say_what_was_done(tmp_path):
 
 def test_the_card_of_a_hub_model_names_it(tmp_path, monkeypatch):
     folder = tiny_qwen2(tmp_path / "snapshots" / "c0ffee")
-    monkeypatch.setattr("roi_lightning.sources._snapshot", lambda name, revision: folder)
+    monkeypatch.setattr("roi_lightning.source._snapshot", lambda name, revision: folder)
     source = resolve_model("owner/model")
     masks = random_masks(source)
     out = write_export(source, masks, tmp_path / "out")
@@ -171,7 +177,7 @@ def test_a_gguf_base_becomes_an_ordinary_directory(tmp_path, dtype):
     source = resolve_model(str(tiny_gguf(tmp_path / "base.gguf")))
     masks = random_masks(source, dtype=dtype)
     assert masks.base.dtype == dtype
-    out = write_export(source, masks, tmp_path / "out", dtype=dtype)
+    out = write_export(source, masks, tmp_path / "out")
     lm = load_language_model(source, "float32")
     for parameter in lm.parameters():  # not the buffers: transformers keeps rotary frequencies in fp32
         parameter.data = parameter.data.to(getattr(torch, dtype))
@@ -185,13 +191,14 @@ def test_a_gguf_base_becomes_an_ordinary_directory(tmp_path, dtype):
     tokenizer = AutoTokenizer.from_pretrained(out)
     assert tokenizer.decode(tokenizer("above all").input_ids) == "above all"
     assert "GGUF" in (out / "README.md").read_text()
-    again = write_export(source, MaskSet.load(out), tmp_path / "again", lm=load_language_model(source, dtype))
+    loaded = LoadedBase(source, load_language_model(source, dtype))
+    again = write_export(loaded, MaskSet.load(out), tmp_path / "again")
     for file in out.iterdir():
         assert (again / file.name).read_bytes() == file.read_bytes()
 
 
 def test_a_big_gguf_base_is_sharded(tmp_path, monkeypatch):
-    monkeypatch.setattr("roi_lightning.export.base._SHARD", "100KB")
+    monkeypatch.setattr("roi_lightning.export.base_tensors._SHARD", "100KB")
     source = resolve_model(str(tiny_gguf(tmp_path / "base.gguf")))
     masks = random_masks(source)
     out = write_export(source, masks, tmp_path / "out")
@@ -214,7 +221,7 @@ def test_what_is_learned_on_a_gguf_base_is_left_out(tmp_path, learner):
     source = resolve_model(str(tiny_gguf(tmp_path / "base.gguf")))
     plain = LoadedBase(source, load_language_model(source))
     training = learner(source.spec)
-    base = LoadedBase(source, training.model)
+    base = LoadedBase(source, training.model, torch.bfloat16)
     assert len(training.model.state_dict()) > len(plain.files)
     assert base.files == plain.files
     assert base.nbytes == plain.nbytes
@@ -242,6 +249,40 @@ def test_hashes_are_of_the_tensors_on_disk(tmp_path):
     tensors = stored(source.path)
     hashes = random_masks(source).base.sha256
     assert hashes == {name: tensor_sha256(tensors[name]) for name in hashes}
+
+
+def learn(lab, out):
+    lab.learn(1, callbacks=[HardenMasks(), SparseExport(str(out))])
+
+
+def prune(lab, out):
+    assert run("prune", lab.model, "--method", "magnitude", "--out", out) == 0
+
+
+@pytest.mark.parametrize("make", [learn, prune])
+def test_every_tensor_of_the_base_is_hashed_once(lab, tmp_path, monkeypatch, make):
+    hashed, read = Counter(), Counter()
+
+    def counted_hash(data=b"", **options):
+        digest = sha256(data, **options)
+        hashed[digest.hexdigest()] += 1
+        return digest
+
+    def counted_read(tensors, name):
+        read[tensors.directory, name] += 1
+        return read_tensor(tensors, name)
+
+    sha256, read_tensor = hashlib.sha256, StoredTensors.__getitem__
+    monkeypatch.setattr(hashlib, "sha256", counted_hash)
+    monkeypatch.setattr(StoredTensors, "__getitem__", counted_read)
+    make(lab, tmp_path / "out")
+    hashes = MaskSet.load(tmp_path / "out").base.sha256
+    assert [hashed[digest] for digest in hashes.values()] == [1] * 14
+    # It is hashed, masked, and compared with what was written; its dtype is asked for once or twice.
+    assert max(read[lab.model, name] for name in hashes) <= 5
+    assert {
+        count for (folder, name), count in read.items() if folder == lab.model and name not in hashes
+    } == {1}
 
 
 @pytest.mark.parametrize("key", ["quantization_config", "compression_config"])

@@ -5,7 +5,7 @@ import pytest
 from roi_lightning.errors import UserError
 from roi_lightning.export import check_destination, write_export
 from roi_lightning.masks import MaskSet
-from roi_lightning.sources import resolve_model
+from roi_lightning.source import resolve_model
 from tiny_models import random_masks, tiny_qwen2
 
 
@@ -72,7 +72,7 @@ def test_the_base_itself_is_never_replaced(tmp_path):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")], ids=repr)
-@pytest.mark.parametrize("step", ["model_card", "seal", "check_masks_fit"])
+@pytest.mark.parametrize("step", ["model_card", "write_sidecar", "check_masks_fit"])
 def test_a_failure_leaves_what_was_there(tmp_path, monkeypatch, error, step):
     source, _, out = export_of(tiny_qwen2, tmp_path)
     before = {path.name: path.read_bytes() for path in out.iterdir()}

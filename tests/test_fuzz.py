@@ -1,19 +1,16 @@
-"""A short seeded form of `benchmarks/fuzz.py`, and that it notices what it is there to notice."""
+"""A short seeded form of `benchmarks/fuzz/`, and that it notices what it is there to notice."""
 
 import random
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
+from benchmarks.fuzz import watch as fuzz_watch
+from benchmarks.fuzz.configs import ConfigCases
+from benchmarks.fuzz.masks import MaskCases
+from benchmarks.fuzz.watch import Outcome, watch
 from roi_lightning.errors import UserError
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-import fuzz_watch
-from fuzz_configs import ConfigCases
-from fuzz_masks import MaskCases
-from fuzz_watch import Outcome, watch
 
 
 @pytest.fixture(scope="module")

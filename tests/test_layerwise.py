@@ -1,17 +1,21 @@
 """The walk through the blocks against whole forward passes of models pruned by hand."""
 
+from functools import partial
+from weakref import ref
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from cli_helpers import brute_top
 from roi_lightning.errors import UserError
-from roi_lightning.language_model import freeze, load_language_model
+from roi_lightning.freezing import freeze
+from roi_lightning.layers import input_dim, prunable_layers
+from roi_lightning.loading import load_language_model
 from roi_lightning.oneshot import Calibration, Magnitude, SparseGPT, Wanda, prune_layers
-from roi_lightning.oneshot.layerwise import prune_layer
+from roi_lightning.oneshot.pipeline import prune_layer
 from roi_lightning.pattern import NMPattern
-from roi_lightning.prunable import input_dim, prunable_layers
-from roi_lightning.sources import resolve_model
+from roi_lightning.source import resolve_model
 from test_sparsegpt import errors, slow_sparsegpt
 from tiny_models import tiny_gemma2, tiny_gpt2, tiny_llama, tiny_mixtral, tiny_qwen2, tiny_qwen3_moe
 
@@ -198,8 +202,27 @@ def test_a_model_that_works_between_its_blocks_is_refused(tmp_path, windows):
             handle.remove()
 
     lm.model.forward = between
+    layers = prunable_layers(lm)
     with pytest.raises(UserError, match="changes the hidden states between its blocks"):
-        list(prune_layers(lm, prunable_layers(lm), Wanda(), PATTERN, Calibration(windows)))
+        list(prune_layers(lm, layers, Wanda(), PATTERN, Calibration(windows)))
+    inputs = inputs_of(lm, windows, layers)
+    for name, pruned in prune_layers(lm, layers, Wanda(), PATTERN, Calibration(windows, "dense")):
+        assert alike(pruned.mask, wanda_mask(layers[name].weight.data, inputs[name])), name
+
+
+def test_one_pass_of_the_whole_model_keeps_no_inputs(tmp_path, windows):
+    lm = freeze(AutoModelForCausalLM.from_pretrained(tiny_llama(tmp_path / "m")))
+    layers, seen = prunable_layers(lm), []
+
+    def look(name, _layer, args):
+        assert not [n for n, x in seen if x() is not None and block_of(n) != block_of(name)], name
+        seen.append((name, ref(args[0])))
+
+    for name, layer in layers.items():
+        layer.register_forward_pre_hook(partial(look, name))
+    for _ in prune_layers(lm, layers, Wanda(), PATTERN, Calibration(windows, "dense")):
+        assert not any(x() is not None for _, x in seen)
+    assert len(seen) == len(windows) * len(layers), "one pass, and no other"
 
 
 def test_blocks_that_share_something_that_grows_are_refused(tmp_path, windows):
@@ -231,8 +254,8 @@ def test_a_layer_by_itself_keeps_its_orientation(tmp_path):
     lm = freeze(AutoModelForCausalLM.from_pretrained(tiny_gpt2(tmp_path / "m")))
     layer = lm.transformer.h[0].mlp.c_fc
     generator = torch.Generator().manual_seed(0)
-    statistics = SparseGPT().statistics(64, torch.device("cpu"))
-    statistics.add(torch.randn(1, 200, 64, generator=generator))
-    pruned = prune_layer(layer, SparseGPT(), statistics, PATTERN, "c_fc")
+    observed = SparseGPT.observer(64, torch.device("cpu"))
+    observed.add(torch.randn(1, 200, 64, generator=generator))
+    pruned = prune_layer(layer, SparseGPT(), observed, PATTERN, "c_fc")
     assert pruned.weight.shape == pruned.mask.shape == layer.weight.shape == (64, 128)
     assert PATTERN.holds(pruned.mask, dim=0)

@@ -10,14 +10,13 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 
 from cli_helpers import plain_text, run
-from roi_lightning.bench import memory, walk
-from roi_lightning.bench.crossover import best_way, quicker
-from roi_lightning.bench.linear import Measured, together
-from roi_lightning.bench.shapes import model_shapes, parse_shapes
+from roi_lightning.bench import linear_backends, timing
+from roi_lightning.bench.linear import LinearTimes, together
+from roi_lightning.bench.linear_backends import ColdCacheLoop, Weights
+from roi_lightning.bench.models import model_shapes, parse_shapes
 from roi_lightning.bench.timing import Speedup
-from roi_lightning.bench.walk import Walk
-from roi_lightning.bench.ways import Weights
-from roi_lightning.sources import resolve_model
+from roi_lightning.commands.benchmark.linear import faster_rows
+from roi_lightning.source import resolve_model
 from tiny_models import tiny_gpt2, tiny_qwen2
 
 CPU = torch.device("cpu")
@@ -26,8 +25,8 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def _small_caches(monkeypatch):
     """As if caches held next to nothing, so that a few copies of tiny weights exceed them."""
-    monkeypatch.setattr(memory, "_LEAST", {"cpu": 1 << 16, "cuda": 1 << 24})
-    monkeypatch.setattr(memory, "_TIMES_THE_CACHE", 0)
+    monkeypatch.setattr(timing, "_MIN_BYTES", {"cpu": 1 << 16, "cuda": 1 << 24})
+    monkeypatch.setattr(timing, "_TIMES_THE_CACHE", 0)
 
 
 # Pure functions.
@@ -42,12 +41,21 @@ def _small_caches(monkeypatch):
         ({8: 1.0}, []),
     ],
 )
-def test_stretches_of_rows_in_which_a_way_is_quicker(ratios, stretches):
-    assert quicker(ratios) == stretches
+def test_stretches_of_rows_in_which_packed_is_faster(ratios, stretches):
+    assert faster_rows(ratios) == stretches
 
 
-def test_the_choice_beside_the_best_way():
-    assert best_way({"a": 2.0, "b": 1.0, "c": 4.0}, 1.5) == ("b", 1.5)
+def test_the_choice_beside_the_fastest_kernel():
+    times = {"dense": [0.5], "packed": [1.5], "a": [2.0], "b": [1.0], "c": [4.0]}
+    of_packed, *others = LinearTimes("8x4", 1, 16, times, {"dense": 64, "packed": 36}, 10.0).speedups(
+        torch.float32
+    )
+    assert (of_packed.name, of_packed.more["best"], of_packed.more["over_best"]) == (
+        "linear.packed_over_dense",
+        "b",
+        1.5,
+    )
+    assert not any("best" in row.more for row in others)
 
 
 def test_a_speedup_is_above_1_where_less_time_is_taken():
@@ -58,8 +66,8 @@ def test_a_speedup_is_above_1_where_less_time_is_taken():
 def test_layers_together_take_the_sum_of_their_times():
     nbytes = {"dense": 64, "packed": 36}
     of_wide = {"dense": [1.0, 2.0], "packed": [0.5, 1.0], "kernel": [0.4, 0.4]}
-    wide = Measured("8x4", 2, 16, of_wide, nbytes, 10.0)
-    tall = Measured("4x8", 3, 16, {"dense": [10.0, 0.0], "packed": [1.0, 1.0]}, nbytes, 20.0)
+    wide = LinearTimes("8x4", 2, 16, of_wide, nbytes, 10.0)
+    tall = LinearTimes("4x8", 3, 16, {"dense": [10.0, 0.0], "packed": [1.0, 1.0]}, nbytes, 20.0)
     both = together([wide, tall])
     assert both.seconds == {"dense": [32.0, 4.0], "packed": [4.0, 5.0]}, "tall ones have no kernel"
     assert both.nbytes == {"dense": 5 * 64, "packed": 5 * 36}
@@ -90,9 +98,9 @@ def test_shapes_of_a_model_are_those_on_disk(tmp_path, build, blocks):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_every_way_multiplies_by_every_copy_of_the_same_weight(dtype):
-    weights = Weights((12, 16), dtype, CPU, least=5 * 12 * 16 * dtype.itemsize - 1)
+    weights = Weights((12, 16), dtype, CPU, min_bytes=5 * 12 * 16 * dtype.itemsize - 1)
     x = torch.randn(3, 16).to(dtype)
-    ways = weights.ways(x)
+    ways = weights.products(x)
     weight = ways["dense"][0].keywords["weight"]
     assert ((weight.view(12, 4, 4) != 0).sum(-1) == 2).all()
     exact = F.linear(x.double(), weight.double())
@@ -106,10 +114,10 @@ def test_every_way_multiplies_by_every_copy_of_the_same_weight(dtype):
 
 
 def test_walks_over_the_same_copies_take_turns(monkeypatch):
-    monkeypatch.setattr(walk, "_SECONDS", 0.0)
+    monkeypatch.setattr(linear_backends, "_SECONDS", 0.0)
     taken, turn, x = [], cycle(range(5)), torch.ones(1, 4)
     ways = ([lambda x, way=way, i=i: taken.append((way, i)) for i in range(5)] for way in "ab")
-    a, b = (Walk(products, x, turn) for products in ways)
+    a, b = (ColdCacheLoop(products, x, turn) for products in ways)
     assert (a.steps, b.steps) == (1, 1)
     taken.clear()
     while next(turn) != 4:

@@ -7,9 +7,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchmetrics.text import Perplexity
 from transformers import AutoModelForCausalLM
 
-from roi_lightning import loss
+from roi_lightning import losses
 from roi_lightning.evaluation import window_perplexity
-from roi_lightning.loss import next_token_nll
+from roi_lightning.losses import next_token_nll
 from tiny_models import VOCAB_SIZE, tiny_llama
 
 SLICE = 50
@@ -17,7 +17,7 @@ SLICE = 50
 
 @pytest.fixture(autouse=True)
 def _small_slices(monkeypatch):
-    monkeypatch.setattr(loss, "_SLICE_BYTES", 4 * VOCAB_SIZE * SLICE)
+    monkeypatch.setattr(losses, "_SLICE_BYTES", 4 * VOCAB_SIZE * SLICE)
 
 
 class Widest(TorchDispatchMode):

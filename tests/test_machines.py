@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent
-# Products, attention, samplers and packed layers; runs that are held to the bits of others.
+# Samplers and packed layers; runs that are held to the bits of others.
 FILES = [
     "decode",
     "accelerate",
     "packed_checkpoint",
-    "products",
-    "attention",
+    "compute_dtype",
     "sparse_linear",
     "linear_benchmark",
 ]

@@ -34,12 +34,10 @@ def slow_mask(layer, logits):
     n, m = layer.state.pattern.n, layer.state.pattern.m
     kept = list(combinations(range(m), n))
     mask = torch.zeros(layer.weight.shape, dtype=torch.bool)
-    across = mask if layer.dim == 1 else mask.T  # a view, [out, in]
-    rows = logits if layer.dim == 1 else logits.transpose(1, 2)
-    for o in range(rows.shape[1]):
-        for g, group in enumerate(rows[:, o].T.tolist()):
+    for o in range(logits.shape[1]):
+        for g, group in enumerate(logits[:, o].T.tolist()):
             for i in kept[max(range(len(kept)), key=lambda c: (group[c], -c))]:
-                across[o, g * m + i] = True
+                mask[o, g * m + i] = True
     return mask
 
 
@@ -90,7 +88,7 @@ def flips(before, after):
 
 def test_monitor_numbers_agree_with_slow_ones(watched):
     learner, shots, events = watched
-    prior = {name: mask.to_bool() for name, mask in learner.prior_masks.items()}
+    prior = {name: mask.to_rows() for name, mask in learner.prior_masks.items()}
     for step in (0, 2, 4):
         kappa, tau = 100 + 100 * step, 4 - 3.95 * step / 4
         assert scalars(events, "anneal/lambda")[step] == pytest.approx(1 / kappa)
@@ -120,8 +118,8 @@ def test_learned_masks_are_the_candidates_of_the_largest_logits(watched):
     learner, shots, _ = watched
     for name, mask in learner.hard_masks():
         assert torch.equal(mask, shots.masks[4][name])
-        assert learner.pattern.holds(mask, learner.layers[name].dim)
-        count = Categorical().logits_shape(mask.shape, learner.pattern, learner.layers[name].dim)[0]
+        assert learner.pattern.holds(mask)
+        count = Categorical().logits_shape(mask.shape, learner.pattern)[0]
         assert learner.layers[name].logits.numel() == mask.numel() // learner.pattern.m * count
     assert any(flips(shots.masks[0], shots.masks[step]) for step in (1, 4))
 
@@ -132,7 +130,7 @@ def test_logits_start_at_the_noise_and_three_sigmas_per_common_member(lab):
     for name, layer in learner.layers.items():
         generator = torch.Generator().manual_seed(noise_key(0, -1, name)[0] & 0xFFFFFFFF)
         noise = torch.randn(layer.logits.shape, generator=generator) * 0.01
-        prior = learner.prior_masks[name].to_bool().unflatten(1, (-1, 4))
+        prior = learner.prior_masks[name].to_rows().unflatten(1, (-1, 4))
         overlap = torch.stack([prior[..., list(members)].sum(-1) for members in kept])
         torch.testing.assert_close(layer.logits.detach(), noise + 0.03 * (overlap - 1), rtol=0, atol=1e-7)
 

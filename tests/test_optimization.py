@@ -11,8 +11,7 @@ from transformers import (
 )
 
 from roi_lightning.errors import UserError
-from roi_lightning.optimization import decay_to
-from roi_lightning.run_settings import check_optimizer
+from roi_lightning.optim import check_optimizer, decay_to
 
 LR = 3e-4
 

@@ -16,10 +16,11 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokeni
 from cli_helpers import plain_text, run
 from roi_lightning.errors import UserError
 from roi_lightning.export import check_destination, write_export
-from roi_lightning.export.sidecar import PACKED, read_sidecar, seal
+from roi_lightning.export.sidecar import PACKED, read_sidecar, write_sidecar
 from roi_lightning.masks import MaskSet
 from roi_lightning.runtime import PackedLinear, accelerate, from_packed, verify_packed, write_packed
-from roi_lightning.sources import resolve_model, tensor_sha256
+from roi_lightning.source import resolve_model
+from roi_lightning.stored_tensors import tensor_sha256
 from tiny_models import (
     random_masks,
     tiny_gemma2,
@@ -81,7 +82,8 @@ def test_logits_are_those_of_the_dense_directory(tmp_path, architecture):
     assert run("prune", base, "--method", "magnitude", *ignore, "--out", dense) == 0
     assert run("pack", dense, "--out", packed) == 0
     assert verify_packed(packed, resolve_model(str(base))).ok
-    lm, wanted = from_packed(packed), AutoModelForCausalLM.from_pretrained(dense)
+    lm = from_packed(packed)
+    wanted = AutoModelForCausalLM.from_pretrained(dense, dtype=lm.dtype)
     assert type(lm) is type(wanted)
     assert not lm.training
     assert sum(isinstance(module, PackedLinear) for module in lm.modules()) == len(MaskSet.load(dense).layers)
@@ -132,14 +134,14 @@ def change(directory, name, edit):
 
 def reseal(directory):
     content = read_sidecar(directory, (PACKED,))
-    seal(directory, {key: x for key, x in content.items() if key not in ("files", "checksum")})
+    write_sidecar(directory, {key: x for key, x in content.items() if key not in ("files", "checksum")})
 
 
 def failed(directory, base=None):
     return {check.name for check in verify_packed(directory, base).failures}
 
 
-def test_kept_weights_and_places_stand_for_masked_tensors(made):
+def test_kept_weights_and_indices_stand_for_masked_tensors(made):
     stored, dense = tensors(made.packed), AutoModelForCausalLM.from_pretrained(made.dense).state_dict()
     for name, layer in made.masks.layers.items():
         assert name not in stored
@@ -152,7 +154,7 @@ def test_sizes_are_those_on_disk(made):
     names = [
         f"{name.removesuffix('.weight')}.{part}"
         for name in made.masks.layers
-        for part in ("values", "places")
+        for part in ("values", "indices")
     ]
     stored = tensors(made.packed)
     assert made.sizes.packed == sum(stored[name].nbytes for name in names)
@@ -235,9 +237,9 @@ def test_a_packed_model_is_not_saved(made, tmp_path):
 
 
 def test_a_hub_id_is_fetched_first(made, monkeypatch):
-    monkeypatch.setattr("roi_lightning.sources._snapshot", lambda name, revision: made.packed)
+    monkeypatch.setattr("roi_lightning.source._snapshot", lambda name, revision: made.packed)
     assert torch.equal(logits(from_packed("owner/model")), logits(from_packed(made.packed)))
-    monkeypatch.setattr("roi_lightning.sources._snapshot", lambda name, revision: made.dense)
+    monkeypatch.setattr("roi_lightning.source._snapshot", lambda name, revision: made.dense)
     with pytest.raises(UserError, match=r"'owner/model' is not packed: .*from_pretrained"):
         from_packed("owner/model")
 
@@ -333,7 +335,7 @@ def test_another_model_s_configuration_is_noticed_even_under_a_right_sidecar(cop
 
 def test_tensors_missing_under_a_right_sidecar_are_noticed(copy):
     for name, says in (
-        (f"{Q}.places", "lacks .*places"),
+        (f"{Q}.indices", "lacks .*indices"),
         ("model.norm.weight", "lacks 1 tensors, 'model.norm"),
     ):
         place = copy.with_name(name)
@@ -348,10 +350,10 @@ def test_tensors_missing_under_a_right_sidecar_are_noticed(copy):
             from_packed(place)
 
 
-@pytest.mark.parametrize("entry", [{"version": 2}, {"format": "roi_lightning.sparsity"}])
+@pytest.mark.parametrize("entry", [{"version": 3}, {"format": "roi_lightning.sparsity"}])
 def test_other_kinds_of_directory_are_refused(copy, entry):
     content = read_sidecar(copy, (PACKED,))
-    seal(copy, {key: x for key, x in content.items() if key not in ("files", "checksum")} | entry)
+    write_sidecar(copy, {key: x for key, x in content.items() if key not in ("files", "checksum")} | entry)
     with pytest.raises(UserError, match="unknown format"):
         from_packed(copy)
 
@@ -371,13 +373,13 @@ def test_strangers_are_noticed(copy):
     assert failed(copy) == {"files"}
 
 
-def test_places_that_no_packing_makes_are_noticed(copy):
-    change(copy, f"{Q}.places", torch.zeros_like)
-    assert failed(copy) == {"places"}
+def test_indices_that_no_packing_makes_are_noticed(copy):
+    change(copy, f"{Q}.indices", torch.zeros_like)
+    assert failed(copy) == {"indices"}
 
 
-def test_moved_places_need_the_base_to_be_noticed(copy, made):
-    change(copy, f"{Q}.places", lambda x: torch.full_like(x, 0b01_00_01_00))
+def test_moved_indices_need_the_base_to_be_noticed(copy, made):
+    change(copy, f"{Q}.indices", lambda x: torch.full_like(x, 0b01_00_01_00))
     assert not failed(copy)
     assert failed(copy, made.source) == {"survivors"}
 
@@ -428,7 +430,7 @@ def test_updated_weights_are_packed_and_hashed(tmp_path):
     assert failed(packed, source) == {"updates"}
 
 
-def test_kept_zeros_keep_their_places(tmp_path):
+def test_kept_zeros_keep_their_indices(tmp_path):
     base = tiny_qwen2(tmp_path / "base")
     held = {key: x.clone() for key, x in load_file(base / "model.safetensors").items()}
     held["model.layers.0.mlp.up_proj.weight"].fill_(-0.0)

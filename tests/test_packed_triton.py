@@ -14,12 +14,12 @@ import sys
 from triton import compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from roi_lightning.runtime import triton_decode
-from roi_lightning.runtime.triton_products import CONFIGS
+from roi_lightning.runtime import triton_kernels
+from roi_lightning.runtime.triton_launch import CONFIGS
 
 name, capability, rows = sys.argv[1], *map(int, sys.argv[2:])
-kernel = getattr(triton_decode, name)
-kinds = dict.fromkeys(("x", "values", "bias", "y"), "*bf16") | {"words": "*i16", "places": "*u8"}
+kernel = getattr(triton_kernels, name)
+kinds = dict.fromkeys(("x", "values", "bias", "y"), "*bf16") | {"words": "*i16", "indices": "*u8"}
 kinds |= dict.fromkeys(("rows", "outputs", "kept"), "i32")
 for sizes, warps, stages in CONFIGS[name]:
     fixed = {"BIASED": True, "ROWS": rows, **sizes}

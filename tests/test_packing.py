@@ -8,7 +8,7 @@ import torch
 from roi_lightning.errors import UserError
 from roi_lightning.pattern import NMPattern
 from roi_lightning.runtime import Packed, pack, unpack
-from roi_lightning.runtime.packing import check_places
+from roi_lightning.runtime.packed_format import check_indices
 
 
 def sparse(rows, columns, dtype=torch.bfloat16):
@@ -24,14 +24,14 @@ def test_a_matrix_comes_back(columns, dtype):
     assert torch.equal(unpack(pack(weight)), weight)
 
 
-def test_places_are_two_bits_each_from_the_lowest():
+def test_indices_are_two_bits_each_from_the_lowest():
     for group in combinations(range(4), 2):
         for other in combinations(range(4), 2):
             weight = torch.zeros(1, 8)
             weight[0, list(group)], weight[0, [4 + i for i in other]] = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
             packed = pack(weight)
             assert packed.values.tolist() == [[1.0, 2.0, 3.0, 4.0]]
-            digits = f"{packed.places.item():08b}"
+            digits = f"{packed.indices.item():08b}"
             assert [int(digits[i : i + 2], 2) for i in (6, 4, 2, 0)] == [*group, *other]
 
 
@@ -47,7 +47,7 @@ def test_kept_zeros_come_back_as_they_were():
     assert packed.values.signbit().tolist() == [[True, False, False, False]]
     assert torch.equal(unpack(packed), weight)
     assert torch.equal(unpack(pack(weight)), weight)
-    check_places(pack(weight))
+    check_indices(pack(weight))
 
 
 def test_what_is_not_2_of_4_is_refused():
@@ -66,10 +66,10 @@ def test_what_is_not_2_of_4_is_refused():
         pack(weight, torch.ones_like(weight, dtype=torch.bool))
 
 
-def test_places_that_no_packing_makes_are_refused():
+def test_indices_that_no_packing_makes_are_refused():
     packed = pack(sparse(3, 8))
-    check_places(packed)
+    check_indices(packed)
     with pytest.raises(UserError, match="do not rise"):
-        check_places(Packed(packed.values, torch.full_like(packed.places, 0b01_01_01_00)))
+        check_indices(Packed(packed.values, torch.full_like(packed.indices, 0b01_01_01_00)))
     with pytest.raises(UserError, match="do not fit"):
-        check_places(Packed(packed.values, packed.places[:, :0]))
+        check_indices(Packed(packed.values, packed.indices[:, :0]))

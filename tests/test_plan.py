@@ -9,15 +9,16 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2Config
 
 from cli_helpers import make_lab, plain_text, run
-from roi_lightning.bench.timing import most_allocated
+from roi_lightning.bench.timing import peak_bytes
 from roi_lightning.commands.fit_in import parse_size
 from roi_lightning.commands.plan import make_plan
 from roi_lightning.errors import UserError
-from roi_lightning.footprint import objective, step_bytes
+from roi_lightning.losses import objective
+from roi_lightning.masked_linear import in_mode
+from roi_lightning.memory_tracker import step_bytes
 from roi_lightning.module import RoILightningModule
 from roi_lightning.samplers import Categorical, Draw
 from roi_lightning.schedules import Exponential
-from roi_lightning.sparse_linear import in_mode
 from tiny_models import tiny_gpt2, tiny_qwen2
 
 lab = pytest.fixture(make_lab)
@@ -170,33 +171,33 @@ STEPS = [
 
 
 @pytest.mark.parametrize(
-    ("settings", "again"),
+    ("settings", "accumulating"),
     [
         *STEPS,
-        *(pytest.param(settings, not again, marks=pytest.mark.slow) for settings, again in STEPS),
+        *(pytest.param(settings, not more, marks=pytest.mark.slow) for settings, more in STEPS),
     ],
     ids=lambda value: next(iter(value), "plain") if isinstance(value, dict) else None,
 )
-def test_a_step_holds_what_was_planned(wide_llama, settings, again):
+def test_a_step_holds_what_was_planned(wide_llama, settings, accumulating):
     learner = RoILightningModule(
         wide_llama, lam=Exponential(0.01, 0.002), tau=Exponential(0.5, 0.05), **settings
     )
-    planned = step_bytes(learner, torch.bfloat16, (8, 256), again, learner.activation_checkpointing)
+    planned = step_bytes(learner, torch.bfloat16, (8, 256), accumulating, learner.activation_checkpointing)
     lm, ids = learner.model, torch.arange(8 * 256).view(8, 256)
     learner.state.draw = Draw(0, 0, 0.01, 0.3)
     learned = [p for p in learner.parameters() if p.requires_grad]
 
     def step():
-        objective(lm, ids, learner.state, learner.distillation).backward()
+        objective(lm, ids, learner.distillation, learner.dense())[0].backward()
 
     with in_mode(learner.state, "sample"):
         step()
         there = sum(p.numel() * p.element_size() for p in learner.parameters())
-        if again:
+        if accumulating:
             there += sum(p.numel() * p.element_size() for p in learned)
         else:
             learner.zero_grad()
-        assert planned.most == pytest.approx(there + most_allocated(step, torch.device("cpu")), rel=0.06)
+        assert planned.peak == pytest.approx(there + peak_bytes(step, torch.device("cpu")), rel=0.06)
 
 
 def test_planning_leaves_the_learner_as_it_was(wide_llama):

@@ -15,11 +15,11 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, get_linear_schedule_with_warmup
 
-from cli_helpers import QUICK_TRAINER, brute_top, fit, make_lab, oriented, run
+from cli_helpers import QUICK_TRAINER, brute_top, fit, make_lab, run
 from roi_lightning.callbacks import SparseExport
 from roi_lightning.cli import build
 from roi_lightning.errors import UserError
-from roi_lightning.export.base import SIDECAR
+from roi_lightning.export.base_tensors import SIDECAR
 from roi_lightning.masks import MaskSet
 from roi_lightning.proxsparse import ProxSparseModule
 from roi_lightning.trainer import RoITrainer
@@ -81,7 +81,7 @@ def reference(path, targets, batches, parts, steps):
             for layer in layers.values():
                 turn = (lambda x: x) if isinstance(layer, torch.nn.Linear) else torch.t
                 layer.weight.copy_(turn(slow_prox(turn(layer.weight), STRENGTH)))
-    return {name: layer.weight.detach() for name, layer in layers.items()}
+    return {name: turn(layer.weight.detach()) for name, layer in layers.items()}
 
 
 @pytest.mark.parametrize("parts", [1, 3])
@@ -109,7 +109,7 @@ def test_an_optimizer_step_is_followed_by_one_proximal_step(lab, kind, parts):
 
 
 def test_the_copies_learn_and_the_weights_do_not(lab):
-    learner, trainer = learn(lab, 3)
+    learner, trainer = learn(lab, 3, dtype="bfloat16")
     before = AutoModelForCausalLM.from_pretrained(lab.model).state_dict()
     after = learner.model.state_dict()
     assert {name for name in after if name not in before} == {f"{name}.master" for name in learner.layers}
@@ -128,16 +128,16 @@ def test_the_copies_learn_and_the_weights_do_not(lab):
 def test_the_mask_is_the_top_two_of_the_copies_on_the_original_weights(lab, kind):
     model = lab.model if kind == "qwen2" else tiny_gpt2(lab.folder / "gpt2")
     learner, _ = learn(lab, 3, model, callbacks=[SparseExport(str(lab.folder / "out"))])
-    masks, stored = learner.mask_set(), learner.stored_weights()
+    masks, stored = learner.mask_set(), learner.stored_weights
     assert str(masks.pattern) == "2:4"
     plain = load_file(model / "model.safetensors")
-    exported = AutoModelForCausalLM.from_pretrained(lab.folder / "out")
+    exported = AutoModelForCausalLM.from_pretrained(lab.folder / "out", dtype=learner.model.dtype)
     for name, layer in learner.layers.items():
-        mask = brute_top(oriented(layer, layer.master.detach()).abs(), 2, 4)
-        mask = mask if layer.dim == 1 else mask.T
+        mask = brute_top(layer.master.detach().abs(), 2, 4)
+        mask = mask.T if layer.transposed else mask
         assert torch.equal(masks.layers[stored[name]].to_bool(), mask), name
         weight = exported.get_submodule(name).weight
-        assert torch.equal(weight, plain[stored[name]].masked_fill(~mask, 0)), name
+        assert torch.equal(weight, plain[stored[name]].to(weight.dtype).masked_fill(~mask, 0)), name
     ids = torch.arange(40).reshape(2, 20) * 5 % 256
     with learner.under_masks(), torch.no_grad():
         assert torch.equal(learner.model(ids).logits, exported(ids).logits)
@@ -170,7 +170,7 @@ def test_the_shares_of_zeros_are_logged(lab):
     log = Log()
     trainer = {"logger": log, "log_every_n_steps": 3, "accumulate_grad_batches": 2}
     learner, _ = learn(lab, 6, trainer=trainer)
-    zeros = [(oriented(x, x.master).unflatten(1, (-1, 4)) == 0).sum(-1) for x in learner.layers.values()]
+    zeros = [(x.master.unflatten(1, (-1, 4)) == 0).sum(-1) for x in learner.layers.values()]
     zeros = torch.cat([layer.flatten() for layer in zeros])
     wanted = [(zeros == 0).float().mean(), (zeros == 1).float().mean(), (zeros >= 2).float().mean()]
     for number, share in enumerate(wanted):

@@ -14,7 +14,7 @@ from data_helpers import write_jsonl
 from roi_lightning.export import verify_export
 from roi_lightning.masks import MASK_FILE, MaskSet
 from roi_lightning.oneshot import METHODS
-from roi_lightning.sources import resolve_model
+from roi_lightning.source import resolve_model
 from tiny_models import tiny_gguf, tiny_gpt2, tiny_llama, tiny_qwen2
 
 lab = pytest.fixture(make_lab)
@@ -163,7 +163,7 @@ def test_the_table_says_what_was_done(lab, tmp_path, capsys):
         "method sparsegpt",
         "activations sequential",
         "windows 3",
-        "survivors of 14 layers",
+        "kept weights of 14 layers",
         "damping 0.01",
     ):
         assert part in shown, part
@@ -215,10 +215,17 @@ def test_a_model_directory_without_weights_is_refused_early(lab, tmp_path, capsy
 
 
 def test_an_update_that_the_stored_dtype_can_t_hold_is_refused(lab, tmp_path, capsys):
-    assert prune(lab, tmp_path / "results/out", "--dtype", "float32", method="sparsegpt") == 1
-    assert "stored as torch.bfloat16 and its update was made in torch.float32" in capsys.readouterr().err
+    assert prune(lab, tmp_path / "results/out", "--dtype", "float16", method="sparsegpt") == 1
+    assert "stored as torch.bfloat16 and its update was made in torch.float16" in capsys.readouterr().err
     assert list((tmp_path / "results").iterdir()) == []
-    assert prune(lab, tmp_path / "out", "--dtype", "float32", "--mask_only", method="sparsegpt") == 0
+    assert prune(lab, tmp_path / "out", "--dtype", "float16", "--mask_only", method="sparsegpt") == 0
+
+
+def test_an_update_made_in_a_wider_dtype_is_written_in_the_stored_one(lab, tmp_path):
+    assert prune(lab, tmp_path / "out", "--dtype", "float32", method="sparsegpt") == 0
+    assert run("verify", tmp_path / "out", "--base", lab.model) == 0
+    weights = load_file(tmp_path / "out/model.safetensors").values()
+    assert {weight.dtype for weight in weights} == {torch.bfloat16}
 
 
 def test_the_base_itself_is_never_written_over(lab, tmp_path, capsys):
@@ -261,7 +268,5 @@ def test_a_walk_that_fails_leaves_nothing(lab, tmp_path, capsys, block):
     )  # times an input above 1: infinite
     save_file(tensors, model / "model.safetensors", {"format": "pt"})
     assert prune(lab, tmp_path / "results/out", model=model, method="sparsegpt") == 1
-    assert (
-        f"layers.{block}.mlp.gate_proj met inputs that are infinite or not numbers" in capsys.readouterr().err
-    )
+    assert f"layers.{block}.mlp.gate_proj met inputs that are infinite or NaN" in capsys.readouterr().err
     assert list((tmp_path / "results").iterdir()) == []

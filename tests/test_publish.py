@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,12 +16,15 @@ from safetensors.torch import load_file
 
 from cli_helpers import Lab, run
 from fake_hub import fake_hub, reach
+from roi_lightning.data.corpora import FORMATS
+from roi_lightning.data.files import OPENERS
 from roi_lightning.export import verify_export, write_export
-from roi_lightning.export.public_names import public_name, public_values
+from roi_lightning.export.card_metadata import public_name, public_values
+from roi_lightning.export.sidecar import command_line, read_sidecar
 from roi_lightning.masks import MaskSet
-from roi_lightning.publishing.licence import base_card, licence_fields
-from roi_lightning.publishing.measured import read_measured
-from roi_lightning.sources import resolve_model
+from roi_lightning.publishing.hub import base_card, licence_fields
+from roi_lightning.publishing.provenance import read_measured
+from roi_lightning.source import resolve_model
 from tiny_models import random_masks, tiny_gguf
 
 README = "---\nlicense: other\nlicense_name: tiny\nlicense_link: LICENSE\nlanguage: en\n---\n# Tiny\n"
@@ -51,13 +55,22 @@ def lab(tmp_path_factory):
     assert run("evaluate", *models, *options, "--json", folder / "evaluation.json") == 0
     text = ("--data", lab.corpus, "--windows", "3", "--seq_len", "32", "--device", "cpu")
     only = ("--mask_only", "--targets", "q_proj", "down_proj", "--out", folder / "pruned")
-    assert run("prune", lab.model, "--method", "sparsegpt", *text, *only) == 0
+    words = [*map(str, ("prune", lab.model, "--method", "sparsegpt", *text, *only))]
+    with pytest.MonkeyPatch.context() as process:
+        process.setattr(sys, "argv", ["/usr/bin/roi-lightning", *words])
+        assert run(*words) == 0
     return lab
 
 
 @pytest.fixture(scope="module")
 def export(lab):
     return lab.folder / "run" / "export"
+
+
+@pytest.fixture
+def golden_export():
+    """Of an earlier version."""
+    return Path(__file__).parent / "golden" / "export"
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +98,7 @@ def cells(html):
     """Every table as rows of cells."""
     tables = re.findall(r"<table>(.*?)</table>", html, re.DOTALL)
     rows = [re.findall(r"<tr>(.*?)</tr>", table, re.DOTALL) for table in tables]
-    return [[re.findall(r"<t[hd]>(.*?)</t[hd]>", row, re.DOTALL) for row in table] for table in rows]
+    return [[re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.DOTALL) for row in table] for table in rows]
 
 
 def test_a_published_directory_is_the_export_under_another_name(lab, export, published):
@@ -141,8 +154,8 @@ def test_the_card_s_tables_hold_what_evaluate_wrote(lab, published):
     tables = {table[0][0]: table[1:] for table in cells(html)}
     told = json.loads((lab.folder / "evaluation.json").read_text())["models"]
     mine, dense = told[str(lab.folder / "run" / "export")], told[str(lab.model)]
-    figures = ["token_perplexity", str(mine["token_perplexity"]), str(dense["token_perplexity"])]
-    assert tables["figure"] == [figures]
+    metrics = ["token_perplexity", str(mine["token_perplexity"]), str(dense["token_perplexity"])]
+    assert tables["metric"] == [metrics]
     kinds = {row[0]: row[1:] for row in tables["kind of layer"]}
     assert kinds["<code>down_proj</code>"] == ["2", "16,384", "50.0%"]
     assert len(cells(html)) == html.count("<table>") == 4
@@ -182,11 +195,44 @@ def test_the_command_in_the_card_makes_the_same_directory(lab, tmp_path):
     assert card.data.datasets == ["owner/text"]
     assert MaskSet.load(tmp_path / "out").base.spec == "owner/base"
     command = next(text for text in blocks(tmp_path / "out", "") if " prune " in text)
-    words = {"model": lab.model, "corpus.jsonl": lab.corpus, "DIR": tmp_path / "again"}
+    words = {"model": lab.model, "corpus.jsonl": lab.corpus, "pruned": tmp_path / "again"}
     arguments = [words.get(word, word) for word in shlex.split(command)]
-    assert run(*arguments[3:], "--device", "cpu") == 0
+    assert arguments[:3] == ["python", "-m", "roi_lightning"]
+    assert run(*arguments[3:]) == 0
     for name in ("model.safetensors", "roi_mask.safetensors"):
         assert (tmp_path / "again" / name).read_bytes() == (lab.folder / "pruned" / name).read_bytes()
+
+
+def test_an_export_that_does_not_tell_its_command_is_published_without(golden_export, tmp_path):
+    assert "command" not in read_sidecar(golden_export)
+    options = ("--name", "me/tiny", "--license", "mit", "--out", tmp_path / "out")
+    assert run("publish", golden_export, *options) == 0
+    assert "The command" not in (tmp_path / "out" / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("argv", "recorded"),
+    [
+        (["/x/bin/roi-lightning", "fit", "-c", "a.yaml"], ["fit", "-c", "a.yaml"]),
+        (["/x/roi_lightning/__main__.py", "fit"], ["fit"]),
+        (["/x/other/__main__.py", "fit"], None),
+        (["/x/bin/pytest", "fit"], None),
+        (["roi-lightning", "--a.api_key", "abc", "--b"], ["--a.api_key", "REDACTED", "--b"]),
+        (["roi-lightning", "--a.b_token=abc"], ["--a.b_token=REDACTED"]),
+        (["roi-lightning", '{"api_key": "abc", "b": 1}'], ['{"api_key": REDACTED, "b": 1}']),
+        (["roi-lightning", "--targets", "attn_key", "attn_value"], ["--targets", "attn_key", "attn_value"]),
+        (["roi-lightning", "hf_" + "x" * 34], ["REDACTED"]),
+        (["roi-lightning", "--data.tokenizer", "owner/name"], ["--data.tokenizer", "owner/name"]),
+    ],
+)
+def test_the_command_is_recorded_without_secrets(argv, recorded, monkeypatch):
+    monkeypatch.setattr(sys, "argv", argv)
+    assert command_line() == recorded
+
+
+def test_every_kind_of_text_file_is_taken_for_a_path():
+    for suffix in (*FORMATS, *OPENERS):
+        assert public_name(f"folder/text{suffix}") == f"text{suffix}"
 
 
 def test_names_of_others_stay_and_folders_go():
@@ -197,6 +243,9 @@ def test_names_of_others_stay_and_folders_go():
         == "{source: notes.jsonl.gz, text_field: body}"
     )
     assert public_name("/home/me/my texts/a.txt") == "a.txt"
+    logger = {"logger": [{"api_key": "abc", "name": "x"}], "tokenizer": "owner/name"}
+    hidden = {"logger": [{"api_key": "REDACTED", "name": "x"}], "tokenizer": "owner/name"}
+    assert public_values(logger) == hidden
     assert public_values({"a": ["x/y.txt", 3, None], "b": "https://example.org/x"}) == {
         "a": ["y.txt", 3, None],
         "b": "https://example.org/x",
@@ -287,7 +336,7 @@ def whole(lab, _folder):
         (
             whole,
             ("--evaluation", "{lab}/evaluation.json", "--evaluated_as", "x"),
-            "no figures of 'x', but of '/",
+            "no metrics of 'x', but of '/",
         ),
         (lambda lab, _: lab.folder / "pruned", ("--evaluation", "{lab}/evaluation.json"), "--evaluated_as"),
     ],

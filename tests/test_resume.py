@@ -36,13 +36,13 @@ class CutAt(Callback):
 @pytest.fixture
 def measured(monkeypatch):
     """How often the activation prior was measured."""
-    calls, measure = [], roi_lightning.module.input_norms
+    calls, prune = [], roi_lightning.module.prune_layers
 
     def counting(*args, **kwargs):
         calls.append(1)
-        return measure(*args, **kwargs)
+        return prune(*args, **kwargs)
 
-    monkeypatch.setattr(roi_lightning.module, "input_norms", counting)
+    monkeypatch.setattr(roi_lightning.module, "prune_layers", counting)
     return calls
 
 

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from roi_lightning.noise import gumbel, noise_key
 from roi_lightning.pattern import NMPattern
-from roi_lightning.samplers import Draw, GumbelTopK, StraightThrough, chunks, relaxed_top_n
-from roi_lightning.samplers.unrolled import relaxed_mask, relaxed_mask_gradient
+from roi_lightning.samplers import Draw, GumbelTopK, StraightThrough, relaxed_top_n, top_k_eager
+from roi_lightning.samplers.top_k_eager import relaxed_mask, relaxed_mask_gradient
 
 PATTERNS = ["1:2", "1:4", "2:4", "3:4", "2:8", "4:8", "8:16"]
 TEMPERATURES = [
@@ -43,21 +43,21 @@ def layer_noise(shape: tuple[int, ...], draw: Draw, layer: str) -> Tensor:
     return gumbel(index, noise_key(draw.seed, draw.index, layer))
 
 
-def run(sampler, weight, logits, pattern, dim=1, draw=None, layer="layer", upstream=None):
+def run(sampler, weight, logits, pattern, draw=None, layer="layer", upstream=None):
     """The masked weight and the logits' gradient."""
     logits = logits.clone().requires_grad_()
-    out = sampler.masked_weight(weight, logits, pattern, dim, draw or Draw(0, 0, 0.1, 0.3), layer)
+    out = sampler.masked_weight(weight, logits, pattern, draw or Draw(0, 0, 0.1, 0.3), layer)
     (grad,) = torch.autograd.grad(out, logits, torch.ones_like(out) if upstream is None else upstream)
     return out.detach(), grad
 
 
-def reference(sampler, weight, logits, pattern, dim, draw, layer, upstream, dtype=torch.float64):
+def reference(sampler, weight, logits, pattern, draw, layer, upstream, dtype=torch.float64):
     """The same through plain autograd."""
     noise = layer_noise(tuple(logits.shape), draw, layer).to(dtype)
     logits = logits.to(dtype).requires_grad_()
-    groups = pattern.group(logits, dim), pattern.group(noise, dim)
+    groups = pattern.group(logits), pattern.group(noise)
     mask = relaxed_top_n(*groups, pattern.n, draw.lam, draw.tau, sampler.push_down)
-    out = mask.flatten(-2).movedim(-1, dim) * weight.to(dtype)
+    out = mask.flatten(-2) * weight.to(dtype)
     (grad,) = torch.autograd.grad(out, logits, upstream.to(dtype))
     return out.detach(), grad
 
@@ -74,7 +74,7 @@ def test_mask_sums_to_n_at_every_temperature(spec, std):
     for lam, tau in TEMPERATURES:
         for push_down in ("paper", "scaled"):
             mask, grad = run(
-                GumbelTopK(push_down), ones, logits, pattern, 1, Draw(1, 2, lam, tau), upstream=upstream
+                GumbelTopK(push_down), ones, logits, pattern, Draw(1, 2, lam, tau), upstream=upstream
             )
             where = f"λ {lam}, τ {tau}, {push_down}"
             assert mask.isfinite().all(), where
@@ -104,15 +104,14 @@ def test_tied_and_hopelessly_led_groups_stay_finite(spec):
 
 
 @pytest.mark.parametrize("push_down", ["paper", "scaled"])
-@pytest.mark.parametrize("dim", [0, 1])
 @pytest.mark.parametrize("spec", PATTERNS)
-def test_equals_autograd_through_the_reference(spec, dim, push_down, monkeypatch):
-    monkeypatch.setattr(chunks, "_CPU_CHUNK", 1 << 10)
+def test_equals_autograd_through_the_reference(spec, push_down, monkeypatch):
+    monkeypatch.setattr(top_k_eager, "_CPU_CHUNK", 1 << 10)
     pattern, shape, sampler = NMPattern(spec), (48, 64), GumbelTopK(push_down)
     weight, upstream = normal(*shape, seed=3), normal(*shape, seed=4)
     for lam, tau, std in [(1, 1, 1), (0.1, 0.3, 0.1), (0.01, 0.1, 0.05), (*END, 0.01)]:
         draw, logits = Draw(5, 6, lam, tau), normal(*shape, std=std)
-        job = (weight, logits, pattern, dim, draw, "a.b", upstream)
+        job = (weight, logits, pattern, draw, "a.b", upstream)
         exact, single, found = (
             reference(sampler, *job),
             reference(sampler, *job, torch.float32),
@@ -146,29 +145,25 @@ def test_unrolled_form_is_the_reference_in_double_precision(spec):
 
 
 @pytest.mark.parametrize("sampler", [GumbelTopK(), GumbelTopK("scaled"), StraightThrough()])
-@pytest.mark.parametrize("dim", [0, 1])
-def test_size_of_chunks_changes_no_bit(sampler, dim, monkeypatch):
+def test_size_of_chunks_changes_no_bit(sampler, monkeypatch):
     pattern, results = NMPattern("4:8"), []
     logits, weight = normal(72, 64, std=0.3), normal(72, 64, seed=1)
     # torch sums the last few groups of a chunk in another order; whole blocks of 32 groups keep every bit.
     for size in (1 << 16, 1 << 8, 1 << 9, 1 << 11):
-        monkeypatch.setattr(chunks, "_CPU_CHUNK", size)
-        results.append(run(sampler, weight, logits, pattern, dim, upstream=weight))
+        monkeypatch.setattr(top_k_eager, "_CPU_CHUNK", size)
+        results.append(run(sampler, weight, logits, pattern, upstream=weight))
     for out, grad in results[1:]:
         assert torch.equal(out, results[0][0])
         assert torch.equal(grad, results[0][1])
 
 
-@pytest.mark.parametrize("dim", [0, 1])
 @pytest.mark.parametrize("size", [1, 64, 1000, 4097])
-def test_odd_chunks_agree_to_rounding(size, dim, monkeypatch):
+def test_odd_chunks_agree_to_rounding(size, monkeypatch):
     pattern, draw = NMPattern("2:4"), Draw(0, 0, 0.5, 0.5)
     logits, weight = normal(72, 60, std=0.3), normal(72, 60, seed=1)
-    whole = [
-        run(sampler, weight, logits, pattern, dim, draw) for sampler in (GumbelTopK(), StraightThrough())
-    ]
-    monkeypatch.setattr(chunks, "_CPU_CHUNK", size)
-    cut = [run(sampler, weight, logits, pattern, dim, draw) for sampler in (GumbelTopK(), StraightThrough())]
+    whole = [run(sampler, weight, logits, pattern, draw) for sampler in (GumbelTopK(), StraightThrough())]
+    monkeypatch.setattr(top_k_eager, "_CPU_CHUNK", size)
+    cut = [run(sampler, weight, logits, pattern, draw) for sampler in (GumbelTopK(), StraightThrough())]
     torch.testing.assert_close(cut, whole, rtol=1e-4, atol=1e-5)
     assert torch.equal(cut[1][0], whole[1][0]), "a hard mask depends on no sum"
 
@@ -237,7 +232,7 @@ def test_hard_masks_come_with_the_exact_probabilities(spec, lam):
     pattern, rows = NMPattern(spec), 200_000
     phi = normal(pattern.m, std=0.3, seed=9)
     drawn = StraightThrough().masked_weight(
-        torch.ones(rows, pattern.m), phi.expand(rows, -1), pattern, 1, Draw(11, 0, lam, 1.0), "layer"
+        torch.ones(rows, pattern.m), phi.expand(rows, -1), pattern, Draw(11, 0, lam, 1.0), "layer"
     )
     counts = drawn.long().mul(2 ** torch.arange(pattern.m)).sum(-1).bincount(minlength=1 << pattern.m)
     exact = subset_probabilities((phi.double() / lam).exp().tolist(), pattern.n)
@@ -252,8 +247,8 @@ def test_hard_masks_come_with_the_exact_probabilities(spec, lam):
 def test_cold_relaxed_mask_picks_what_the_hard_one_picks(spec):
     pattern, draw = NMPattern(spec), Draw(3, 4, 0.1, 1e-3)
     logits, ones = normal(1000, 16, std=0.3), torch.ones(1000, 16)
-    soft = pattern.group(GumbelTopK().masked_weight(ones, logits, pattern, 1, draw, "x"))
-    hard = pattern.group(StraightThrough().masked_weight(ones, logits, pattern, 1, draw, "x"))
+    soft = pattern.group(GumbelTopK().masked_weight(ones, logits, pattern, draw, "x"))
+    hard = pattern.group(StraightThrough().masked_weight(ones, logits, pattern, draw, "x"))
     ranked = (
         pattern.group(logits / draw.lam + layer_noise((1000, 16), draw, "x")).sort(-1, descending=True).values
     )
@@ -265,18 +260,17 @@ def test_cold_relaxed_mask_picks_what_the_hard_one_picks(spec):
 
 
 @pytest.mark.parametrize("push_down", ["paper", "scaled"])
-@pytest.mark.parametrize("dim", [0, 1])
 @pytest.mark.parametrize("spec", [*PATTERNS, "64:257"])
-def test_straight_through_is_hard_forward_soft_backward(spec, dim, push_down):
+def test_straight_through_is_hard_forward_soft_backward(spec, push_down):
     pattern, draw = NMPattern(spec), Draw(1, 1, 0.05, 0.2)
     shape = (32, 32) if pattern.m <= 32 else (pattern.m, pattern.m)
     logits, weight, upstream = normal(*shape, std=0.1), normal(*shape, seed=1), normal(*shape, seed=2)
-    hard, hard_grad = run(StraightThrough(push_down), weight, logits, pattern, dim, draw, upstream=upstream)
-    _, soft_grad = run(GumbelTopK(push_down), weight, logits, pattern, dim, draw, upstream=upstream)
+    hard, hard_grad = run(StraightThrough(push_down), weight, logits, pattern, draw, upstream=upstream)
+    _, soft_grad = run(GumbelTopK(push_down), weight, logits, pattern, draw, upstream=upstream)
     keys = logits / draw.lam + layer_noise(shape, draw, "layer")
-    kept = pattern.group(keys, dim).argsort(-1, descending=True)[..., : pattern.n]
-    mask = torch.zeros((*kept.shape[:-1], pattern.m)).scatter(-1, kept, 1.0).flatten(-2).movedim(-1, dim)
-    assert pattern.holds(hard != 0, dim)
+    kept = pattern.group(keys).argsort(-1, descending=True)[..., : pattern.n]
+    mask = torch.zeros((*kept.shape[:-1], pattern.m)).scatter(-1, kept, 1.0).flatten(-2)
+    assert pattern.holds(hard != 0)
     assert torch.equal(hard, weight * mask)
     assert torch.equal(hard_grad, soft_grad)
     assert hard_grad.abs().max() > 0
@@ -292,7 +286,7 @@ def test_nothing_is_kept_for_backward_but_weight_and_logits(sampler, dtype):
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        sampler.masked_weight(weight, logits, NMPattern("2:4"), 1, Draw(0, 0, 0.1, 0.3), "x")
+        sampler.masked_weight(weight, logits, NMPattern("2:4"), Draw(0, 0, 0.1, 0.3), "x")
     assert kept
     assert set(kept) <= {weight.untyped_storage().data_ptr(), logits.untyped_storage().data_ptr()}
 
@@ -302,7 +296,7 @@ def test_a_draw_is_a_function_of_its_coordinates(sampler):
     pattern, logits, ones = NMPattern("2:4"), normal(64, 64, std=0.1), torch.ones(64, 64)
 
     def mask(seed=1, index=2, layer="a"):
-        return sampler.masked_weight(ones, logits, pattern, 1, Draw(seed, index, 0.1, 0.1), layer)
+        return sampler.masked_weight(ones, logits, pattern, Draw(seed, index, 0.1, 0.1), layer)
 
     assert torch.equal(mask(), mask())
     for other in (mask(seed=2), mask(index=3), mask(layer="b")):
@@ -311,36 +305,33 @@ def test_a_draw_is_a_function_of_its_coordinates(sampler):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("sampler", [GumbelTopK(), StraightThrough()])
-@pytest.mark.parametrize("dim", [0, 1])
-def test_low_precision_weights_are_rounded_once(sampler, dim, dtype):
+def test_low_precision_weights_are_rounded_once(sampler, dtype):
     pattern, logits, draw = NMPattern("2:4"), normal(32, 32, std=0.1), Draw(0, 0, 0.2, 0.5)
     weight = normal(32, 32, seed=1).to(dtype)
-    mask, _ = run(sampler, torch.ones(32, 32), logits, pattern, dim, draw)
+    mask, _ = run(sampler, torch.ones(32, 32), logits, pattern, draw)
     upstream = normal(32, 32, seed=2).to(dtype)
-    out, grad = run(sampler, weight, logits, pattern, dim, draw, upstream=upstream)
+    out, grad = run(sampler, weight, logits, pattern, draw, upstream=upstream)
     assert torch.equal(out, (mask * weight.float()).to(dtype))
-    _, expected = run(sampler, weight.float(), logits, pattern, dim, draw, upstream=upstream.float())
+    _, expected = run(sampler, weight.float(), logits, pattern, draw, upstream=upstream.float())
     assert grad.dtype == torch.float32
     assert torch.equal(grad, expected)
 
 
-@pytest.mark.parametrize("dim", [0, 1])
-def test_final_mask_is_the_top_of_the_logits(dim):
+def test_final_mask_is_the_top_of_the_logits():
     logits = torch.tensor([[1.0, 2, 2, 2], [0, 0, 0, 0], [-1, -3, -2, -4], [5, 5, 5, 6]])
     expected = torch.tensor([[0, 1, 1, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 0, 1]], dtype=torch.bool)
-    turned = (lambda t: t.T) if dim == 0 else (lambda t: t)
     for sampler in (GumbelTopK(), StraightThrough()):
-        found = sampler.hard_mask(turned(logits).requires_grad_(), NMPattern("2:4"), dim)
-        assert torch.equal(found, turned(expected))
+        found = sampler.hard_mask(logits.clone().requires_grad_(), NMPattern("2:4"))
+        assert torch.equal(found, expected)
 
 
 def test_prior_pushes_kept_and_pruned_logits_apart():
     noise, mask = normal(8, 8, std=0.01), NMPattern("2:4").top(normal(8, 8, seed=1))
     sampler, pattern = GumbelTopK(), NMPattern("2:4")
-    assert torch.equal(sampler.initial_logits(noise, None, 0.015, pattern, 1), noise)
-    moved = sampler.initial_logits(noise, mask, 0.015, pattern, 1) - noise
+    assert torch.equal(sampler.initial_logits(noise, None, 0.015, pattern), noise)
+    moved = sampler.initial_logits(noise, mask, 0.015, pattern) - noise
     torch.testing.assert_close(moved, (2 * mask.float() - 1) * 0.015)
-    assert torch.equal(sampler.initial_logits(noise, mask, 0.0, pattern, 1), noise)
+    assert torch.equal(sampler.initial_logits(noise, mask, 0.0, pattern), noise)
 
 
 def repicked(spec: str, push_down: str) -> float:
@@ -348,7 +339,7 @@ def repicked(spec: str, push_down: str) -> float:
     pattern = NMPattern(spec)
     logits = normal(500, 40 * pattern.m, std=0.3, seed=21)
     mask = GumbelTopK(push_down, compiled=False).masked_weight(
-        torch.ones_like(logits), logits, pattern, 1, Draw(8, 9, *END), "x"
+        torch.ones_like(logits), logits, pattern, Draw(8, 9, *END), "x"
     )
     return (pattern.group(mask) > 1.5).any(-1).double().mean().item()
 
@@ -410,7 +401,7 @@ def test_the_literal_recursion_fails_where_ours_does_not():
         "clamped": naive(logits, noise, 2, *END, floor=torch.finfo(torch.float32).tiny),
         "reference": relaxed_top_n(logits, noise, 2, *END),
         "ours": GumbelTopK().masked_weight(
-            torch.ones(5000, 4), logits, NMPattern("2:4"), 1, Draw(0, 0, *END), "x"
+            torch.ones(5000, 4), logits, NMPattern("2:4"), Draw(0, 0, *END), "x"
         ),
     }
     broken = {

@@ -12,7 +12,7 @@ import pytest
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 
 from cli_helpers import make_lab
-from roi_lightning.callbacks.preemption import STATUS
+from roi_lightning.callbacks.interruption import STATUS
 from roi_lightning.cli import build
 from roi_lightning.export import verify_export
 

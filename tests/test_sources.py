@@ -8,7 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from roi_lightning.errors import UserError
-from roi_lightning.sources import StoredTensors, resolve_model, tensor_sha256
+from roi_lightning.source import resolve_model
+from roi_lightning.stored_tensors import StoredTensors, tensor_sha256
 
 INDEX = "model.safetensors.index.json"
 

@@ -13,11 +13,11 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from roi_lightning.language_model import freeze
+from roi_lightning.freezing import freeze
+from roi_lightning.layers import prunable_layers
+from roi_lightning.masked_linear import SharedState, SparseLinear, attach, fixed_masks
 from roi_lightning.pattern import NMPattern
-from roi_lightning.prunable import prunable_layers
 from roi_lightning.samplers import Draw, GumbelTopK, StraightThrough
-from roi_lightning.sparse_linear import SharedState, SparseLinear, attach, fixed_masks
 
 PATTERN = NMPattern("2:4")
 SIZES = {
@@ -59,14 +59,15 @@ def sparsify(lm, sampler=None, **state):
 
 def random_masks(layers, seed=3):
     generator = torch.Generator().manual_seed(seed)
-    return {n: PATTERN.top(torch.rand(x.weight.shape, generator=generator), x.dim) for n, x in layers.items()}
+    return {n: PATTERN.top(torch.rand(x.weight.shape, generator=generator)) for n, x in layers.items()}
 
 
 def masked_copy(lm, masks):
     plain = copy.deepcopy(lm)
     with torch.no_grad():
         for name, mask in masks.items():
-            plain.get_submodule(name).weight.masked_fill_(~mask, 0.0)
+            weight = plain.get_submodule(name).weight
+            weight.masked_fill_(~(mask.T if isinstance(lm, GPT2LMHeadModel) else mask), 0.0)
     return plain
 
 
@@ -84,7 +85,15 @@ def test_names_stay_and_logits_come_beside_them(kind):
     before = dict(lm.named_parameters())
     layers, _ = sparsify(lm)
     after = dict(lm.named_parameters())
-    assert all(after[name] is parameter for name, parameter in before.items())
+    # A `Conv1D`'s weight is copied, transposed.
+    copied = {f"{name}.weight" for name, layer in layers.items() if layer.transposed}
+    assert len(copied) == (len(layers) if kind == "gpt2" else 0)
+    for name, parameter in before.items():
+        if name in copied:
+            assert torch.equal(after[name], parameter.T)
+            assert after[name].is_contiguous()
+        else:
+            assert after[name] is parameter
     assert set(after) - set(before) == {f"{name}.logits" for name in layers}
     assert all(after[f"{name}.weight"] is layer.weight for name, layer in layers.items())
     assert {name for name, parameter in after.items() if parameter.requires_grad} == set(after) - set(before)
@@ -122,7 +131,7 @@ def test_fixed_masks_default_to_the_top_of_the_logits():
     layers, _ = sparsify(lm)
     with fixed_masks(layers):
         for layer in layers.values():
-            effective, top = layer.effective_weight(), PATTERN.top(layer.logits.detach(), 0)
+            effective, top = layer.effective_weight(), PATTERN.top(layer.logits.detach())
             assert torch.equal(effective, layer.weight * top)
             assert not torch.signbit(effective[~top]).any(), "minus zero"
             assert torch.equal(layer.hard_mask(), top)
@@ -169,7 +178,7 @@ def test_biases_are_used_in_every_mode(kind, name, mode):
     layer.fix(layer.hard_mask())
     x = torch.randn(3, 32, generator=torch.Generator().manual_seed(5))
     weight = layer.effective_weight()
-    expected = x @ (weight if kind == "gpt2" else weight.T) + layer.bias
+    expected = x @ weight.T + layer.bias
     torch.testing.assert_close(layer(x), expected)
     assert layer.bias.abs().min() > 0
 
@@ -182,7 +191,7 @@ def test_sample_mode_multiplies_by_the_drawn_mask(kind):
     masks = {}
     for name, layer in layers.items():
         ones = torch.ones_like(layer.weight)
-        sampled = StraightThrough().masked_weight(ones, layer.logits.detach(), PATTERN, layer.dim, draw, name)
+        sampled = StraightThrough().masked_weight(ones, layer.logits.detach(), PATTERN, draw, name)
         masks[name] = sampled == 1
     assert torch.equal(lm(TOKENS).logits, masked_copy(plain, masks)(TOKENS).logits)
 

@@ -21,10 +21,10 @@ def layer(seed, rows=6, columns=24, tokens=96, dtype=torch.float32):
 
 
 def measured(method, inputs, parts=3):
-    statistics = method.statistics(inputs.shape[1], inputs.device)
+    observer = method.observer(inputs.shape[1], inputs.device)
     for part in inputs.chunk(parts):
-        statistics.add(part[None])
-    return statistics
+        observer.add(part[None])
+    return observer
 
 
 def prune(method, weight, inputs, n, m):
@@ -141,10 +141,10 @@ def test_a_hessian_that_needs_more_damping_gets_it_with_a_warning():
 def test_a_hopeless_hessian_is_an_error_that_names_the_layer():
     method = SparseGPT()
     weight, inputs = layer(seed=4)
-    statistics = measured(method, inputs)
-    statistics.total.neg_()
+    observed = measured(method, inputs)
+    observed.total.neg_()
     with pytest.raises(UserError, match=r"layer: its Hessian can't be factorised"):
-        method.prune(weight, statistics, NMPattern("2:4"), "layer")
+        method.prune(weight, observed, NMPattern("2:4"), "layer")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -152,13 +152,13 @@ def test_a_hopeless_hessian_is_an_error_that_names_the_layer():
 def test_inputs_that_are_no_numbers_are_refused(method, value):
     _, inputs = layer(seed=1)
     inputs[3, 2] = value
-    with pytest.raises(UserError, match="layer met inputs that are infinite or not numbers"):
+    with pytest.raises(UserError, match="layer met inputs that are infinite or NaN"):
         measured(method, inputs).check("layer")
 
 
 def test_a_layer_that_met_nothing_is_refused():
     with pytest.raises(UserError, match="layer met no token"):
-        Wanda().statistics(8, torch.device("cpu")).check("layer")
+        Wanda.observer(8, torch.device("cpu")).check("layer")
 
 
 def test_numbers_out_of_range_are_refused():

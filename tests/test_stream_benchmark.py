@@ -1,16 +1,12 @@
 """`benchmarks/stream.py` in short: not how fast text made on the fly is, but that it is entered where it was left."""
 
 import json
-import sys
 from itertools import islice
-from pathlib import Path
 
 import pytest
 
+from benchmarks import stream
 from tiny_models import tiny_llama
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-import stream
 
 SHARDS = 32
 
@@ -52,7 +48,7 @@ def test_the_middle_is_the_middle_of_every_lane(options):
     trainer = stream.Progress(1)
     data = module(options, trainer)
     take(data, trainer, 8)
-    state = stream.in_the_middle(data.state_dict(), len(data._lanes), SHARDS * 10)
+    state = stream.in_the_middle(data.state_dict(), len(data._substreams), SHARDS * 10)
     places = [position["corpora"][0]["shard"] for position in state["positions"].values()]
     assert places == [4, 4, 4, 4]
     begun = take(module(options, trainer, state), trainer, 4)

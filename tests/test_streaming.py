@@ -12,7 +12,6 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 
-import roi_lightning.data.local_files as local_files
 from data_helpers import (
     Recorder,
     TinyData,
@@ -22,9 +21,9 @@ from data_helpers import (
     reference_windows,
     write_jsonl,
 )
-from roi_lightning.data import Corpus
+from roi_lightning.data import Corpus, files
 from roi_lightning.data.packing import belongs
-from roi_lightning.data.streaming import PLACE
+from roi_lightning.data.streaming import PROGRESS
 from tiny_models import tiny_tokenizer
 
 pytestmark = [
@@ -70,25 +69,25 @@ def generated(tmp_path, marks="x", **options):
     return Generated(**({"corpora": corpora, "val_corpora": str(held_out)} | defaults | options))
 
 
-def lane_windows(mark, lane, lanes=SHARDS // 8, shards=SHARDS):
-    """What a lane reads of a corpus, in plain Python: its shards, over and over."""
-    numbers = range(shards * lane // lanes, shards * (lane + 1) // lanes)
+def substream_windows(mark, substream, substreams=SHARDS // 8, shards=SHARDS):
+    """What a substream reads of a corpus, in plain Python: its shards, over and over."""
+    numbers = range(shards * substream // substreams, shards * (substream + 1) // substreams)
     return cycle(reference_windows(list(chain.from_iterable(shard_texts(mark, n) for n in numbers)), 16))
 
 
 def test_order_equals_a_plain_python_reference(tmp_path):
-    lanes = [lane_windows("x", lane) for lane in range(4)]
-    # Three windows a batch, more than each lane holds, so that all of them begin again.
-    expected = [window for _ in range(70) for lane in lanes for window in islice(lane, 3)]
+    substreams = [substream_windows("x", substream) for substream in range(4)]
+    # Three windows a batch, more than each substream holds, so that all of them begin again.
+    expected = [window for _ in range(70) for substream in substreams for window in islice(substream, 3)]
     assert len(expected) > 4 * 200 > len(set(map(str, expected)))
     module = generated(tmp_path, batch_size=3)
     assert module.windows("train", len(expected)).tolist() == expected
 
 
-@pytest.mark.parametrize(("shards", "lanes"), [(1, 1), (15, 1), (16, 2), (63, 7), (64, 8), (80, 8)])
-def test_lanes_are_one_for_eight_shards_and_eight_at_most(tmp_path, monkeypatch, shards, lanes):
+@pytest.mark.parametrize(("shards", "substreams"), [(1, 1), (15, 1), (16, 2), (63, 7), (64, 8), (80, 8)])
+def test_substreams_are_one_for_eight_shards_and_eight_at_most(tmp_path, monkeypatch, shards, substreams):
     monkeypatch.setattr(Generated, "shards", shards)
-    streams = [lane_windows("x", lane, lanes, shards) for lane in range(lanes)]
+    streams = [substream_windows("x", substream, substreams, shards) for substream in range(substreams)]
     expected = [window for _ in range(5) for stream in streams for window in islice(stream, 2)]
     assert generated(tmp_path).windows("train", len(expected)).tolist() == expected
 
@@ -96,10 +95,10 @@ def test_lanes_are_one_for_eight_shards_and_eight_at_most(tmp_path, monkeypatch,
 def test_mixed_corpora_keep_their_own_orders_and_weights(tmp_path):
     module = generated(tmp_path, "xy", batch_size=1)
     windows = module.windows("train", 4 * 300).tolist()
-    for lane in range(4):
+    for substream in range(4):
         read = {"x": [], "y": []}
-        expected = {mark: list(islice(lane_windows(mark, lane), 300)) for mark in read}
-        for window in windows[lane::4]:
+        expected = {mark: list(islice(substream_windows(mark, substream), 300)) for mark in read}
+        for window in windows[substream::4]:
             # The two corpora differ in their marks only, which not every window shows.
             fits = [mark for mark in read if window == expected[mark][len(read[mark])]]
             assert fits, "a window is the next one of one of the corpora"
@@ -116,11 +115,11 @@ def restored(state, tmp_path):
 def test_every_position_can_be_entered(tmp_path, seq_len):
     module = generated(tmp_path, "xy", seq_len=seq_len)
     module.setup("fit")
-    lane = module._lanes[1]
-    items = list(islice(lane.windows(), 300 * 16 // seq_len * 2 + 20))
+    substream = module._substreams[1]
+    items = list(islice(substream.windows(), 300 * 16 // seq_len * 2 + 20))
     windows = [window.tolist() for window, _ in items]
     for index in range(0, len(items) - 5, 7):
-        entered = lane.windows(restored(items[index][1], tmp_path))
+        entered = substream.windows(restored(items[index][1], tmp_path))
         assert [window.tolist() for window, _ in islice(entered, 5)] == windows[index + 1 : index + 6]
 
 
@@ -144,21 +143,21 @@ def write_source(folder, kind):
 
 @pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "parquet", "txt"])
 def test_every_kind_of_file_can_be_entered(tmp_path, monkeypatch, kind):
-    monkeypatch.setattr(local_files, "_PIECE", 1000)
+    monkeypatch.setattr(files, "_PIECE", 1000)
     module = TinyData(corpora=[write_source(tmp_path, kind)], seq_len=64, held_out_fraction=0.1)
     module.setup("fit")
-    lane = module._lanes[-1]
-    assert (len(module._lanes) > 1) == (kind == "jsonl")
-    items = list(islice(lane.windows(), 1 + len(list(lane.readers[0].once())) * 3 // 2))
+    substream = module._substreams[-1]
+    assert (len(module._substreams) > 1) == (kind == "jsonl")
+    items = list(islice(substream.windows(), 1 + len(list(substream.readers[0].once())) * 3 // 2))
     for index in range(0, len(items) - 3, max(1, len(items) // 20)):
-        entered = [window.tolist() for window, _ in islice(lane.windows(items[index][1]), 3)]
+        entered = [window.tolist() for window, _ in islice(substream.windows(items[index][1]), 3)]
         assert entered == [window.tolist() for window, _ in items[index + 1 : index + 4]]
 
 
 def test_a_position_holds_less_than_a_window_and_little_else(tmp_path):
     module = generated(tmp_path, "xy")
     module.setup("fit")
-    for _, position in islice(module._lanes[0].windows(), 300):
+    for _, position in islice(module._substreams[0].windows(), 300):
         assert set(position) == {"windows", "corpora"}
         for place in filter(None, position["corpora"]):
             numbers = [value for name, value in place.items() if name != "carry"]
@@ -171,24 +170,24 @@ def test_text_is_read_no_sooner_than_it_is_trained_on(tmp_path, monkeypatch):
     monkeypatch.setattr(Generated, "shards", 400)
     module = generated(tmp_path)
     READ.clear()
-    module.windows("train", 8 * module.batch_size)  # a batch of each lane
-    lanes = {int(text.split(".")[0].removeprefix("x")) // 50 for text in READ}
-    assert lanes == set(range(8))
-    # Chunks of 64 documents, each of which ends with a shard of six; the first lane is tried beforehand.
+    module.windows("train", 8 * module.batch_size)  # a batch of each substream
+    substreams = {int(text.split(".")[0].removeprefix("x")) // 50 for text in READ}
+    assert substreams == set(range(8))
+    # Chunks of 64 documents, each of which ends with a shard of six; the first substream is tried beforehand.
     assert len(READ) <= 9 * 66 < 400 * 6 / 4
 
 
 def test_only_the_text_around_the_place_is_read_again(tmp_path):
     whole = generated(tmp_path)
     whole.setup("fit")
-    lane = whole._lanes[0]
-    reader = lane.windows()
+    substream = whole._substreams[0]
+    reader = substream.windows()
     for _ in range(150):
         _, position = next(reader)
     place = position["corpora"][0]
     assert place["shard"] >= 3
     READ.clear()
-    next(lane.windows(position))
+    next(substream.windows(position))
     before = [text for number in range(place["shard"]) for text in shard_texts("x", number)]
     assert not set(READ) & set(before)
     assert len(READ) <= 64
@@ -267,7 +266,7 @@ def test_micro_batches_of_an_unfinished_step_are_not_counted(tmp_path):
     assert state["batches"] == 6
     module = generated(tmp_path)
     module.setup("fit")
-    counted = {lane: position["windows"] // 2 for lane, position in state["positions"].items()}
+    counted = {substream: position["windows"] // 2 for substream, position in state["positions"].items()}
     assert counted == {0: 2, 1: 2, 2: 1, 3: 1}
 
 
@@ -360,21 +359,21 @@ def test_loading_needs_no_fork(tmp_path):
     assert len(own) == 5
     for mine, theirs in zip(own, sent, strict=True):
         assert torch.equal(mine["input_ids"], theirs["input_ids"])
-        assert mine[PLACE]["batches"] == theirs[PLACE]["batches"]
+        assert mine[PROGRESS]["batches"] == theirs[PROGRESS]["batches"]
 
 
 @pytest.mark.parametrize("size", [1, 7, 64, 10**6])
 def test_lines_are_read_once_wherever_files_are_cut(tmp_path, monkeypatch, size):
-    monkeypatch.setattr(local_files, "_PIECE", size)
+    monkeypatch.setattr(files, "_PIECE", size)
     texts = [documents(20, mark) for mark in "ab"]
     paths = [tmp_path / f"{i}.jsonl" for i in range(2)]
     for path, part in zip(paths, texts, strict=True):
         write_jsonl(path, part)
     rest = tmp_path / "2.jsonl"
     rest.write_bytes(b'\xef\xbb\xbf{"text": "last"}\n\n{"other": 1}')
-    pieces = local_files.cut_lines([*paths, rest])
+    pieces = files.cut_lines([*paths, rest])
     assert len(pieces) == 3 if size == 10**6 else len(pieces) > 20
-    read = [row["text"] for piece in pieces for row in local_files.json_documents([piece], "text")]
+    read = [row["text"] for piece in pieces for row in files.json_documents([piece], "text")]
     assert read == [*texts[0], *texts[1], "last", None]
 
 
@@ -389,8 +388,8 @@ def test_lines_are_read_once_wherever_files_are_cut(tmp_path, monkeypatch, size)
 def test_damaged_lines_are_named(tmp_path, content, message):
     path = tmp_path / "a.jsonl"
     path.write_bytes(content)
-    with pytest.raises(local_files.UserError, match=message):
-        list(local_files.json_documents(local_files.cut_lines([path]), "text"))
+    with pytest.raises(files.UserError, match=message):
+        list(files.json_documents(files.cut_lines([path]), "text"))
 
 
 def test_a_checkpoint_without_a_place_is_said_to_have_none(tmp_path, caplog):
@@ -402,5 +401,5 @@ def test_a_checkpoint_without_a_place_is_said_to_have_none(tmp_path, caplog):
     fit(module(False), tmp_path / "a", 2, 2)
     with caplog.at_level("INFO", "lightning.pytorch"):
         model, _ = fit(module(True), tmp_path / "b", 2, 4, tmp_path / "a" / "step=2.ckpt")
-    assert "read from its beginning: the checkpoint holds no place in it" in caplog.text
+    assert "read from its beginning: the checkpoint holds no position in it" in caplog.text
     assert model.seen == batches(module(True), 2)

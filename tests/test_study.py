@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import random
 import signal
 import subprocess
@@ -15,22 +16,26 @@ import yaml
 from matplotlib.figure import Figure
 from safetensors.torch import load_file
 
+from benchmarks.study import commands as study_commands
+from benchmarks.study import references, run
+from benchmarks.study.__main__ import build_parser, main
+from benchmarks.study.cells import METHODS, Cell, Method, Study, choose_methods, left_out, make_cells
+from benchmarks.study.cost import cost_markdown, cost_rows
+from benchmarks.study.effective import effective
+from benchmarks.study.figure import curves, draw_study, mark_references
+from benchmarks.study.history import curve, step_times
+from benchmarks.study.settings import (
+    checkpoint_steps,
+    cost_settings,
+    fit_arguments,
+    fit_settings,
+    points_within,
+)
+from benchmarks.study.table import as_markdown, make_rows
+from benchmarks.study.work import Usage, WorkFailed, check_claim, claim, run_logged, sole_user
 from cli_helpers import WORDS, make_lab
+from roi_lightning.atomic import write_json
 from roi_lightning.cli import build
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-import study
-import study_commands
-import study_references
-import study_run
-from study_cells import METHODS, Cell, Method, Study, choose_methods, left_out, make_cells
-from study_cost import cost_markdown, cost_rows
-from study_effective import effective
-from study_figure import curves, draw_study, mark_references
-from study_history import curve, step_times
-from study_settings import checkpoint_steps, cost_settings, fit_arguments, fit_settings, points_within
-from study_table import as_markdown, make_rows
-from study_work import Usage, WorkFailed, check_claim, claim, run_logged, sole_user, write_json
 
 lab = pytest.fixture(make_lab)
 ROI = Method("roi")
@@ -127,7 +132,7 @@ def test_methods_go_by_name_and_can_be_added():
 
 def test_what_a_method_cannot_learn_is_left_out_and_said(tmp_path):
     methods = choose_methods("roi,proxsparse", [])
-    args = study.build_parser().parse_args(
+    args = build_parser().parse_args(
         ["--roi_data", ".", "--patterns", "2:4,2:8", "--tokens", "1024,2048", "--seeds", "0,1"]
     )
     cells = make_cells(methods, args)
@@ -307,7 +312,7 @@ def in_process(monkeypatch):
     """Commands of studies run here, which imports nothing again; see above for processes of their own."""
 
     def run_commands(commands, log):
-        monkeypatch.setattr(sys, "argv", ["study_commands.py", json.dumps(commands)])
+        monkeypatch.setattr(sys, "argv", ["commands.py", json.dumps(commands)])
         log.parent.mkdir(parents=True, exist_ok=True)
         try:
             with log.open("a") as file, redirect_stdout(file), redirect_stderr(file):
@@ -316,7 +321,7 @@ def in_process(monkeypatch):
             raise WorkFailed(f"exit status {stop.code}; {log.read_text()}") from None
         return Usage(1.0, 1 << 30)
 
-    for module in (study_references, study_run):
+    for module in (references, run):
         monkeypatch.setattr(module, "run_commands", run_commands)
 
 
@@ -326,7 +331,7 @@ def test_a_study_from_end_to_end(lab, texts, capsys):
     fast = ["--methods", "fast", "--method", "fast=straight_through --model.optimizer.init_args.lr 0.05"]
     written = ["--json", "t.json", "--markdown", "t.md", "--figure", "t.png", "--store", "kept"]
     bad = ["--method", "bad=--model.nonsense 3"]
-    assert study.main(options(lab, texts, *fast, *bad, *written)) == 1
+    assert main(options(lab, texts, *fast, *bad, *written)) == 1
     assert "'nonsense' is not accepted" in capsys.readouterr().out
     assert "| bad | failed |" in Path("t.md").read_text()
     dense, prior, learned, failed = json.loads(Path("t.json").read_text())["rows"]
@@ -347,32 +352,33 @@ def test_a_study_from_end_to_end(lab, texts, capsys):
     )
 
     before = {file: file.stat().st_mtime_ns for file in folder.parents[2].rglob("*.*")}
-    assert study.main(options(lab, texts, *fast, *written)) == 0
+    assert main(options(lab, texts, *fast, *written)) == 0
     assert "begun" not in capsys.readouterr().out
     assert {file: file.stat().st_mtime_ns for file in folder.parents[2].rglob("*.*")} == before
     assert json.loads(Path("t.json").read_text())["rows"] == [dense, prior, learned]
     assert Path("t.png").read_bytes().startswith(b"\x89PNG")
 
     assert str(texts) not in "".join(file.read_text() for file in Path("kept").rglob("*.json"))
-    assert study.main(options(lab, texts, *fast, *written, "--out", "elsewhere")) == 0
+    assert main(options(lab, texts, *fast, *written, "--out", "elsewhere")) == 0
     assert "begun" not in capsys.readouterr().out
     assert json.loads(Path("t.json").read_text())["rows"] == [dense, prior, learned]
     with pytest.raises(SystemExit, match=r"512-seed0 was made with other arguments: .* was 2 and is 1 now"):
-        study.main(options(lab, texts, *fast, "--points", "8"))
+        main(options(lab, texts, *fast, "--points", "8"))
 
 
 @pytest.mark.slow
 def test_a_study_that_was_ended_goes_on_and_comes_to_the_same(lab, texts):
     command = options(lab, texts, "--methods", "roi", "--tokens", "12800")
     folder = Path("out/2of4/roi/12800-seed0")
-    process = subprocess.Popen([sys.executable, study.__file__, *command])
+    paths = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen([sys.executable, "-m", "benchmarks.study", *command], env=paths)
     while process.poll() is None and not (folder / "checkpoints/last.ckpt").exists():
         time.sleep(0.1)
     process.terminate()
     assert process.wait() == 128 + signal.SIGTERM
     assert not (folder / "fit.json").exists()
-    assert study.main(command) == 0
-    assert study.main([*command, "--out", "whole"]) == 0
+    assert main(command) == 0
+    assert main([*command, "--out", "whole"]) == 0
     results = [
         json.loads((Path(out) / "2of4/roi/12800-seed0/result.json").read_text()) for out in ("out", "whole")
     ]
@@ -384,7 +390,7 @@ def test_a_study_that_was_ended_goes_on_and_comes_to_the_same(lab, texts):
 @pytest.mark.slow
 def test_costs_are_measured_in_turn(lab, texts, capsys):
     methods = ["--methods", "roi,straight_through", "--cost", "--cost_steps", "6", "--json", "c.json"]
-    assert study.main(options(lab, texts, *methods)) == 0
+    assert main(options(lab, texts, *methods)) == 0
     order = [line.split(":")[0] for line in capsys.readouterr().out.splitlines() if "begun" in line]
     names = ["roi-0", "straight_through-0", "roi-1", "straight_through-1"]
     assert order == [f"cost/2of4/{name}" for name in names]
@@ -392,5 +398,5 @@ def test_costs_are_measured_in_turn(lab, texts, capsys):
     assert all(row["seconds_per_step"] > 0 < row["peak_rss_bytes"] for row in rows)
     for name in names:
         assert len(json.loads(Path(f"out/cost/2of4/{name}/result.json").read_text())["step_seconds"]) == 3
-    assert study.main(options(lab, texts, *methods)) == 0
+    assert main(options(lab, texts, *methods)) == 0
     assert "begun" not in capsys.readouterr().out

@@ -1,14 +1,11 @@
 """The benchmark of interruptions, in short: a tiny run that is killed while it steps and while it exports."""
 
-import sys
 from pathlib import Path
 
 import pytest
 
+from benchmarks import survive
 from cli_helpers import make_lab, run
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-import survive
 
 lab = pytest.fixture(make_lab)
 
@@ -20,6 +17,6 @@ def test_nothing_is_lost(lab, capsys, monkeypatch):
     command += ["--json", "found.json", "--", *fit]
     # The run without interruption needs no process of its own.
     monkeypatch.setenv("ROI_SURVIVE_PHASE", "phase")
-    assert run(*survive.what_is_typed(survive.build_parser().parse_args(command), Path("runs/whole"))) == 0
+    assert run(*survive.fit_command(survive.build_parser().parse_args(command), Path("runs/whole"))) == 0
     assert survive.main(command) == 0
     assert "no file unreadable, no difference in the mask" in capsys.readouterr().out

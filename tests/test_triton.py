@@ -66,15 +66,15 @@ import sys
 from triton import compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from roi_lightning.samplers import triton_top_k
+from roi_lightning.samplers import triton_kernels
 
 m, n, capability = map(int, sys.argv[1:])
-kinds = {"logits": "*fp32", "weight": "*bf16", "grad": "*bf16", "pull": "*fp32"}
+kinds = {"logits": "*fp32", "weight": "*bf16", "grad": "*bf16", "factor": "*fp32"}
 kinds |= dict.fromkeys(("over_lam", "over_tau", "push"), "fp32")
-kinds |= dict.fromkeys(("groups", "columns", "key0", "key1"), "i32")
+kinds |= dict.fromkeys(("groups", "key0", "key1"), "i32")
 fixed = {"M": m, "N": n, "WIDTH": m, "TILE": 1024 // m, "HARD": False, "KEPT_NORM": True}
 for name, out in (("masked_weight", "*bf16"), ("logits_gradient", "*fp32")):
-    kernel = getattr(triton_top_k, name)
+    kernel = getattr(triton_kernels, name)
     types = {x: "constexpr" if x in fixed else {**kinds, "out": out}[x] for x in kernel.arg_names}
     constants = {x: value for x, value in fixed.items() if x in types}
     made = compile(ASTSource(kernel, types, constants), target=GPUTarget("cuda", capability, 32))

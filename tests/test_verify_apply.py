@@ -8,8 +8,8 @@ from safetensors.torch import load_file, save_file
 from roi_lightning.commands import apply, verify
 from roi_lightning.errors import UserError
 from roi_lightning.export import verify_export, write_export
-from roi_lightning.export.sidecar import read_sidecar, seal
-from roi_lightning.sources import resolve_model
+from roi_lightning.export.sidecar import read_sidecar, write_sidecar
+from roi_lightning.source import resolve_model
 from tiny_models import random_masks, tiny_gguf, tiny_llama, tiny_qwen2
 
 
@@ -33,7 +33,7 @@ def failed(directory, base=None):
 def reseal(directory):
     """Make the sidecar fit again, as a careless tool might."""
     content = read_sidecar(directory)
-    seal(directory, {k: v for k, v in content.items() if k not in ("files", "checksum")})
+    write_sidecar(directory, {k: v for k, v in content.items() if k not in ("files", "checksum")})
 
 
 def base_of(original):

@@ -40,9 +40,10 @@ from transformers import (
 )
 
 from roi_lightning.export import base_model, open_base
-from roi_lightning.masks import LayerMask, MaskSet
+from roi_lightning.layer_mask import LayerMask
+from roi_lightning.masks import MaskSet
 from roi_lightning.pattern import NMPattern
-from roi_lightning.sources import ModelSource
+from roi_lightning.source import ModelSource
 
 EOS = "<|end|>"
 VOCABULARY = [*sorted(pre_tokenizers.ByteLevel.alphabet()), EOS, "ab"]
@@ -231,7 +232,7 @@ def random_masks(source: ModelSource, pattern: str = "2:4", seed: int = 0, dtype
             transposed = ".c_" in name
             scores = torch.rand(base.shape(name), generator=generator)
             layers[name] = LayerMask.from_bool(rule.top(scores, dim=0 if transposed else 1), transposed)
-    return MaskSet(rule, layers, base_model(source, layers, dtype))
+    return MaskSet(rule, layers, base_model(base, layers))
 
 
 def _config(overrides: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,1 +1,41 @@
 """Learn N:M sparsity masks for frozen language models, with PyTorch Lightning."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from roi_lightning.api.apply import apply
+    from roi_lightning.api.evaluate import evaluate
+    from roi_lightning.api.learn import learn
+    from roi_lightning.api.prune import prune
+    from roi_lightning.data import CalibrationDataModule
+    from roi_lightning.module import RoILightningModule
+    from roi_lightning.runtime import accelerate
+
+__all__ = [
+    "CalibrationDataModule",
+    "RoILightningModule",
+    "accelerate",
+    "apply",
+    "evaluate",
+    "learn",
+    "prune",
+]
+_MODULES: Final = {"CalibrationDataModule": "data", "RoILightningModule": "module"}
+# Where the classes are by now that the configurations of earlier runs name with their modules.
+_MOVED: Final = {
+    "callbacks": "roi_lightning.callbacks",
+    "module": "roi_lightning.module",
+    "proxsparse": "roi_lightning.proxsparse",
+    "schedules": "roi_lightning.schedules",
+    "sharded_strategy": "roi_lightning.fsdp",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, imported with all it needs when it is first used: the bare package is light."""
+    if name in _MOVED:
+        return import_module(_MOVED[name])
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES.get(name, 'api')}"), name)

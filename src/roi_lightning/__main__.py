@@ -19,12 +19,12 @@ _PLAIN: Final = {
     "apply": "a base model and a mask file to the same directory",
     "compare": "how much of what one mask keeps the others keep too: tables and pictures",
     "publish": "an exported directory made ready for the hub, with a full model card",
-    "verify": "check an exported directory: pattern, zeros, survivors, every byte",
+    "verify": "check an exported directory: pattern, zeros, kept weights, every byte",
     "pack": "a verified 2:4 directory in fewer bytes, for roi_lightning.runtime.from_packed",
     "benchmark": "what masks cost, alone or in a training step, and what 2:4 models save",
     "evaluate": "perplexities and zero-shot accuracy of models and masks, side by side",
 }
-# transformers imports torchao wherever it is installed, and torchao tells of parts that other machines need.
+# transformers imports torchao wherever it is installed, and torchao warns of parts that other machines need.
 _TALKATIVE: Final = "torchao", "torch.utils._pytree"
 
 

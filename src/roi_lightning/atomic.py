@@ -1,10 +1,11 @@
-"""Files and directories that appear whole or not at all.
+"""Files and directories that appear complete or not at all.
 
 Everything is written under a temporary name in the same folder, flushed to the disk, and renamed. A run that
-is interrupted or out of space leaves what was there before; what one that was killed leaves besides, the next one
-that writes to the folder clears away.
+is interrupted or out of space leaves what was there before; temporary files of one that was killed are removed by
+the next one that writes to the folder.
 """
 
+import json
 import os
 import platform
 import re
@@ -32,7 +33,7 @@ _A_DAY: Final = 24 * 3600.0
 
 
 def check_writable(file: Path) -> None:
-    """Refuse a place where a file can't be written, before any work for its content.
+    """Refuse a path where a file can't be written, before any work for its content.
 
     Raises:
         UserError: If it is a folder, or the nearest folder above it can't be written to.
@@ -70,6 +71,16 @@ def written_aside(path: Path) -> Iterator[Path]:
         ) from error
     finally:
         _remove(partial)
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write a value as JSON with an indent of 2 and a newline at the end, complete or not at all.
+
+    Raises:
+        UserError: If the file system refuses; the message names `path`.
+    """
+    with written_aside(path) as partial:
+        partial.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
 def clear_abandoned(folder: Path) -> None:

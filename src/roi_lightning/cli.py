@@ -13,16 +13,16 @@ from typing_extensions import override
 # Imported so that YAML may name them without their module.
 from roi_lightning import callbacks, proxsparse, samplers, schedules  # noqa: F401
 from roi_lightning.callbacks.progress import with_progress
-from roi_lightning.complaints import parser_complaint, plain_errors, silence_remarks
+from roi_lightning.config import check_length
 from roi_lightning.config_files import ConfigByName
 from roi_lightning.data import CalibrationDataModule
 from roi_lightning.errors import UserError, brief
-from roi_lightning.language_model import check_length
-from roi_lightning.learner import MaskLearner
+from roi_lightning.learner import MaskLearningModule
+from roi_lightning.memory_plan import check_fits_device
 from roi_lightning.module import RoILightningModule
-from roi_lightning.room import require_memory
+from roi_lightning.optim import check_trainer
 from roi_lightning.run_folder import CONFIG, RUNS, run_folder
-from roi_lightning.run_settings import check_trainer
+from roi_lightning.third_party import parser_error, plain_errors, silence_warnings
 from roi_lightning.trainer import RoITrainer
 
 _DEFAULT_LEARNER: Final = f"{RoILightningModule.__module__}.{RoILightningModule.__qualname__}"
@@ -51,7 +51,7 @@ class Parser(LightningArgumentParser):
 
     @override
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        told = brief(parser_complaint(message))
+        told = brief(parser_error(message))
         where = f"{str(self.reading)!r}: " if self.reading else ""
         # Not self.prog: the parser of a class inside the configuration has another name.
         remedies = [remedy for sign, remedy in _REMEDIES.items() if sign in message]
@@ -220,7 +220,7 @@ class RoICLI(LightningCLI):
         self.trainer.count_micro_batches(self.datamodule)
         self.model.preflight(self.trainer)
         self._check_length()
-        require_memory(self.model, self.trainer)
+        check_fits_device(self.model, self.trainer)
 
     def _check_length(self) -> None:
         check_length(self.model.source, self.datamodule.seq_len, self.model.trust_remote_code)
@@ -232,7 +232,7 @@ def run(args: Sequence[str]) -> None:
     Args:
         args: The command line after the program's name.
     """
-    silence_remarks()
+    silence_warnings()
     build(list(args), run=True)
 
 
@@ -245,7 +245,7 @@ def build(args: list[str], run: bool, cli: type[RoICLI] = RoICLI) -> RoICLI:
         cli: The class to make.
     """
     return cli(
-        model_class=MaskLearner,
+        model_class=MaskLearningModule,
         datamodule_class=CalibrationDataModule,
         trainer_class=RoITrainer,
         # The data module divides windows over ranks itself; the learner says in a line what it will learn.

@@ -1,18 +1,13 @@
-"""How much of what each of several masks keeps the others keep too: every pair, as JSON, Markdown and tables."""
+"""How much of what each of several masks keeps the others keep too: every pair."""
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import Any
-
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-from rich.text import Text
 
 from roi_lightning.errors import UserError
-from roi_lightning.masks import MaskSet, Overlap
+from roi_lightning.masks import MaskSet
+from roi_lightning.overlap import Overlap
 from roi_lightning.progress import progress
 
 
@@ -43,14 +38,16 @@ class Comparison:
 
     def matrix(self) -> list[list[str]]:
         """A row per mask: its name, and its overall overlap with every mask, in percent."""
-        shares = {pair: overlap.all for pair, overlap in self.pairs.items()}
-        shares |= {(b, a): share for (a, b), share in shares.items()} | {(a, a): 1.0 for a in self.masks}
-        return [[a, *(_percent(shares[a, b]) for b in self.masks)] for a in self.masks]
+        fractions = {pair: overlap.all for pair, overlap in self.pairs.items()}
+        fractions |= {(b, a): fraction for (a, b), fraction in fractions.items()} | {
+            (a, a): 1.0 for a in self.masks
+        }
+        return [[a, *(percent(fractions[a, b]) for b in self.masks)] for a in self.masks]
 
     def by_kind(self) -> list[list[str]]:
         """A row per pair: its names, and its overlap overall and by kind of layer, in percent."""
         return [
-            [f"{a} – {b}", *map(_percent, (overlap.all, *overlap.kinds.values()))]
+            [f"{a} – {b}", *map(percent, (overlap.all, *overlap.kinds.values()))]
             for (a, b), overlap in self.pairs.items()
         ]
 
@@ -85,83 +82,6 @@ def compare(paths: Mapping[str, str], reference: str) -> Comparison:
     return Comparison(masks, dict(paths), reference, pairs)
 
 
-def as_json(comparison: Comparison) -> dict[str, Any]:
-    """The overlap of every pair overall, by kind of layer and by layer, as shares of the kept weights."""
-    rows = [
-        {"a": a, "b": b, "all": overlap.all, "kinds": overlap.kinds, "layers": overlap.layers}
-        for (a, b), overlap in comparison.pairs.items()
-    ]
-    return {
-        "overlap": rows,
-        "pattern": comparison.pattern,
-        "masks": comparison.paths,
-        "reference": comparison.reference,
-    }
-
-
-def as_markdown(comparison: Comparison) -> str:
-    """A page of tables in percent; it shows the pictures that the command puts beside it."""
-    others = {name: overlap.layers for name, overlap in comparison.with_reference().items()}
-    layers = comparison.masks[comparison.reference].layers
-    by_layer = [[name, *(_percent(overlap[name]) for overlap in others.values())] for name in layers]
-    parts = [
-        f"# Overlap of {comparison.pattern} masks",
-        "Weights kept by both masks ÷ weights kept, in percent. "
-        f"Two unrelated masks share {_percent(comparison.chance)}.",
-        _table(["mask", "file"], [[name, path] for name, path in comparison.paths.items()]),
-        *("## Overall", _table(["", *comparison.masks], comparison.matrix())),
-        *("## By kind of layer", _table(["pair", "all", *comparison.kinds], comparison.by_kind())),
-        f"## By layer, with {_escaped(comparison.reference)}",
-        "![Overlap by block](overlap_by_layer.png)",
-        _table(["layer", *others], by_layer),
-        *("## Corners", "![Corners of the masks](masks.png)"),
-    ]
-    return "\n\n".join(parts) + "\n"
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    numbers = all(re.fullmatch(r"[\d.]+", cell) for row in rows for cell in row[1:])
-    rule = ["---", *(["---:" if numbers else "---"] * (len(head) - 1))]
-    lines = [map(_escaped, head), rule, *(map(_escaped, row) for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _escaped(text: str) -> str:
-    return re.sub(r"([\\`*<>|$\[\]])", r"\\\1", " ".join(text.split()))
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f}"
-
-
-def as_tables(comparison: Comparison) -> list[Table]:
-    """What to print on a terminal: the matrix where there are more than two masks, and every pair by kind."""
-    tables = [_matrix(comparison)] if len(comparison.masks) > 2 else []
-    return [*tables, _kinds(comparison)]
-
-
-def _matrix(comparison: Comparison) -> Table:
-    title = f"{comparison.pattern}: kept by both ÷ kept, %"
-    return _rich_table(title, ["", *comparison.masks], comparison.matrix())
-
-
-def _kinds(comparison: Comparison) -> Table:
-    ending = _shared_ending(comparison.kinds)
-    title = f"{comparison.pattern}: by kind of layer{ending and f' (…{ending})'}, %"
-    kinds = [kind.removesuffix(ending) for kind in comparison.kinds]
-    return _rich_table(title, ["pair", "all", *kinds], comparison.by_kind())
-
-
-def _shared_ending(kinds: Sequence[str]) -> str:
-    """The `_proj` of `q_proj`, `up_proj` and the like: without it the table fits 80 columns."""
-    ending = kinds[0][kinds[0].rfind("_") :] if "_" in kinds[0] else ""
-    return ending if all(kind.endswith(ending) and kind != ending for kind in kinds) else ""
-
-
-def _rich_table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    table = Table(title=Text(title), box=SIMPLE_HEAD, title_justify="left", padding=(0, 1, 0, 0))
-    for i, name in enumerate(head):
-        table.add_column(Text(name), justify="right" if i else "left", overflow="fold", min_width=5)
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    return table
+def percent(fraction: float) -> str:
+    """A fraction in percent, to a tenth."""
+    return f"{100 * fraction:.1f}"

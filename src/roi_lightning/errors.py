@@ -9,6 +9,11 @@ class UserError(ValueError):
     """Bad input. The message names the offending value and the remedy."""
 
 
+def reason(error: BaseException) -> str:
+    """The first line of an error's text, or its type where it has none."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
 def brief(text: str) -> str:
     """A message in one line. Too long a one loses its middle: names stand first and remedies last."""
     line = "; ".join(part.strip() for part in text.splitlines() if part.strip())

@@ -19,13 +19,11 @@ from transformers.integrations.moe import use_experts_implementation
 from transformers.modeling_utils import PreTrainedModel
 from typing_extensions import override
 
-from roi_lightning.errors import UserError
-
 # The layout and the arithmetic of most mixtures, as transformers marks its modules; releases before it came had no
 # norm after an expert.
 _LAYOUT: Final = {"has_gate": True, "has_bias": False, "is_transposed": False, "is_concatenated": True}
 _NORM: Final = "has_post_expert_norm"
-# How transformers makes the stacks of what lies on disk, for an expert's names to be read off.
+# How transformers stacks what is stored, from which an expert's names are read off.
 _STACKED: Final = ((MergeModulelist, 0),)
 _STACKED_PAIRS: Final = (*_STACKED, (Concatenate, 1))
 # Modules that choose among experts: Mixtral's `gate`, DBRX's `router.layer`, Qwen2-MoE's `shared_expert_gate`.
@@ -43,10 +41,10 @@ class ExpertNames(NamedTuple):
 class SplitExperts(nn.Module):
     """The experts of one block, children `0`, `1` and so on with three linear layers each.
 
-    A stand-in for the experts modules of transformers that does what their `grouped_mm` implementation does, the one
-    that models use unless told otherwise, in the same order; only the product with gate and up is taken in two,
-    which some matrix kernels round otherwise. An expert that no token is sent to is not called, unless several ranks
-    learn together: each has to give a gradient for what another's tokens may meet.
+    Replaces an experts module of transformers and computes what its default implementation, `grouped_mm`, does, in
+    the same order; only the product with gate and up is taken in two, which some kernels round otherwise. Experts
+    without tokens are not called, unless several ranks learn together: each has to give a gradient for what another's
+    tokens may meet.
 
     Args:
         stacked: The module replaced; its weights are shared, not copied.
@@ -74,17 +72,17 @@ class SplitExperts(nn.Module):
             [tokens, hidden].
         """
         order = top_k_index.flatten().sort(stable=True).indices
-        tokens = (order // top_k_index.shape[1]).split(self.shares(top_k_index))
+        tokens = (order // top_k_index.shape[1]).split(self.tokens_per_expert(top_k_index))
         everyone = torch.is_grad_enabled() and dist.is_initialized()
         called = [i for i, mine in enumerate(tokens) if len(mine) or everyone]
         outputs = [self._expert(i, hidden_states[tokens[i]]) for i in called]
         weighted = torch.cat(outputs) * top_k_weights.flatten()[order, None]
         return weighted[order.argsort()].view(*top_k_index.shape, -1).sum(1).to(hidden_states.dtype)
 
-    def shares(self, top_k_index: Tensor) -> list[int]:
+    def tokens_per_expert(self, top_k_index: Tensor) -> list[int]:
         """How many tokens each expert is sent."""
-        shares: list[int] = top_k_index.flatten().bincount(minlength=self.count).tolist()
-        return shares
+        counts: list[int] = top_k_index.flatten().bincount(minlength=self.count).tolist()
+        return counts
 
     def _expert(self, index: int, x: Tensor) -> Tensor:
         layers = self.get_submodule(str(index))
@@ -102,7 +100,7 @@ def _linear(weight: Tensor) -> nn.Linear:
 def split_experts(lm: PreTrainedModel) -> dict[str, nn.Module]:
     """Give every expert of a model linear layers of its own, in place.
 
-    Experts of another layout, with another arithmetic, or that lie stacked on disk too are left as they are.
+    Experts of another layout, with another arithmetic, or stored in stacks are left as they are.
 
     Returns:
         The modules that were replaced, by dotted name.
@@ -158,23 +156,16 @@ def expert_layers(lm: nn.Module) -> set[str]:
     }
 
 
-def tell_of_idle(lm: nn.Module, idle: Sequence[str]) -> None:
-    """Warn that experts' layers met no token of the calibration text, so that magnitude has to choose there.
+def warn_unrouted_experts(idle: Sequence[str], total: int) -> None:
+    """Warn that experts' layers received no token of the calibration text, so that magnitude chose there.
 
     Args:
-        lm: The model.
-        idle: Layers that met none, by name.
-
-    Raises:
-        UserError: If one is no expert's: then the model was not run as it should be.
+        idle: Layers that received none, by name.
+        total: How many layers experts have.
     """
-    if not idle:
-        return
-    experts = expert_layers(lm)
-    if stray := next((name for name in idle if name not in experts), None):
-        raise UserError(f"{stray} met no token of the calibration text; ignore the layer")
-    warnings.warn(
-        f"{len(idle)} of {len(experts)} layers of experts met no token of the calibration text and are pruned by "
-        f"magnitude, {idle[0]} first; more windows would reach more experts",
-        stacklevel=2,
-    )
+    if idle:
+        warnings.warn(
+            f"{len(idle)} of {total} layers of experts met no token of the calibration text and are pruned by "
+            f"magnitude, {idle[0]} first; more windows would reach more experts",
+            stacklevel=2,
+        )

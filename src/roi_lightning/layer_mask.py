@@ -49,7 +49,12 @@ class LayerMask:
             mask: Boolean, in the orientation of the tensor on disk: [out, in], or [in, out] if transposed.
             transposed: See the class.
         """
-        rows = (mask.T if transposed else mask).detach().cpu().numpy()
+        return cls.from_rows(mask.T if transposed else mask, transposed)
+
+    @classmethod
+    def from_rows(cls, mask: Tensor, transposed: bool = False) -> Self:
+        """Pack a boolean mask [out, in], whatever the orientation of the tensor on disk."""
+        rows = mask.detach().cpu().numpy()
         packed = torch.from_numpy(np.packbits(rows, axis=-1, bitorder="little"))
         return cls(packed, (rows.shape[0], rows.shape[1]), transposed)
 
@@ -74,9 +79,12 @@ class LayerMask:
 
     def to_bool(self) -> Tensor:
         """Boolean mask in the orientation of the tensor on disk."""
+        return self.to_rows().T.contiguous() if self.transposed else self.to_rows()
+
+    def to_rows(self) -> Tensor:
+        """Boolean mask [out, in], whatever the orientation of the tensor on disk."""
         bits = np.unpackbits(self.packed.numpy(), axis=-1, count=self.shape[1], bitorder="little")
-        mask = torch.from_numpy(bits).bool()
-        return mask.T.contiguous() if self.transposed else mask
+        return torch.from_numpy(bits).bool()
 
 
 def _count(packed: "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]") -> int:

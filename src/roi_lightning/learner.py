@@ -1,12 +1,12 @@
-"""What every mask learner shares: the frozen model, the steps, the optimizer, the checkpoint, the way out.
+"""The LightningModule that every method extends: frozen model, optimizer, checkpoints, masks for export.
 
-A learner says how its parameters sit on the layers, how a training step draws, and what its hard masks are;
+A method says how its parameters are attached to the layers, how a training step draws, and what its hard masks are;
 everything else happens here, so that two methods differ in nothing but themselves.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import lightning.pytorch as pl
@@ -15,40 +15,47 @@ from lightning.pytorch.cli import OptimizerCallable
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
-from torch import Tensor, nn
+from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
-from torchmetrics import MeanMetric
 from transformers.modeling_utils import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 from typing_extensions import override
 
-from roi_lightning.checkpoints import check_belongs, mark_checkpoint
-from roi_lightning.errors import UserError
-from roi_lightning.export.fit import base_model
-from roi_lightning.finite import check_step
-from roi_lightning.language_model import DType, enable_checkpointing, load_language_model
-from roi_lightning.loss import kl_sum, next_token_logits, next_token_nll, nll_sum
-from roi_lightning.masks import BaseModel, LayerMask, MaskSet
-from roi_lightning.optimization import Decay, decay_to, keep_configured
+from roi_lightning.config import GGUF_DTYPE, DType
+from roi_lightning.export.base_tensors import BaseTensors, open_base
+from roi_lightning.export.fingerprint import base_model
+from roi_lightning.freezing import enable_checkpointing
+from roi_lightning.fsdp import shard
+from roi_lightning.layer_mask import LayerMask
+from roi_lightning.layers import check_model, check_pattern, prunable_layers
+from roi_lightning.loading import load_language_model
+from roi_lightning.masked_linear import MaskedLinear
+from roi_lightning.masks import MaskSet
+from roi_lightning.optim import (
+    Decay,
+    check_optimizer,
+    check_sharded_optimizer,
+    check_trainer,
+    decay_to,
+    keep_configured,
+)
 from roi_lightning.pattern import NMPattern
-from roi_lightning.prunable import check_model, check_pattern, prunable_layers
 from roi_lightning.recipe import Recipe, options, run_recipe, spelled
-from roi_lightning.resuming import align_loops
-from roi_lightning.run_settings import check_optimizer, check_sharded_optimizer, check_trainer
-from roi_lightning.sharding import shard
-from roi_lightning.sources import ModelSource, resolve_model
-from roi_lightning.sparse_linear import LayerState, MaskedLinear, fixed_masks, in_mode
-from roi_lightning.stored_names import stored_weights
+from roi_lightning.resume import align_loops, check_belongs, mark_checkpoint
+from roi_lightning.source import ModelSource, resolve_model
+from roi_lightning.steps import MaskedSteps
+from roi_lightning.weight_names import stored_weights
 
 
-class MaskLearner(pl.LightningModule, ABC):
+class MaskLearningModule(MaskedSteps):
     """Learns a mask over the linear layers of a frozen causal language model.
 
     Args:
         lm: Hub id, directory, or GGUF file (`gguf:PATH`, or `smollm2-135m`).
         pattern: N:M, N kept of every M consecutive inputs; see `NMPattern` for what an integer means.
         revision: Branch, tag or commit of a hub id.
-        dtype: Of the frozen weights; `auto` takes the stored one (bfloat16 for GGUF). What is learned is fp32.
+        dtype: Of the frozen weights; `auto` takes the stored one (bfloat16 for GGUF), and fp32 on CPUs that can't
+            multiply it. What is learned is fp32.
         targets: Glob patterns of the linear layers to prune.
         ignore: Glob patterns of layers to leave dense.
         optimizer: Made from the trainable parameters.
@@ -68,8 +75,6 @@ class MaskLearner(pl.LightningModule, ABC):
     """
 
     lm: PreTrainedModel | None
-    layers: Mapping[str, MaskedLinear]
-    state: LayerState
 
     def __init__(
         self,
@@ -89,12 +94,7 @@ class MaskLearner(pl.LightningModule, ABC):
         trust_remote_code: bool = False,
         seed: int = 0,
     ) -> None:
-        super().__init__()
-        if not 0 <= distillation <= 1:
-            raise UserError(
-                f"model.distillation is {distillation}; set it to a share of the loss, from 0 to 1"
-            )
-        self.distillation = distillation
+        super().__init__(distillation)
         self.source: ModelSource = resolve_model(lm, revision)
         self.pattern, self.dtype_name, self.seed = NMPattern(pattern), dtype, seed
         self.targets, self.ignore = list(targets), list(ignore)
@@ -107,11 +107,6 @@ class MaskLearner(pl.LightningModule, ABC):
         self.run_recipe: Recipe = {}  # of the run, once it begins
         # Checkpoints hold what is learned; the frozen weights come from the model itself.
         self.strict_loading = False
-        self._val_nll = MeanMetric()
-        self._losses_finite: Tensor | bool = True
-        self._tried: list[tuple[Tensor, int]] = []  # micro-batches since the last optimizer step
-        self._base: BaseModel | None = None
-        self._validation_masks: AbstractContextManager[None] | None = None
 
     # What a method adds.
 
@@ -119,15 +114,7 @@ class MaskLearner(pl.LightningModule, ABC):
     def attach(
         self, lm: PreTrainedModel, layers: dict[str, nn.Linear | Conv1D]
     ) -> Mapping[str, MaskedLinear]:
-        """Put what is learned on the layers; returns the learning layers by the same names."""
-
-    @abstractmethod
-    def learned_per_layer(self, weight: tuple[int, ...], dim: int) -> int:
-        """How many parameters are learned for a weight of this shape and input dimension."""
-
-    @abstractmethod
-    def prepare_step(self, batch_idx: int) -> None:
-        """Set up the forward pass of one micro-batch."""
+        """Replace the layers by learning ones; returns these by the same names."""
 
     @property
     @abstractmethod
@@ -135,22 +122,8 @@ class MaskLearner(pl.LightningModule, ABC):
         """The method's short name in tables and files."""
 
     def annealing(self) -> dict[str, float]:
-        """What changes with the step by a schedule of the method's own, by tag; to be watched."""
+        """What the method's own schedules give for the current step, by tag, to be logged."""
         return {}
-
-    # Masks.
-
-    def hard_masks(self) -> Iterator[tuple[str, Tensor]]:
-        """Layer name and boolean mask of the weight's shape, one layer at a time."""
-        return ((name, layer.hard_mask()) for name, layer in self.layers.items())
-
-    def under_masks(self, masks: Mapping[str, Tensor] | None = None) -> AbstractContextManager[None]:
-        """Run the model under given masks by layer name, or under its own hard ones."""
-        return fixed_masks(self.layers, masks)
-
-    def dense(self) -> AbstractContextManager[None]:
-        """Run the model unpruned."""
-        return in_mode(self.state, "dense")
 
     # Building.
 
@@ -180,8 +153,9 @@ class MaskLearner(pl.LightningModule, ABC):
 
     def load_lm(self) -> PreTrainedModel:
         """The model to learn on, frozen; override it to learn on one of your own."""
+        device = torch.device("cpu") if self._trainer is None else self.trainer.strategy.root_device
         return load_language_model(
-            self.source, self.dtype_name, self.trust_remote_code, self.attn_implementation
+            self.source, self.dtype_name, self.trust_remote_code, self.attn_implementation, device=device
         )
 
     @override
@@ -222,6 +196,7 @@ class MaskLearner(pl.LightningModule, ABC):
         return attached
 
     @property
+    @override
     def model(self) -> PreTrainedModel:
         """The language model, built if need be."""
         self.configure_model()
@@ -241,88 +216,18 @@ class MaskLearner(pl.LightningModule, ABC):
     @override
     def on_fit_start(self) -> None:
         # Asked now, so that a model whose tensors go by other names on disk is refused before it is trained.
-        self.stored_weights()
+        _ = self.stored_weights
+        self.__dict__.pop("final_masks", None)  # an earlier fit's
 
     @override
     def on_train_start(self) -> None:
         if self.trainer.ckpt_path is not None:
             keep_configured(self.trainer, *self._configured())
 
-    # Steps.
-
-    @override
-    def training_step(self, batch: Mapping[str, Tensor], batch_idx: int) -> Tensor:
-        self._tried.append((batch["input_ids"], batch_idx))
-        loss = self._objective(batch["input_ids"], batch_idx)
-        # Looked at once per optimizer step: asking here would make the host wait for every micro-batch.
-        self._losses_finite = self._losses_finite & loss.detach().isfinite()
-        self.log("train/loss", loss.detach(), prog_bar=True, sync_dist=True)
-        return loss
-
-    def _objective(self, input_ids: Tensor, batch_idx: int) -> Tensor:
-        """Mean over predicted tokens of cross-entropy, divergence from the dense model, or both, in nats."""
-        dense = self._dense_logits(input_ids) if self.distillation else None
-        self.prepare_step(batch_idx)
-        logits, count = next_token_logits(self.model, input_ids), input_ids[:, 1:].numel()
-        if dense is None:
-            return nll_sum(logits, input_ids) / count
-        kl = kl_sum(logits, dense, input_ids) / count
-        self.log("train/divergence", kl.detach(), sync_dist=True)
-        if self.distillation == 1:
-            return kl
-        nll = nll_sum(logits, input_ids) / count
-        return nll + self.distillation * (kl - nll)
-
-    def _dense_logits(self, input_ids: Tensor) -> Tensor:
-        with self.dense(), torch.no_grad():
-            return next_token_logits(self.model, input_ids)
-
-    @override
-    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        check_step(
-            self.trainer, self._losses_finite, self.named_parameters(), self.layers, self._forward_again
-        )
-        self._losses_finite = True
-        self._tried.clear()
-
-    def _forward_again(self) -> None:
-        """The forward passes since the last optimizer step, on the same text with the same masks."""
-        with torch.no_grad(), self.trainer.precision_plugin.train_step_context():
-            for input_ids, batch_idx in self._tried:
-                self.prepare_step(batch_idx)
-                next_token_logits(self.model, input_ids)
-
-    @override
-    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        super().optimizer_step(*args, **kwargs)
-        # The loop frees them after the next forward pass, which would have to find room beside them.
-        self.zero_grad()
-
-    @override
-    def on_validation_start(self) -> None:
-        self._validation_masks = self.under_masks()
-        self._validation_masks.__enter__()
-
-    @override
-    def validation_step(self, batch: Mapping[str, Tensor], batch_idx: int) -> None:
-        nll, count = next_token_nll(self.model, batch["input_ids"])
-        self._val_nll.update(nll / count, weight=count)
-
-    @override
-    def on_validation_epoch_end(self) -> None:
-        nll = self._val_nll.compute()
-        self._val_nll.reset()
-        self.log("val/nll", nll, sync_dist=True)
-        self.log("val/perplexity", nll.exp(), prog_bar=True, sync_dist=True)
-
-    @override
-    def on_validation_end(self) -> None:
-        assert self._validation_masks is not None
-        self._validation_masks.__exit__(None, None, None)
-        self._validation_masks = None
+    # Settings.
 
     def settings(self) -> dict[str, object]:
-        """What the method learns with, by the names of its options: plain values, and objects made with such."""
+        """What the method learns with, by option: plain values, and objects made with such."""
         optimizer = self.optimizer([nn.Parameter(torch.zeros(1))])
         names = ("distillation", "lr_end", "lr_schedule", "lr_warmup")
         return {"optimizer": optimizer} | {name: getattr(self, name) for name in names}
@@ -346,7 +251,7 @@ class MaskLearner(pl.LightningModule, ABC):
         return {"model": type(self).__name__, "seed_everything": self.seed, **flat}
 
     def training_facts(self) -> dict[str, object]:
-        """What an export tells about how its mask was learned; plain values."""
+        """How the mask was learned, for an export; plain values."""
         settings = {name: spelled(value) for name, value in self.settings().items()}
         return {"learner": type(self).__name__, "method": self.method, "seed": self.seed, **settings}
 
@@ -376,37 +281,43 @@ class MaskLearner(pl.LightningModule, ABC):
         if self._trainer is not None and self.trainer.training:
             align_loops(checkpoint, self.trainer.accumulate_grad_batches)
 
-    # The way out.
+    # Export.
 
+    @cached_property
     def stored_weights(self) -> dict[str, str]:
         """Layer name → the name of its weight as stored on disk."""
         return stored_weights(self.source, self.model, self.layers)
 
     def packed_masks(self) -> dict[str, LayerMask]:
-        """The hard masks by the names of their weights on disk; every rank has to ask, and gets all."""
-        stored = self.stored_weights()
-        return {
-            stored[name]: LayerMask.from_bool(mask.cpu(), transposed=self.layers[name].dim == 0)
-            for name, mask in self.hard_masks()
-        }
+        """The hard masks by the names of their weights on disk; every rank has to call it, and gets all."""
+        stored = self.stored_weights
+        return {stored[name]: self.layers[name].packed(mask) for name, mask in self.hard_masks()}
+
+    @cached_property
+    def final_masks(self) -> dict[str, LayerMask]:
+        """`packed_masks` at the end of a run, made once for all that write them."""
+        return self.packed_masks()
 
     def mask_set(self, packed: Mapping[str, LayerMask] | None = None) -> MaskSet:
         """The hard masks of all layers, with the base model they belong to.
 
         Args:
-            packed: From `packed_masks`, on a rank that alone goes on with them.
+            packed: From `packed_masks`, on a rank that uses them alone.
         """
         packed = self.packed_masks() if packed is None else packed
-        if self._base is None:
-            self._base = base_model(self.source, packed, self.stored_dtype, self.whole_lm)
-        return MaskSet(pattern=self.pattern, layers=dict(packed), base=self._base)
+        return MaskSet(self.pattern, dict(packed), base_model(self.base, packed))
+
+    @cached_property
+    def base(self) -> BaseTensors:
+        """The frozen model's tensors as stored; none is hashed twice."""
+        return open_base(self.source, self.stored_dtype, self.unsharded_lm)
 
     @property
-    def whole_lm(self) -> PreTrainedModel | None:
-        """The language model, if it is loaded and not spread over ranks."""
+    def unsharded_lm(self) -> PreTrainedModel | None:
+        """The language model, if it is loaded and not sharded."""
         return self.lm if self.device_mesh is None else None
 
     @property
     def stored_dtype(self) -> str:
         """The dtype in which a GGUF model is cast and saved."""
-        return str(self.model.dtype).removeprefix("torch.")
+        return GGUF_DTYPE if self.dtype_name == "auto" else self.dtype_name

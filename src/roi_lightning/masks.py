@@ -17,10 +17,9 @@ from torch import Tensor
 from roi_lightning.atomic import written_aside
 from roi_lightning.errors import UserError
 from roi_lightning.layer_mask import LayerMask
+from roi_lightning.mask_file import read_checksummed, write_checksummed
 from roi_lightning.overlap import Overlap
 from roi_lightning.pattern import NMPattern
-from roi_lightning.sealed import read_sealed, write_sealed
-from roi_lightning.sources import is_packed
 
 __all__ = ["MASK_FILE", "BaseModel", "LayerMask", "MaskSet", "Overlap"]
 
@@ -42,7 +41,7 @@ class BaseModel:
         spec: Its name as the user gave it.
         revision: The commit of a hub model, else None.
         dtype: Of the masked tensors as stored (`bfloat16`), or what a GGUF model was cast to.
-        sha256: A hash for every masked tensor as stored on disk, unmasked (`sources.tensor_sha256`).
+        sha256: A hash for every masked tensor as stored on disk, unmasked (`tensor_sha256`).
     """
 
     spec: str
@@ -60,7 +59,7 @@ class MaskSet:
         layers: By the tensor's name on disk, in the model's order.
         base: The model they belong to; hashes exactly these layers.
         updated: For layers whose surviving weights the method changed, the hash of the new masked tensor
-            (`sources.tensor_sha256`). Such a mask is worth little without those weights.
+            (`tensor_sha256`). Such a mask is worth little without those weights.
     """
 
     pattern: NMPattern
@@ -77,11 +76,6 @@ class MaskSet:
     def total(self) -> int:
         """How many weights the masks cover."""
         return sum(layer.total for layer in self.layers.values())
-
-    @property
-    def density(self) -> float:
-        """Kept ÷ total."""
-        return self.kept / self.total
 
     def check(self) -> None:
         """Refuse masks that break the pattern.
@@ -111,9 +105,9 @@ class MaskSet:
             raise UserError(
                 f"masks of different patterns can't be compared: {self.pattern}, {other.pattern}; give masks of one"
             )
-        mine, theirs = ({n: x.shape for n, x in masks.layers.items()} for masks in (self, other))
-        if mine != theirs:
-            name = min(n for n in mine.keys() | theirs.keys() if mine.get(n) != theirs.get(n))
+        own, others = ({n: x.shape for n, x in masks.layers.items()} for masks in (self, other))
+        if own != others:
+            name = min(n for n in own.keys() | others.keys() if own.get(n) != others.get(n))
             raise UserError(
                 f"masks of different models can't be compared: they differ in {name!r}; give masks of one"
             )
@@ -121,7 +115,7 @@ class MaskSet:
         return Overlap(both, {name: layer.kept for name, layer in self.layers.items()})
 
     def save(self, path: Path) -> None:
-        """Write the mask file: aside, read back, compared, then renamed.
+        """Write the mask file: to a temporary path, read back, compared, then renamed.
 
         Raises:
             UserError: If the masks break their pattern or the file can't be written.
@@ -129,8 +123,8 @@ class MaskSet:
         self.check()
         header = self._header()
         with written_aside(path) as partial:
-            write_sealed(partial, {name: layer.packed for name, layer in self.layers.items()}, header)
-            tensors, written = read_sealed(partial)
+            write_checksummed(partial, {name: layer.packed for name, layer in self.layers.items()}, header)
+            tensors, written = read_checksummed(partial)
             if written != header or any(
                 not torch.equal(tensors[name], layer.packed) for name, layer in self.layers.items()
             ):
@@ -143,13 +137,14 @@ class MaskSet:
         Raises:
             UserError: If it is no intact mask file; the message names the path and the reason.
         """
-        if is_packed(path):
-            raise UserError(
-                f"{str(path)!r} is packed and has no mask file; give the directory it was packed from"
-            )
         file = path / MASK_FILE if path.is_dir() else path
+        if path.is_dir() and not file.exists():
+            raise UserError(
+                f"{str(path)!r} has no {MASK_FILE}; give a mask file or an exported directory, in the place of a "
+                "packed directory the one that it was packed from"
+            )
         try:
-            tensors, header = read_sealed(file)
+            tensors, header = read_checksummed(file)
             masks = cls._parse(tensors, header)
             masks.check()
         except UserError as error:

@@ -15,32 +15,30 @@ from transformers.pytorch_utils import Conv1D
 from typing_extensions import override
 
 from roi_lightning.data import CalibrationDataModule
+from roi_lightning.dtensor import copy_from_first_rank, distribute_like, from_first_rank
 from roi_lightning.errors import UserError
-from roi_lightning.export.fit import check_masks_fit
-from roi_lightning.learner import MaskLearner
-from roi_lightning.masks import LayerMask, MaskSet
+from roi_lightning.export.fingerprint import check_masks_fit
+from roi_lightning.layer_mask import LayerMask
+from roi_lightning.learner import MaskLearningModule
+from roi_lightning.masked_linear import SharedState, SparseLinear, attach
+from roi_lightning.masks import MaskSet
 from roi_lightning.noise import noise_key
-from roi_lightning.oneshot import Calibration, SparseGPT, Wanda, prune_layers
+from roi_lightning.oneshot import Calibration, prune_layers
 from roi_lightning.priors import (
-    LAYERWISE_PRIORS,
     MEASURED_PRIORS,
     NAMED_PRIORS,
-    activation_masks,
+    ONE_SHOT_PRIORS,
+    SEQUENTIAL_PRIORS,
     check_prior,
     check_prior_pattern,
     file_masks,
-    input_norms,
-    magnitude_masks,
     share_kept_at_start,
 )
-from roi_lightning.samplers import Draw, GumbelTopK, Sampler
-from roi_lightning.samplers.kept_norm import KeptNorm
+from roi_lightning.samplers import Draw, GumbelTopK, KeptNorm, Sampler
 from roi_lightning.schedules import Exponential, Schedule
-from roi_lightning.shards import copy_from_first_rank, from_first_rank, spread_like
-from roi_lightning.sparse_linear import SharedState, SparseLinear, attach
 
 
-class RoILightningModule(MaskLearner):
+class RoILightningModule(MaskLearningModule):
     """Reservoir of Importance: learn one logit per weight with relaxed Gumbel-Top-K masks.
 
     Args:
@@ -58,7 +56,7 @@ class RoILightningModule(MaskLearner):
         kept_norm: Coefficient of the reward for keeping large weights: the loss is lowered by it times the
             squared norm of the drawn weights, summed over layers (1e-5 in MaskLLM); it goes to 0 on a straight
             line over the run. 0 in RoI's paper.
-        kwargs: As in `MaskLearner`.
+        kwargs: As in `MaskLearningModule`.
     """
 
     layers: Mapping[str, SparseLinear]
@@ -93,15 +91,11 @@ class RoILightningModule(MaskLearner):
         self.prior, self.prior_strength, self.prior_windows = prior, prior_strength, prior_windows
         self.state = SharedState(self.pattern, sampler=sampler)
         # Asked now, so that a pattern the sampler cannot learn is refused before anything is read.
-        self.learned_per_layer((1, self.pattern.m), 1)
+        sampler.logits_shape((1, self.pattern.m), self.pattern)
 
     @override
     def attach(self, lm: PreTrainedModel, layers: dict[str, nn.Linear | Conv1D]) -> dict[str, SparseLinear]:
         return attach(lm, layers, self.state, SparseLinear)
-
-    @override
-    def learned_per_layer(self, weight: tuple[int, ...], dim: int) -> int:
-        return math.prod(self.state.sampler.logits_shape(weight, self.pattern, dim))
 
     @property
     @override
@@ -117,9 +111,9 @@ class RoILightningModule(MaskLearner):
 
     @override
     def preflight(self, trainer: pl.Trainer) -> None:
-        if self.prior in LAYERWISE_PRIORS and isinstance(trainer.strategy, ModelParallelStrategy):
+        if self.prior in SEQUENTIAL_PRIORS and isinstance(trainer.strategy, ModelParallelStrategy):
             raise UserError(
-                f"model.prior {self.prior!r} goes through the layers one by one, which a model spread over ranks "
+                f"model.prior {self.prior!r} goes through the layers one by one, which a sharded model "
                 f"does not allow; make the mask first (python -m roi_lightning prune {self.source.spec} "
                 f"--method {self.prior} --pattern {self.pattern} --data FILES --out DIR) and set model.prior to DIR"
             )
@@ -134,8 +128,8 @@ class RoILightningModule(MaskLearner):
     @override
     def on_fit_start(self) -> None:
         super().on_fit_start()
-        if remark := self.state.sampler.remark(self.pattern):
-            rank_zero_info(remark)
+        if advice := self.state.sampler.advice(self.pattern):
+            rank_zero_info(advice)
         if self.trainer.ckpt_path is None:
             self._warn_of_weak_prior()
             self.initialise_logits()
@@ -165,13 +159,11 @@ class RoILightningModule(MaskLearner):
         measured = self.prior in MEASURED_PRIORS
         for name, prior in from_first_rank(self._packed_prior(), all_make=sharded or not measured):
             layer = self.layers[name]
-            mask = None if prior is None else prior.to_bool().to(layer.logits.device)
+            mask = None if prior is None else prior.to_rows().to(layer.logits.device)
             start = self._random_logits(name, layer.logits)
-            logits = self.state.sampler.initial_logits(
-                start, mask, self.prior_strength, self.pattern, layer.dim
-            )
+            logits = self.state.sampler.initial_logits(start, mask, self.prior_strength, self.pattern)
             with torch.no_grad():
-                layer.logits.copy_(spread_like(logits, layer.logits))
+                layer.logits.copy_(distribute_like(logits, layer.logits))
             if not sharded:
                 copy_from_first_rank(layer.logits.detach())
             if prior is not None:
@@ -182,7 +174,7 @@ class RoILightningModule(MaskLearner):
             yield from ((name, None) for name in self.layers)
             return
         for name, mask in self._prior():
-            yield name, LayerMask.from_bool(mask.cpu(), transposed=self.layers[name].dim == 0)
+            yield name, self.layers[name].packed(mask)
 
     def _random_logits(self, name: str, like: Tensor) -> Tensor:
         # Drawn on the CPU, so that every device starts from the same values.
@@ -190,31 +182,21 @@ class RoILightningModule(MaskLearner):
         return torch.randn(like.shape, generator=generator).mul_(self.init_std).to(like.device)
 
     def _prior(self) -> Iterator[tuple[str, Tensor]]:
-        if self.prior == "magnitude":
-            return magnitude_masks(self.layers, self.pattern)
-        if self.prior == "activation":
-            return self.activation_prior()
-        if self.prior in LAYERWISE_PRIORS:
-            return self.one_shot_prior()
+        if self.prior in ONE_SHOT_PRIORS:
+            return self._one_shot_prior()
         masks = MaskSet.load(Path(self.prior).expanduser())
         check_masks_fit(self.source, masks)
-        return file_masks(masks, self.stored_weights(), self.pattern)
+        return file_masks(masks, self.stored_weights, self.pattern)
 
-    def activation_prior(self) -> Iterator[tuple[str, Tensor]]:
-        """Wanda's masks on the dense model's activations over the first training windows."""
-        windows = self._prior_text()
+    def _one_shot_prior(self) -> Iterator[tuple[str, Tensor]]:
+        """The masks of a one-shot method, by the first training windows if it reads text."""
+        method, activations = ONE_SHOT_PRIORS[self.prior]
+        calibration = None
+        if self.prior in MEASURED_PRIORS:
+            calibration = Calibration(self._prior_text(), activations, self.device)
         with self.dense():
-            norms = input_norms(self.model, self.layers, windows)
-        return activation_masks(self.layers, norms, self.pattern)
-
-    def one_shot_prior(self) -> Iterator[tuple[str, Tensor]]:
-        """The masks of Wanda or SparseGPT, layer after layer on the first training windows."""
-        # Masks alone: the weights to be learned on are the base's, so the walk meets those too.
-        method = Wanda() if self.prior == "wanda" else SparseGPT(update_weights=False)
-        calibration = Calibration(self._prior_text(), device=self.device)
-        with self.dense():
-            for name, pruned in prune_layers(self.model, self.layers, method, self.pattern, calibration):
-                yield name, pruned.mask
+            for name, result in prune_layers(self.model, self.layers, method, self.pattern, calibration):
+                yield name, result.mask
 
     def _prior_text(self) -> Tensor:
         data = getattr(self.trainer, "datamodule", None)
@@ -242,12 +224,11 @@ class RoILightningModule(MaskLearner):
     def training_step(self, batch: Mapping[str, Tensor], batch_idx: int) -> Tensor:
         loss = super().training_step(batch, batch_idx)
         reward = self.state.kept_norm
-        if reward is not None:
-            # The samplers add the term's gradient; here it only has to be scaled as the loss will be.
-            reward.follow(loss)
-            assert reward.value is not None
-            self.log("train/kept_norm", reward.value, sync_dist=True)
-        return loss
+        if reward is None:
+            return loss
+        assert reward.value is not None
+        self.log("train/kept_norm", reward.value.detach(), sync_dist=True)
+        return loss - reward.coefficient * reward.value
 
     def _draw_index(self, step: int, batch_idx: int) -> int:
         parts = self.trainer.accumulate_grad_batches
@@ -275,7 +256,5 @@ class RoILightningModule(MaskLearner):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)
         for name, packed in checkpoint["prior_masks"].items():
-            layer = self.layers[name]
-            rows, columns = layer.weight.shape
-            shape = (columns, rows) if layer.dim == 0 else (rows, columns)
-            self.prior_masks[name] = LayerMask(packed=packed.cpu(), shape=shape, transposed=layer.dim == 0)
+            outputs, inputs = self.layers[name].weight.shape
+            self.prior_masks[name] = LayerMask(packed.cpu(), (outputs, inputs), self.layers[name].transposed)

@@ -1,7 +1,10 @@
 """How much of what one mask keeps another keeps too: overall, by kind of layer, by layer."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
+
+_SHOWN_KINDS: Final = ("q_proj", "k_proj", "up_proj")
 
 
 @dataclass(frozen=True)
@@ -44,3 +47,36 @@ def by_kind(counts: Mapping[str, int]) -> dict[str, int]:
     for name, count in counts.items():
         sums[kind_of(name)] = sums.get(kind_of(name), 0) + count
     return sums
+
+
+def place_of(name: str) -> tuple[str, int]:
+    """Where a layer is: `model.layers.3.mlp.up_proj.weight` is `model.layers.mlp.up_proj` of block 3."""
+    parts = name.removesuffix(".weight").split(".")
+    numbers = [int(part) for part in parts if part.isdecimal()]
+    return ".".join(part for part in parts if not part.isdecimal()), numbers[0] if numbers else 0
+
+
+def shown_layers(names: Sequence[str], depths: Sequence[float] = (0.5,)) -> list[str]:
+    """The layers that pictures show unasked: the query, key and up projections of some blocks.
+
+    Args:
+        names: Every masked tensor, in the model's order.
+        depths: Which blocks, 0 the first and 1 the last of those with most of these layers.
+
+    Returns:
+        At most three names of each block; other kinds where a model has none of these.
+    """
+    blocks: dict[int, list[str]] = {}
+    for name in names:
+        blocks.setdefault(place_of(name)[1], []).append(name)
+    choices = [_preferred(blocks[block]) for block in sorted(blocks)]
+    wanted = [sum(kind_of(name) in _SHOWN_KINDS for name in choice) for choice in choices]
+    best = [choice for choice, count in zip(choices, wanted, strict=True) if count == max(wanted)]
+    chosen = (best[min(int(depth * len(best)), len(best) - 1)] for depth in depths)
+    return list(dict.fromkeys(name for choice in chosen for name in choice))
+
+
+def _preferred(names: Sequence[str]) -> list[str]:
+    first = {kind_of(name): name for name in reversed(names)}
+    kinds = [kind for kind in _SHOWN_KINDS if kind in first]
+    return [first[kind] for kind in dict.fromkeys([*kinds, *map(kind_of, names)])][:3]

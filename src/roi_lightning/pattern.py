@@ -85,7 +85,7 @@ class NMPattern:
 
 
 def top_members(members: Tensor, n: int) -> Tensor:
-    """The N largest of each group when the members lie along the first axis; ties go to the lower index.
+    """The N largest of each group when its elements are along the first axis; ties go to the lower index.
 
     Counting who beats whom costs M passes over the weights; `topk` promises no order among equals, and a
     stable sort is an order of magnitude slower for small groups.

@@ -4,27 +4,29 @@ A prior is given one layer at a time, so that no more than one boolean mask is a
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
-from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
-from transformers.modeling_utils import PreTrainedModel
+from torch import Tensor
 
 from roi_lightning.errors import UserError
-from roi_lightning.experts import tell_of_idle
 from roi_lightning.masks import MaskSet
+from roi_lightning.oneshot import Activations, CalibratedMethod, Magnitude, OneShotMethod, SparseGPT, Wanda
 from roi_lightning.pattern import NMPattern
 from roi_lightning.samplers import Sampler
-from roi_lightning.shards import whole
-from roi_lightning.sparse_linear import MaskedLinear
 
-LAYERWISE_PRIORS: Final = ("wanda", "sparsegpt")
-MEASURED_PRIORS: Final = ("activation", *LAYERWISE_PRIORS)
-NAMED_PRIORS: Final = ("none", "magnitude", *MEASURED_PRIORS)
+# Masks alone: the weights to learn on are the base's, so later blocks receive what those give too.
+ONE_SHOT_PRIORS: Final[dict[str, tuple[OneShotMethod, Activations]]] = {
+    "magnitude": (Magnitude(), "dense"),
+    "activation": (Wanda(), "dense"),
+    "wanda": (Wanda(), "sequential"),
+    "sparsegpt": (SparseGPT(update_weights=False), "sequential"),
+}
+NAMED_PRIORS: Final = ("none", *ONE_SHOT_PRIORS)
+MEASURED_PRIORS: Final = {name for name, (x, _) in ONE_SHOT_PRIORS.items() if isinstance(x, CalibratedMethod)}
+SEQUENTIAL_PRIORS: Final = {name for name, (_, kind) in ONE_SHOT_PRIORS.items() if kind == "sequential"}
 _DRAWN: Final = 1 << 20  # logits, for an error of a tenth of a percent at 2:4
 
 
@@ -65,84 +67,13 @@ def share_kept_at_start(
         lam: The sampling temperature λ at the start.
     """
     generator = torch.Generator().manual_seed(0)
-    groups = max(1, _DRAWN // math.prod(sampler.logits_shape((1, pattern.m), pattern, 1)))
+    groups = max(1, _DRAWN // math.prod(sampler.logits_shape((1, pattern.m), pattern)))
     prior = (torch.arange(pattern.m) < pattern.n).expand(groups, -1)
-    noise = torch.randn(sampler.logits_shape((groups, pattern.m), pattern, 1), generator=generator)
-    logits = sampler.initial_logits(noise * init_std, prior, strength, pattern, 1)
+    noise = torch.randn(sampler.logits_shape((groups, pattern.m), pattern), generator=generator)
+    logits = sampler.initial_logits(noise * init_std, prior, strength, pattern)
     gumbel = -torch.empty_like(logits).exponential_(generator=generator).log_()
-    drawn = sampler.hard_mask(logits / lam + gumbel, pattern, 1)
+    drawn = sampler.hard_mask(logits / lam + gumbel, pattern)
     return float((drawn & prior).sum() / prior.sum())
-
-
-def magnitude_masks(layers: Mapping[str, MaskedLinear], pattern: NMPattern) -> Iterator[tuple[str, Tensor]]:
-    """Keep the largest absolute weights of each group.
-
-    Yields:
-        Layer name and boolean mask of the weight's shape.
-    """
-    for name, layer in layers.items():
-        yield name, pattern.top(whole(layer.weight.detach()).float().abs(), layer.dim)
-
-
-def activation_masks(
-    layers: Mapping[str, MaskedLinear], norms: Mapping[str, Tensor], pattern: NMPattern
-) -> Iterator[tuple[str, Tensor]]:
-    """Keep the weights with the largest |weight| times the norm of the input they meet (Wanda's score).
-
-    Args:
-        layers: The layers.
-        norms: From `input_norms`; a layer without one is pruned by magnitude.
-        pattern: The pattern.
-
-    Yields:
-        Layer name and boolean mask of the weight's shape.
-    """
-    for name, layer in layers.items():
-        scores = whole(layer.weight.detach()).float().abs()
-        if name in norms:
-            scores = scores * (norms[name] if layer.dim == 1 else norms[name].unsqueeze(1))
-        yield name, pattern.top(scores, layer.dim)
-
-
-@torch.no_grad()
-def input_norms(
-    lm: PreTrainedModel,
-    layers: Mapping[str, nn.Module],
-    windows: Tensor,
-) -> dict[str, Tensor]:
-    """Root of the summed squares of every layer's inputs over some text, the model run as it is.
-
-    Args:
-        lm: The model, its layers in the mode that should be measured (dense, for Wanda's prior).
-        layers: Layers by name.
-        windows: [count, seq_len] token ids.
-
-    Returns:
-        Layer name → fp32 [in]; without the layers of experts that no token was sent to, of which a warning tells.
-
-    Raises:
-        UserError: If another layer met no token.
-    """
-    sums: dict[str, Tensor] = {}
-
-    def add(name: str) -> Callable[..., None]:
-        def hook(_module: nn.Module, inputs: tuple[Any, ...]) -> None:
-            squares = inputs[0].detach().flatten(0, -2).float().square().sum(0)
-            sums[name] = sums[name] + squares if name in sums else squares
-
-        return hook
-
-    with ExitStack() as hooks:
-        for name, layer in layers.items():
-            handle = layer.register_forward_pre_hook(add(name))
-            hooks.callback(handle.remove)
-        device = next(lm.parameters()).device
-        # A spread model gathers its embeddings only where it is called as a whole.
-        run = lm if isinstance(lm, FSDPModule) else lm.base_model
-        for window in windows:
-            run(input_ids=window.unsqueeze(0).to(device), use_cache=False)
-    tell_of_idle(lm, [name for name in layers if name not in sums])
-    return {name: total.sqrt() for name, total in sums.items()}
 
 
 def file_masks(masks: MaskSet, stored: Mapping[str, str], pattern: NMPattern) -> Iterator[tuple[str, Tensor]]:
@@ -154,7 +85,7 @@ def file_masks(masks: MaskSet, stored: Mapping[str, str], pattern: NMPattern) ->
         pattern: The pattern of the run.
 
     Yields:
-        Layer name and boolean mask of the weight's shape.
+        Layer name and boolean mask [out, in].
 
     Raises:
         UserError: If the file has another pattern or lacks a layer.
@@ -163,4 +94,4 @@ def file_masks(masks: MaskSet, stored: Mapping[str, str], pattern: NMPattern) ->
     for name, stored_name in stored.items():
         if stored_name not in masks.layers:
             raise UserError(f"the prior's mask file has no mask for {stored_name!r}; leave it out (ignore)")
-        yield name, masks.layers[stored_name].to_bool()
+        yield name, masks.layers[stored_name].to_rows()

@@ -11,12 +11,12 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 from typing_extensions import override
 
+from roi_lightning.dtensor import full_tensor, local_tensor
 from roi_lightning.errors import UserError
-from roi_lightning.learner import MaskLearner
+from roi_lightning.learner import MaskLearningModule
+from roi_lightning.masked_linear import LayerState, MaskedLinear, attach
 from roi_lightning.pattern import NMPattern
-from roi_lightning.prox import apply_prox_
-from roi_lightning.shards import part, spread_like, whole
-from roi_lightning.sparse_linear import LayerState, MaskedLinear, attach
+from roi_lightning.proximal import apply_prox_
 
 _SAMPLED_GROUPS: Final = 4096
 # By part of a model's name: the strength, and what it was found for.
@@ -42,41 +42,35 @@ class TrainedLinear(MaskedLinear):
 
     @override
     def hard_mask(self) -> Tensor:
-        return self.state.pattern.top(whole(self.master.detach()).abs(), self.dim)
+        return self.state.pattern.top(full_tensor(self.master.detach()).abs())
 
     def draw_towards(self, strength: float) -> None:
-        """Replace every group of the copy by its proximal point; see `prox`."""
-        if self.dim == 1:
-            # Groups lie within rows, which ranks share out.
-            apply_prox_(part(self.master.detach()), strength, self.dim)
-            return
-        moved = whole(self.master.detach())
-        apply_prox_(moved, strength, self.dim)
-        with torch.no_grad():
-            self.master.copy_(spread_like(moved, self.master))
+        """Replace every group of the copy by its proximal point; see `proximal`."""
+        # Groups are within rows, which ranks share out.
+        apply_prox_(local_tensor(self.master.detach()), strength)
 
     def zero_counts(self, groups: int) -> Tensor:
         """How many groups of the copy have no zero, one, and two or more.
 
         Args:
-            groups: About how many to look at, in evenly spread rows.
+            groups: About how many to sample, in evenly spaced rows.
 
         Returns:
             [3], int64.
         """
-        grouped = self.state.pattern.group(whole(self.master.detach()), self.dim)
+        grouped = self.state.pattern.group(full_tensor(self.master.detach()))
         step = max(1, grouped.shape[0] * grouped.shape[1] // groups)
         zeros = (grouped[::step] == 0).sum(-1).clamp_(max=2)
         return torch.bincount(zeros.flatten(), minlength=3)
 
 
-class ProxSparseModule(MaskLearner):
+class ProxSparseModule(MaskLearningModule):
     """ProxSparse: train the prunable weights on the text, with a proximal step towards 2:4 after every update.
 
     The optimizer works on float32 copies of the weights. After each of its steps every group of four inputs is
-    replaced by the proximal point of the regulariser (see `prox`), not scaled by the learning rate. In the end
+    replaced by the proximal point of the regulariser (see `proximal`), not scaled by the learning rate. In the end
     the two largest of each group are the mask, and the mask is put on the original weights; the trained ones
-    are dropped. Logs `prox/zeros_0`, `prox/zeros_1` and `prox/zeros_2`, the shares of groups with no zero, one,
+    are dropped. Logs `prox/zeros_0`, `prox/zeros_1` and `prox/zeros_2`, the fractions of groups with no zero, one,
     and at least two: the method has converged when the last is near 1.
 
     Differs from the published code in this: only prunable weights are trained, not embeddings, norms and the head;
@@ -88,7 +82,7 @@ class ProxSparseModule(MaskLearner):
     Args:
         strength: The regulariser's λ, which has to be found for each model: 0.2 to 25 in the published settings.
             Left out, it is 0.015 for SmolLM2-135M and 0.2 for Qwen2.5; a line says what it was found for.
-        kwargs: As in `MaskLearner`.
+        kwargs: As in `MaskLearningModule`.
 
     Raises:
         UserError: If the pattern is not 2:4, `strength` not a positive number, or left out for another model.
@@ -130,10 +124,6 @@ class ProxSparseModule(MaskLearner):
         return attach(lm, layers, self.state, TrainedLinear)
 
     @override
-    def learned_per_layer(self, weight: tuple[int, ...], dim: int) -> int:
-        return math.prod(weight)
-
-    @override
     def prepare_step(self, batch_idx: int) -> None:
         self.state.mode = "sample"
 
@@ -149,8 +139,8 @@ class ProxSparseModule(MaskLearner):
 
     def _log_zeros(self) -> None:
         counts = torch.stack([layer.zero_counts(_SAMPLED_GROUPS) for layer in self.layers.values()]).sum(0)
-        shares = counts / counts.sum()
-        self.log_dict({f"prox/zeros_{number}": share for number, share in enumerate(shares)})
+        fractions = counts / counts.sum()
+        self.log_dict({f"prox/zeros_{number}": fraction for number, fraction in enumerate(fractions)})
 
     @override
     def settings(self) -> dict[str, object]:

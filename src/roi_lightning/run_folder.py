@@ -1,4 +1,4 @@
-"""The folder of a run: everything that a run writes lies in it, and no run writes over another's results."""
+"""The folder of a run: everything that a run writes is in it, and no run overwrites another's results."""
 
 import shutil
 from collections.abc import Iterator
@@ -27,10 +27,15 @@ def run_folder(trainer: Trainer) -> Path:
     return Path(trainer.default_root_dir)
 
 
+def model_checkpoints(trainer: Trainer) -> list[ModelCheckpoint]:
+    """The callbacks that keep checkpoints."""
+    return [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, ModelCheckpoint)]
+
+
 def keep_checkpoints_in_folder(trainer: Trainer) -> None:
     """Let every `ModelCheckpoint` that names no folder write to `checkpoints/` in the run's."""
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, ModelCheckpoint) and callback.dirpath is None:
+    for callback in model_checkpoints(trainer):
+        if callback.dirpath is None:
             callback.dirpath = str((run_folder(trainer) / CHECKPOINTS).absolute())
 
 
@@ -39,11 +44,11 @@ def claim_folder(trainer: Trainer, ckpt_path: str | None, overwrite: bool) -> No
 
     Args:
         trainer: About to fit.
-        ckpt_path: The checkpoint that this run resumes from, which makes results beside it this run's own.
+        ckpt_path: The checkpoint that this run resumes from; if it is in the folder, so are this run's own results.
         overwrite: Whether results of another run may be removed.
 
     Raises:
-        UserError: Naming the results and the ways out, if there are any and they may not.
+        UserError: Naming the results and the remedies, if there are any and they may not be removed.
     """
     folder = run_folder(trainer).absolute()
     if ckpt_path is not None and Path(ckpt_path).absolute().is_relative_to(folder):
@@ -69,7 +74,7 @@ def _results(folder: Path) -> Iterator[Path]:
 
 
 class RemoveAtStart(Callback):
-    """Removes an earlier run's files once nothing can keep this run from training any more.
+    """Removes an earlier run's files once this run is certain to train.
 
     Args:
         paths: Files and folders.

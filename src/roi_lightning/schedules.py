@@ -31,7 +31,7 @@ class Exponential(Schedule):
     Args:
         start: Value at step 0, above 0.
         end: Value from step T on, above 0.
-        fraction: Share of the run over which the value moves, in (0, 1]; 0.75 in the paper.
+        fraction: Fraction of the run over which the value moves, in (0, 1]; 0.75 in the paper.
     """
 
     start: float = 1.0
@@ -54,7 +54,7 @@ class Linear(Schedule):
     Args:
         start: Value at step 0, above 0.
         end: Value from step T on, above 0.
-        fraction: Share of the run over which the value moves, in (0, 1].
+        fraction: Fraction of the run over which the value moves, in (0, 1].
     """
 
     start: float = 1.0
@@ -77,7 +77,7 @@ class LinearScale(Schedule):
     Args:
         start: Scale κ at step 0, above 0.
         end: Scale κ from step T on, above 0.
-        fraction: Share of the run over which the scale moves, in (0, 1].
+        fraction: Fraction of the run over which the scale moves, in (0, 1].
     """
 
     start: float = 100.0
@@ -119,4 +119,4 @@ def _check(start: float, end: float, fraction: float) -> None:
     if not (0 < start < math.inf and 0 < end < math.inf):
         raise UserError(f"a temperature must be a positive number, got start {start} and end {end}")
     if not 0 < fraction <= 1:
-        raise UserError(f"fraction is {fraction}; set it to the share of the run that anneals, in (0, 1]")
+        raise UserError(f"fraction is {fraction}; set it to the fraction of the run that anneals, in (0, 1]")

@@ -12,21 +12,19 @@ from lightning.pytorch.utilities import rank_zero_info
 from typing_extensions import override
 
 from roi_lightning.atomic import check_writable
-from roi_lightning.callbacks.due_validation import DueValidation
-from roi_lightning.callbacks.preemption import Preemption
-from roi_lightning.callbacks.sparse_export import SparseExport, export_learned, training_facts
-from roi_lightning.checkpoint_files import PlainCheckpointIO, read_checkpoint
-from roi_lightning.checkpoints import check_checkpoint, check_resumable, stored_recipe
+from roi_lightning.callbacks.interruption import DueValidation, Preemption
+from roi_lightning.callbacks.write_masks import SparseExport, export_learned
+from roi_lightning.checkpoint_io import PlainCheckpointIO, read_checkpoint
 from roi_lightning.data import CalibrationDataModule
-from roi_lightning.denormals import denormals_as_zero
+from roi_lightning.devices import denormals_as_zero
 from roi_lightning.errors import UserError
 from roi_lightning.export import check_destination
-from roi_lightning.learner import MaskLearner
+from roi_lightning.fsdp import FSDP2Strategy
+from roi_lightning.learner import MaskLearningModule
+from roi_lightning.optim import check_trainer, count_micro_batches
 from roi_lightning.recipe import Recipe, check_same_run, run_recipe, without_text
-from roi_lightning.resuming import checkpoint_folders, newest_checkpoint
+from roi_lightning.resume import check_checkpoint, check_resumable, newest_checkpoint, stored_recipe
 from roi_lightning.run_folder import CONFIG, claim_folder, keep_checkpoints_in_folder
-from roi_lightning.run_settings import check_trainer, count_micro_batches
-from roi_lightning.sharded_strategy import ShardedStrategy
 
 _Callback = TypeVar("_Callback", bound=Callback)
 
@@ -101,7 +99,7 @@ class RoITrainer(Trainer):
             datamodule: Where the windows come from.
             ckpt_path: Checkpoint to resume from; one that was learned with other settings is refused.
             weights_only: Checkpoints that hold anything but tensors and plain values are refused.
-            resume: `auto` resumes from the run's newest whole checkpoint, which is removed once a newer one is
+            resume: `auto` resumes from the run's newest complete checkpoint, which is removed once a newer one is
                 written; those of other settings are passed over. Without any, the run starts as it would have.
             overwrite: Replace the results of an earlier run in this run's folder, and an earlier export.
             allow_changed_settings: Resume from `ckpt_path` whatever it was learned with; the configuration counts.
@@ -112,7 +110,7 @@ class RoITrainer(Trainer):
         """
         data = train_dataloaders if datamodule is None else datamodule
         self.count_micro_batches(data)
-        assert isinstance(model, MaskLearner)
+        assert isinstance(model, MaskLearningModule)
         recipe = run_recipe(model, self, datamodule)
         self._callback(DueValidation)
         keep_checkpoints_in_folder(self)
@@ -175,7 +173,7 @@ class RoITrainer(Trainer):
         if allow_changed_settings and path is None:
             raise UserError("allow_changed_settings is about a checkpoint; name one with --ckpt_path")
         if resume == "auto":
-            newest = newest_checkpoint(checkpoint_folders(self), recipe, self.max_steps)
+            newest = newest_checkpoint(self, recipe)
             rank_zero_info(f"resuming from {newest}" if newest else "this run has no checkpoint yet")
             if newest is not None:
                 preemption.resumed_from = str(newest)
@@ -197,10 +195,10 @@ class RoITrainer(Trainer):
                 callback.preflight(self, recipe)
 
     def _check_strategy(self) -> None:
-        if not isinstance(self.strategy, SingleDeviceStrategy | DDPStrategy | ShardedStrategy):
+        if not isinstance(self.strategy, SingleDeviceStrategy | DDPStrategy | FSDP2Strategy):
             raise UserError(
                 f"masks can't be learned with trainer.strategy {type(self.strategy).__name__}; choose one device, "
-                "DDPStrategy (overlays/ddp.yaml) or ShardedStrategy (overlays/fsdp2.yaml)"
+                "DDPStrategy (overlays/ddp.yaml) or FSDP2Strategy (overlays/fsdp2.yaml)"
             )
 
     def _keep_plain(self) -> None:
@@ -209,7 +207,7 @@ class RoITrainer(Trainer):
 
     def export(
         self,
-        model: MaskLearner,
+        model: MaskLearningModule,
         out: str,
         datamodule: LightningDataModule | None = None,
         ckpt_path: str | None = None,
@@ -246,6 +244,6 @@ class RoITrainer(Trainer):
         step, text = checkpoint["global_step"], dict[str, object]()
         if isinstance(datamodule, CalibrationDataModule):
             text = datamodule.facts(step * self._windows_per_step(datamodule))
-        facts = training_facts(model, self, step, text, learned_with or {})
-        path = export_learned(model, model.mask_set(), Path(out), facts, overwrite=overwrite)
+        recipe, masks = learned_with or {}, model.mask_set()
+        path = export_learned(model, self, masks, Path(out), step, text, recipe, overwrite=overwrite)
         rank_zero_info(f"wrote and verified {path}")

@@ -1,7 +1,7 @@
 """Writes the files beside it, which today's code must read: a tiny model and one of everything made of it.
 
 Run it (`python tests/golden/make.py`) only when a format changes on purpose, and raise that format's version.
-`older.ckpt` is of an earlier version and is not written any more.
+`older.ckpt` and `older_packed` are of earlier versions and are not written any more.
 """
 
 import os
@@ -18,11 +18,13 @@ sys.path.insert(0, str(HERE.parent))
 
 from cli_helpers import Lab  # noqa: E402
 from data_helpers import write_jsonl  # noqa: E402
-from roi_lightning.export import base_model, write_export  # noqa: E402
-from roi_lightning.masks import LayerMask, MaskSet  # noqa: E402
+from roi_lightning.export import base_model, open_base, write_export  # noqa: E402
+from roi_lightning.masks import MaskSet  # noqa: E402
+from roi_lightning.layer_mask import LayerMask  # noqa: E402
 from roi_lightning.pattern import NMPattern  # noqa: E402
 from roi_lightning.runtime import write_packed  # noqa: E402
-from roi_lightning.sources import StoredTensors, resolve_model  # noqa: E402
+from roi_lightning.source import resolve_model
+from roi_lightning.stored_tensors import StoredTensors
 from tiny_models import tiny_qwen2  # noqa: E402
 
 PAIRS = list(combinations(range(4), 2))
@@ -41,7 +43,7 @@ def masks() -> MaskSet:
     source, stored = resolve_model("model"), StoredTensors(Path("model"))
     names = [name for name in sorted(stored) if name.endswith("_proj.weight")]
     layers = {name: LayerMask.from_bool(kept(i, stored.shape(name))) for i, name in enumerate(names)}
-    return MaskSet(NMPattern("2:4"), layers, base_model(source, layers))
+    return MaskSet(NMPattern("2:4"), layers, base_model(open_base(source), layers))
 
 
 def main() -> None:
@@ -54,7 +56,9 @@ def main() -> None:
     stored.save(Path("mask.safetensors"))
     write_export(resolve_model("model"), stored, Path("export"), training={"method": "roi", "steps": 1})
     write_packed(Path("export"), Path("packed"))
-    write_jsonl(Path("text.jsonl"), (f"{number} cats sat on a mat and saw two dogs run. " * 5 for number in range(30)))
+    write_jsonl(
+        Path("text.jsonl"), (f"{number} cats sat on a mat and saw two dogs run. " * 5 for number in range(30))
+    )
     with tempfile.TemporaryDirectory() as folder:
         lab = Lab(Path(folder), Path(folder) / "shared")
         learner, trainer = lab.learn(1, model="model", data=lab.data(tokenizer="model", corpora="text.jsonl"))

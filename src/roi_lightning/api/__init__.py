@@ -1,6 +1,8 @@
 """Use from Python, without the command line: five functions on a transformers model in memory.
 
-    from roi_lightning.api import apply, evaluate, learn
+    from roi_lightning.api.apply import apply
+    from roi_lightning.api.evaluate import evaluate
+    from roi_lightning.api.learn import learn
 
     masks = learn(lm, tokenizer, "my_texts/*.txt", pattern="2:4", steps=150)
     masks.save(Path("mask.safetensors"))
@@ -16,10 +18,10 @@ are the names under which `save_pretrained` writes the weights, but for mixtures
 disk (Mixtral).
 """
 
-from roi_lightning.api.applying import apply
-from roi_lightning.api.evaluating import evaluate
-from roi_lightning.api.learning import learn
-from roi_lightning.api.pruning import Pruned, prune
+from roi_lightning.api.apply import apply
+from roi_lightning.api.evaluate import evaluate
+from roi_lightning.api.learn import learn
+from roi_lightning.api.prune import PruneResult, prune
 from roi_lightning.runtime import accelerate
 
-__all__ = ["Pruned", "accelerate", "apply", "evaluate", "learn", "prune"]
+__all__ = ["PruneResult", "accelerate", "apply", "evaluate", "learn", "prune"]

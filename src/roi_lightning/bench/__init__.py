@@ -1,1 +1,1 @@
-"""What the sampler and a training step cost, beside what they are to be held against."""
+"""How fast masks are drawn and 2:4 models run, each beside a reference in the same process."""

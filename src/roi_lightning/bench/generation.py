@@ -1,20 +1,28 @@
-"""Real generation, greedy, of a fixed number of tokens, with the time at which every token was there."""
+"""Prompts, and greedy generation of a fixed number of tokens after them, timed token by token."""
 
+import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import cycle, islice
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
+import transformers
 from torch import Tensor
-from transformers import CompileConfig, GenerationConfig, LogitsProcessor
+from transformers import CompileConfig, LogitsProcessor
 from transformers.generation.streamers import BaseStreamer
 from transformers.modeling_utils import PreTrainedModel
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from typing_extensions import override
+
+from roi_lightning.data.files import python_documents
+from roi_lightning.data.packing import Packer, find_bos, tokenize
 
 
 @dataclass(frozen=True)
-class Settings:
+class GenerationConfig:
     """How to generate.
 
     Attributes:
@@ -25,19 +33,21 @@ class Settings:
     tokens: int
     compiled: bool = False
 
-    def to_transformers(self) -> GenerationConfig:
-        """What `generate` is to be told."""
-        plain = GenerationConfig(max_new_tokens=self.tokens, do_sample=False, return_dict_in_generate=True)
+    def to_transformers(self) -> transformers.GenerationConfig:
+        """The same for `generate`."""
+        config = transformers.GenerationConfig(
+            max_new_tokens=self.tokens, do_sample=False, return_dict_in_generate=True
+        )
         if self.compiled:
-            plain.cache_implementation = "static"
-            plain.compile_config = CompileConfig()
-            plain.compile_config._compile_all_devices = True  # else processors are left out
-        return plain
+            config.cache_implementation = "static"
+            config.compile_config = CompileConfig()
+            config.compile_config._compile_all_devices = True  # else CPUs are left out
+        return config
 
 
 @dataclass(frozen=True)
 class Generated:
-    """What one call of `generate` made.
+    """The result of one call of `generate`.
 
     Attributes:
         tokens: The new ones, [batch, tokens], on the CPU.
@@ -52,44 +62,46 @@ class Generated:
     cache_bytes: int
 
 
-def generate(lm: PreTrainedModel, ids: Tensor, settings: Settings) -> Generated:
-    """Go on from prompts.
+def generate(lm: PreTrainedModel, ids: Tensor, config: GenerationConfig) -> Generated:
+    """Continue prompts.
 
     Args:
         lm: In eval mode.
         ids: The prompts, int64 [batch, tokens], on the model's device.
-        settings: How many tokens, and how.
+        config: How many tokens, and how.
     """
     clock = _Clock()
-    out = _call(lm, ids, settings, streamer=clock)
+    out = _call(lm, ids, config, streamer=clock)
     prompt, first, *_, last = clock.times
     cache_bytes = _cache_bytes(getattr(out, "past_key_values", None))
     return Generated(out.sequences[:, ids.shape[1] :].cpu(), first - prompt, last - first, cache_bytes)
 
 
 def scores_at(
-    lm: PreTrainedModel, ids: Tensor, settings: Settings, positions: Mapping[int, int]
+    lm: PreTrainedModel, ids: Tensor, config: GenerationConfig, positions: Mapping[int, int]
 ) -> dict[int, Tensor]:
     """Logits from which the tokens at some positions were chosen, by generating once more.
 
     Args:
         lm: As for `generate`.
         ids: As for `generate`.
-        settings: As for `generate`.
+        config: As for `generate`.
         positions: Sequence → position among the new tokens.
 
     Returns:
         Sequence → fp32 [vocabulary].
     """
-    watch = _Watch(positions)
-    _call(lm, ids, settings, logits_processor=[watch])
-    return watch.scores
+    recorder = _ScoreRecorder(positions)
+    _call(lm, ids, config, logits_processor=[recorder])
+    return recorder.scores
 
 
-def _call(lm: PreTrainedModel, ids: Tensor, settings: Settings, **options: Any) -> Any:
-    lm.generation_config = GenerationConfig()  # what a model brings must not end a sequence, or sample
-    config, mask = settings.to_transformers(), torch.ones_like(ids)
-    return lm.generate(ids, attention_mask=mask, generation_config=config, **options)  # type: ignore[operator]
+def _call(lm: PreTrainedModel, ids: Tensor, config: GenerationConfig, **options: Any) -> Any:
+    lm.generation_config = (
+        transformers.GenerationConfig()
+    )  # the model's own must not end a sequence, or sample
+    mask, generation = torch.ones_like(ids), config.to_transformers()
+    return lm.generate(ids, attention_mask=mask, generation_config=generation, **options)  # type: ignore[operator]
 
 
 def _cache_bytes(cache: Any) -> int:
@@ -100,7 +112,7 @@ def _cache_bytes(cache: Any) -> int:
 
 
 class _Clock(BaseStreamer):
-    """Notes when the prompt was taken and when every token lay on the host."""
+    """Records when the prompt was taken and when every token was on the host."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -114,7 +126,7 @@ class _Clock(BaseStreamer):
         pass
 
 
-class _Watch(LogitsProcessor):
+class _ScoreRecorder(LogitsProcessor):
     """Keeps the logits of one step of each sequence."""
 
     def __init__(self, positions: Mapping[int, int]) -> None:
@@ -128,3 +140,19 @@ class _Watch(LogitsProcessor):
                 self.scores[sequence] = scores[sequence].float().cpu()
         self._step += 1
         return scores
+
+
+def text_prompts(tokenizer: PreTrainedTokenizerBase, batch: int, length: int) -> Tensor:
+    """Consecutive windows of the documentation that comes with Python, repeated as needed, int64 [batch, length].
+
+    Each begins with the BOS that the tokenizer puts before a text, if it does.
+    """
+    packer = Packer(length, None, find_bos(tokenizer))
+    documents = cycle(python_documents(sysconfig.get_paths()["stdlib"], ""))
+    windows = (window for x in documents for window in packer(tokenize([x["text"]], tokenizer)))
+    return torch.from_numpy(np.stack([*islice(windows, batch)])).long()
+
+
+def random_prompts(vocabulary: int, batch: int, length: int) -> Tensor:
+    """The same random tokens every time, int64 [batch, length]."""
+    return torch.randint(vocabulary, (batch, length), generator=torch.Generator().manual_seed(0))

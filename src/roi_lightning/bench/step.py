@@ -1,4 +1,4 @@
-"""A training step, forward and backward without the optimizer, against the same step with other things learned."""
+"""A training step, forward and backward without the optimizer, against dense training and other samplers."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import PreTrainedModel
 
-from roi_lightning.bench.rivals import PlainMaskLLM, PlainRoI
-from roi_lightning.bench.timing import Figure, Task, in_turns, most_allocated
-from roi_lightning.loss import next_token_nll
+from roi_lightning.bench.baselines import PlainMaskLLM, PlainRoI
+from roi_lightning.bench.timing import Ratio, Task, in_turns, peak_bytes
+from roi_lightning.layers import prunable_layers
+from roi_lightning.losses import next_token_nll
+from roi_lightning.masked_linear import SharedState, SparseLinear
 from roi_lightning.pattern import NMPattern
-from roi_lightning.prunable import prunable_layers
 from roi_lightning.samplers import Categorical, Draw, GumbelTopK, Sampler
-from roi_lightning.sparse_linear import SharedState, SparseLinear
 
 _DRAW = Draw(seed=0, index=0, lam=0.004, tau=0.1)
 # The parameter, its gradient and AdamW's two moments, fp32.
@@ -22,7 +22,7 @@ _HELD_BYTES = 16
 
 
 @dataclass(frozen=True)
-class Job:
+class StepBenchmark:
     """What to measure.
 
     Attributes:
@@ -31,7 +31,7 @@ class Job:
         batch_size: Windows of a step.
         seq_len: Tokens of each.
         rounds: How often.
-        rivals: Also the rivals as one would first write them; they take much more memory.
+        rivals: Also both samplers as one would first write them, which take much more memory.
     """
 
     lm: PreTrainedModel
@@ -41,22 +41,22 @@ class Job:
     rounds: int
     rivals: bool
 
-
-def step_figures(job: Job, device: torch.device) -> Iterator[Figure]:
-    """Time and memory of a step of every kind, one after the other in every round."""
-    kinds: dict[str, Sampler | None] = {"dense": None, "roi": GumbelTopK(), "maskllm": Categorical()}
-    if job.rivals:
-        kinds |= {"maskllm_published": PlainMaskLLM(), "roi_autograd": PlainRoI()}
-    vocabulary = job.lm.config.get_text_config().vocab_size
-    ids = torch.randint(0, vocabulary, (job.batch_size, job.seq_len), device=device)
-    steps = {name: _step(job.lm, sampler, job.pattern, ids) for name, sampler in kinds.items()}
-    times = in_turns({name: step for name, (step, _) in steps.items()}, job.rounds, device)
-    most = {name: most_allocated(step, device) for name, (step, _) in steps.items()}
-    held = {name: learned * _HELD_BYTES for name, (_, learned) in steps.items()}
-    for other in [name for name in kinds if name != "roi"]:
-        more = {"tokens": ids.numel(), "bytes": most["roi"], "reference_bytes": most[other]}
-        more |= {"held_bytes": held["roi"], "reference_held_bytes": held[other]}
-        yield Figure(f"step.roi_over_{other}", str(job.pattern), times["roi"], other, times[other], more)
+    def run(self, device: torch.device) -> Iterator[Ratio]:
+        """Time and memory of a step of every kind, one after the other in every round."""
+        kinds: dict[str, Sampler | None] = {"dense": None, "roi": GumbelTopK(), "maskllm": Categorical()}
+        if self.rivals:
+            kinds |= {"maskllm_published": PlainMaskLLM(), "roi_autograd": PlainRoI()}
+        vocabulary = self.lm.config.get_text_config().vocab_size
+        ids = torch.randint(0, vocabulary, (self.batch_size, self.seq_len), device=device)
+        steps = {name: _step(self.lm, sampler, self.pattern, ids) for name, sampler in kinds.items()}
+        times = in_turns({name: step for name, (step, _) in steps.items()}, self.rounds, device)
+        peak = {name: peak_bytes(step, device) for name, (step, _) in steps.items()}
+        held = {name: learned * _HELD_BYTES for name, (_, learned) in steps.items()}
+        for other in [name for name in kinds if name != "roi"]:
+            more = {"tokens": ids.numel(), "bytes": peak["roi"], "reference_bytes": peak[other]}
+            more |= {"held_bytes": held["roi"], "reference_held_bytes": held[other]}
+            pattern = str(self.pattern)
+            yield Ratio(f"step.roi_over_{other}", pattern, times["roi"], other, times[other], more)
 
 
 def _step(lm: PreTrainedModel, sampler: Sampler | None, pattern: NMPattern, ids: Tensor) -> tuple[Task, int]:

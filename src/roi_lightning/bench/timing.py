@@ -1,22 +1,28 @@
 """Time and memory of alternatives, taken in turns so that a busy moment hits all of them."""
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import torch
+from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 from typing_extensions import override
+
+# Enough for caches that the operating system doesn't report, and on a GPU for the time of a launch not to count.
+_MIN_BYTES: Final = {"cpu": 256 << 20, "cuda": 1 << 30}
+_TIMES_THE_CACHE: Final = 4
 
 Task = Callable[[], object]
 _Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
-class Figure:
+class Ratio:
     """One alternative against its reference.
 
     Attributes:
@@ -25,7 +31,7 @@ class Figure:
         seconds: One per round.
         reference: The reference's name.
         reference_seconds: One per round.
-        more: Other figures, by name.
+        more: Other metrics, by name.
     """
 
     name: str
@@ -58,8 +64,8 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Speedup(Figure):
-    """A figure whose ratio is one of speeds: above 1 is faster than the reference."""
+class Speedup(Ratio):
+    """A ratio of speeds: above 1 is faster than the reference."""
 
     @property
     @override
@@ -74,7 +80,7 @@ def in_turns(tasks: Mapping[str, Task], rounds: int, device: torch.device) -> di
     Args:
         tasks: What to time, by name.
         rounds: How often.
-        device: Where the tasks work; a GPU is waited for.
+        device: Where the tasks run; a GPU is waited for.
     """
     return results_in_turns({name: partial(seconds, task, device) for name, task in tasks.items()}, rounds)
 
@@ -99,8 +105,8 @@ def seconds(task: Task, device: torch.device) -> float:
     return perf_counter() - started
 
 
-def most_allocated(task: Task, device: torch.device) -> int:
-    """The most bytes of tensors that a task holds at once, beyond what was there before."""
+def peak_bytes(task: Task, device: torch.device) -> int:
+    """Peak memory of a task: bytes of tensors that it holds at once, beyond what was there before."""
     if device.type == "cuda":
         _wait(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -110,14 +116,68 @@ def most_allocated(task: Task, device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device) - before
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         task()
-    now = most = 0
+    now = peak = 0
     events = [event for event in recorded.profiler.kineto_results.events() if event.name() == "[memory]"]
     for event in sorted(events, key=lambda event: event.start_ns()):
         now += event.nbytes()
-        most = max(most, now)
-    return most
+        peak = max(peak, now)
+    return peak
 
 
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def cold_bytes(device: torch.device) -> int:
+    """How many bytes to loop over, so that none is in a cache when its turn comes again."""
+    return max(_MIN_BYTES[device.type], _TIMES_THE_CACHE * _last_cache(device))
+
+
+def _last_cache(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).L2_cache_size)
+    name = "SC_LEVEL3_CACHE_SIZE"
+    return max(0, os.sysconf(name)) if name in os.sysconf_names else 0
+
+
+class BufferRead:
+    """A task that reads a buffer far larger than the caches, once: what memory bandwidth allows.
+
+    Attributes:
+        nbytes: What it reads.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._buffer = torch.ones(cold_bytes(device) // 4, device=device)
+        self.nbytes = self._buffer.nbytes
+
+    def __call__(self) -> Tensor:
+        """Read it all."""
+        return self._buffer.sum()
+
+
+def weight_bytes(lm: nn.Module) -> int:
+    """Bytes of the weights and buffers that every decoding step reads completely, each storage once.
+
+    Embeddings are left out, of which a step reads a row for each token, unless the head shares their weight. Experts
+    count all.
+    """
+    read: dict[tuple[int, int], int] = {}
+    for module in lm.modules():
+        if not isinstance(module, nn.Embedding):
+            for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+                start = tensor.untyped_storage().data_ptr(), int(tensor.storage_offset())
+                read[start] = tensor.nbytes
+    return sum(read.values())
+
+
+def mean_cache_bytes(at_the_end: int, prompt: int, tokens: int) -> float:
+    """Bytes of keys and values that a decoding step reads, on average over the steps.
+
+    Args:
+        at_the_end: Bytes for all tokens but the last, which no step reads.
+        prompt: Tokens before the first new one.
+        tokens: New ones; the first comes from the prompt, and each other from a step.
+    """
+    return at_the_end * (prompt + tokens / 2) / (prompt + tokens - 1)

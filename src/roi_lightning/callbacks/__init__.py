@@ -1,11 +1,10 @@
-"""Callbacks: harden the mask, switch the estimator, export, watch."""
+"""Callbacks: write the hardened mask and the export, switch the estimator, log, resume after interruptions."""
 
-from roi_lightning.callbacks.harden import HardenMasks
 from roi_lightning.callbacks.monitor import MaskMonitor
 from roi_lightning.callbacks.progress import PlainProgress
-from roi_lightning.callbacks.sparse_export import SparseExport
 from roi_lightning.callbacks.straight_through import StraightThroughToggle
 from roi_lightning.callbacks.summary import BaselineSummary
+from roi_lightning.callbacks.write_masks import HardenMasks, SparseExport
 
 __all__ = [
     "BaselineSummary",

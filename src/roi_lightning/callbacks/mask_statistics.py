@@ -1,15 +1,13 @@
-"""Numbers and pictures that tell how far a mask has settled."""
+"""Statistics and pictures of how far a mask has settled."""
 
-from collections.abc import Sequence
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from roi_lightning.masks import LayerMask
-from roi_lightning.overlap import kind_of
-from roi_lightning.shards import whole
-from roi_lightning.sparse_linear import SparseLinear
+from roi_lightning.dtensor import full_tensor
+from roi_lightning.layer_mask import LayerMask
+from roi_lightning.masked_linear import SparseLinear
 
 # The difference of two Gumbel variables is logistic: beyond this lead, a redraw swaps two with under 1 %.
 _SETTLED_LEAD: Final = 4.6
@@ -18,9 +16,9 @@ _PIXELS: Final = 24
 
 
 def logit_sample(layer: SparseLinear, count: int) -> Tensor:
-    """The logits of evenly spread groups of a layer, [groups, choices], about `count` numbers."""
+    """The logits of evenly spaced groups of a layer, [groups, choices], about `count` elements."""
     state = layer.state
-    groups = state.sampler.choices(whole(layer.logits.detach()), state.pattern, layer.dim)
+    groups = state.sampler.choices(full_tensor(layer.logits.detach()), state.pattern)
     rows = groups.shape[0]
     stride = max(1, groups.numel() // count)
     return groups[:: min(stride, rows)].flatten(0, -2)[: max(1, count // groups.shape[-1])]
@@ -42,7 +40,7 @@ def normalised_entropy(logits: Tensor, lam: float) -> Tensor:
 
 
 def settled_groups(logits: Tensor, picks: int, lam: float) -> Tensor:
-    """Share of groups in which the last choice taken leads the first not taken by more than noise bridges.
+    """Fraction of groups in which the last choice taken leads the first not taken by more than noise bridges.
 
     Args:
         logits: [groups, choices].
@@ -56,25 +54,13 @@ def settled_groups(logits: Tensor, picks: int, lam: float) -> Tensor:
     return (ordered[:, picks - 1] - ordered[:, picks] > _SETTLED_LEAD).float().mean()
 
 
-def shown_layers(names: Sequence[str]) -> list[str]:
-    """Layers of up to three kinds in the first, middle and last block: q_proj, k_proj, up_proj where present."""
-    kinds = list(dict.fromkeys(kind_of(name) for name in names))
-    wanted = [kind for kind in ("q_proj", "k_proj", "up_proj") if kind in kinds] or kinds[:3]
-    chosen = []
-    for kind in wanted:
-        same = [name for name in names if kind_of(name) == kind]
-        chosen += [same[i] for i in sorted({0, len(same) // 2, len(same) - 1})]
-    return chosen
-
-
 def mask_tile(mask: LayerMask) -> Tensor:
     """The top-left 8×8 corner of a mask as a picture, kept weights dark, grid lines between.
 
     Returns:
         uint8 [1, height, width].
     """
-    bits = mask.to_bool()
-    corner = (bits.T if mask.transposed else bits)[:_TILE, :_TILE]
+    corner = mask.to_rows()[:_TILE, :_TILE]
     picture = torch.where(corner, 40, 225).to(torch.uint8)
     picture = picture.repeat_interleave(_PIXELS, 0).repeat_interleave(_PIXELS, 1)
     picture[::_PIXELS], picture[:, ::_PIXELS] = 150, 150

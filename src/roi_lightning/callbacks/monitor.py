@@ -1,8 +1,8 @@
-"""What the mask is doing: scalars, histograms and images in TensorBoard."""
+"""Log how the mask changes: scalars, histograms and images in TensorBoard."""
 
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -15,31 +15,33 @@ from roi_lightning.callbacks.mask_statistics import (
     mask_tile,
     normalised_entropy,
     settled_groups,
-    shown_layers,
 )
 from roi_lightning.errors import UserError
-from roi_lightning.learner import MaskLearner
-from roi_lightning.masks import LayerMask
+from roi_lightning.layer_mask import LayerMask
+from roi_lightning.learner import MaskLearningModule
+from roi_lightning.masked_linear import SparseLinear
 from roi_lightning.module import RoILightningModule
-from roi_lightning.overlap import kind_of
-from roi_lightning.sparse_linear import SparseLinear
+from roi_lightning.overlap import kind_of, shown_layers
+
+# Of the blocks whose masks are pictured: the first, the middle and the last.
+_DEPTHS: Final = (0, 0.5, 1)
 
 
 class MaskMonitor(Callback):
-    """Looks at the masks every few optimizer steps.
+    """Logs a snapshot of the masks every few optimizer steps.
 
-    Scalars `mask/flips` and `mask/flips_from_prior` (share of kept weights that were not kept at the previous
-    look, and by the prior), the learner's own annealing (`anneal/tau`, `anneal/lambda`), `lr`, `tokens/seen`,
-    `tokens/per_second` (validation and looks apart); the top-left 8×8 corner of the mask of three kinds of layer
-    in the first, middle and last block. Where a method has logits, also histograms of them by kind of layer,
-    `mask/entropy` (of the distribution of a pick, softmax(φ/λ), 1 is undecided), and `mask/settled` (share of
-    groups whose hard mask a redraw would change at the border with less than 1 % probability). A pick is of
-    a member in RoI, of a candidate mask in MaskLLM. Entropy, settled groups and histograms are taken on at most
-    `sample` logits of each layer, flips on all weights.
+    Scalars `mask/flips` and `mask/flips_from_prior` (fraction of kept weights that were not kept in the previous
+    snapshot, and by the prior), the learner's own annealing (`anneal/tau`, `anneal/lambda`), `lr`, `tokens/seen`,
+    `tokens/per_second` (without validation and snapshots); the top-left 8×8 corner of the mask of three kinds of
+    layer in the first, middle and last block. Where a method has logits, also histograms of them by kind of layer,
+    `mask/entropy` (of the distribution of a pick, softmax(φ/λ), 1 is undecided), and `mask/settled` (fraction of
+    groups whose hard mask a redraw would change at the border with less than 1 % probability). A pick is of an
+    element of a group in RoI, of a candidate mask in MaskLLM. Entropy, settled groups and histograms are of at most
+    `sample` logits of each layer, flips of all weights.
 
     Args:
-        every_n_steps: Optimizer steps between looks.
-        sample: Logits per layer that statistics are taken on.
+        every_n_steps: Optimizer steps between snapshots.
+        sample: Logits per layer that statistics are taken of.
 
     Raises:
         UserError: If a number is below 1.
@@ -50,14 +52,14 @@ class MaskMonitor(Callback):
             raise UserError(f"MaskMonitor needs positive numbers, got {every_n_steps=} and {sample=}")
         self.every_n_steps, self.sample = every_n_steps, sample
         self._previous: dict[str, LayerMask] = {}
-        self._looked = -1
+        self._logged = -1
         self._timed_from = self._validation_started = 0.0
         self._timed_steps = 0
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        assert isinstance(pl_module, MaskLearner)
-        self._look(trainer, pl_module)
+        assert isinstance(pl_module, MaskLearningModule)
+        self._log(trainer, pl_module)
 
     @override
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -71,14 +73,14 @@ class MaskMonitor(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        assert isinstance(pl_module, MaskLearner)
+        assert isinstance(pl_module, MaskLearningModule)
         step = trainer.global_step
-        if step == self._looked or (step % self.every_n_steps and step != trainer.max_steps):
+        if step == self._logged or (step % self.every_n_steps and step != trainer.max_steps):
             return
         tokens = batch["input_ids"].numel() * trainer.world_size * trainer.accumulate_grad_batches
-        self._look(trainer, pl_module, tokens)
+        self._log(trainer, pl_module, tokens)
 
-    def _look(self, trainer: Trainer, module: MaskLearner, tokens_per_step: int | None = None) -> None:
+    def _log(self, trainer: Trainer, module: MaskLearningModule, tokens_per_step: int | None = None) -> None:
         step = trainer.global_step
         scalars = module.annealing() | self._flips(module)
         scalars["lr"] = trainer.optimizers[0].param_groups[0]["lr"]
@@ -93,18 +95,15 @@ class MaskMonitor(Callback):
             logger.log_metrics(scalars, step)
             if isinstance(logger, TensorBoardLogger):
                 self._pictures(logger, samples, step)
-        self._looked, self._timed_steps, self._timed_from = step, step, time.monotonic()
+        self._logged, self._timed_steps, self._timed_from = step, step, time.monotonic()
 
-    def _samples(self, module: MaskLearner) -> dict[str, Tensor]:
+    def _samples(self, module: MaskLearningModule) -> dict[str, Tensor]:
         """Some logits of every layer that has any, [groups, choices]."""
         layers = module.layers.items()
         return {n: logit_sample(x, self.sample) for n, x in layers if isinstance(x, SparseLinear)}
 
-    def _flips(self, module: MaskLearner) -> dict[str, float]:
-        now = {
-            name: LayerMask.from_bool(mask.cpu(), transposed=module.layers[name].dim == 0)
-            for name, mask in module.hard_masks()
-        }
+    def _flips(self, module: MaskLearningModule) -> dict[str, float]:
+        now = {name: module.layers[name].packed(mask) for name, mask in module.hard_masks()}
         earlier = {"mask/flips": self._previous, "mask/flips_from_prior": module.prior_masks}
         self._previous = now
         return {tag: _changed(before, now) for tag, before in earlier.items() if before}
@@ -115,7 +114,7 @@ class MaskMonitor(Callback):
             by_kind.setdefault(kind_of(name), []).append(sample.flatten().cpu())
         for kind, logits in by_kind.items():
             logger.experiment.add_histogram(f"logits/{kind}", torch.cat(logits), step)
-        for name in shown_layers(list(self._previous)):
+        for name in shown_layers(list(self._previous), _DEPTHS):
             logger.experiment.add_image(f"mask/{name}", mask_tile(self._previous[name]), step)
 
 

@@ -1,4 +1,4 @@
-"""Progress for logs: a line now and then, with a rate and the time left."""
+"""Progress of `fit`: a bar in a terminal, else a line every few seconds with a rate and the time left."""
 
 import sys
 import time
@@ -15,7 +15,7 @@ class PlainProgress(ProgressBar):
     """Prints one line of progress every few seconds; for output that is not a terminal.
 
     Args:
-        every_seconds: Least time between two lines.
+        every_seconds: Minimum time between two lines.
     """
 
     def __init__(self, every_seconds: float = 20.0) -> None:
@@ -64,7 +64,7 @@ class PlainProgress(ProgressBar):
 
 
 def with_progress(callbacks: Sequence[Callback]) -> list[Callback]:
-    """Callbacks with one that shows progress among them: a bar in a terminal, else lines."""
+    """Add a callback that shows progress if there is none: a bar in a terminal, else lines."""
     if any(isinstance(callback, ProgressBar) for callback in callbacks):
         return list(callbacks)
     return [*callbacks, RichProgressBar() if sys.stderr.isatty() else PlainProgress()]

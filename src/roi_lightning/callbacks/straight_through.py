@@ -13,8 +13,8 @@ from roi_lightning.samplers import GumbelTopK, StraightThrough
 class StraightThroughToggle(Callback):
     """Change the estimator at an optimizer step; before it, the sampler of the configuration is used.
 
-    Which estimator is in force depends on the step alone, so a resumed run needs no memory of the switch. The run's
-    checkpoints and its export name both estimators and the step.
+    The estimator depends on the step alone, so a checkpoint stores nothing of the switch. The run's recipe and its
+    export name both estimators and the step.
 
     Args:
         at_step: Optimizer step from which on `to` is used.

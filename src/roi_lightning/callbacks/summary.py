@@ -1,6 +1,5 @@
-"""At the end of a run: the learned mask beside what one gets for free, in one table."""
+"""The table that a run ends with: the learned mask beside those that need no training."""
 
-import json
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -8,17 +7,18 @@ from contextlib import AbstractContextManager
 from lightning.pytorch import LightningModule, Trainer
 from typing_extensions import override
 
-from roi_lightning.atomic import written_aside
-from roi_lightning.callbacks.finish import FinishCallback
-from roi_lightning.callbacks.sparse_export import SparseExport
+from roi_lightning.atomic import write_json
+from roi_lightning.callbacks.base import FinishCallback
+from roi_lightning.callbacks.write_masks import SparseExport
 from roi_lightning.data import CalibrationDataModule
 from roi_lightning.errors import UserError
 from roi_lightning.evaluation import window_perplexity
-from roi_lightning.learner import MaskLearner
+from roi_lightning.learner import MaskLearningModule
 from roi_lightning.module import RoILightningModule
-from roi_lightning.priors import NAMED_PRIORS, magnitude_masks
+from roi_lightning.oneshot import Magnitude, prune_layers
+from roi_lightning.priors import NAMED_PRIORS
 from roi_lightning.run_folder import SUMMARY, run_folder
-from roi_lightning.summary import show_summary
+from roi_lightning.summary_table import show_summary
 
 
 class BaselineSummary(FinishCallback):
@@ -44,7 +44,7 @@ class BaselineSummary(FinishCallback):
 
     @override
     def finish(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        assert isinstance(pl_module, MaskLearner)
+        assert isinstance(pl_module, MaskLearningModule)
         data = trainer.datamodule  # type: ignore[attr-defined]
         assert isinstance(data, CalibrationDataModule)
         windows = data.windows("val", min(self.windows, data.val_tokens // data.seq_len))
@@ -53,14 +53,14 @@ class BaselineSummary(FinishCallback):
             with context:
                 perplexity[name] = window_perplexity(pl_module.model, windows)
         folder = run_folder(trainer)
-        # Every rank has taken part so far: the model may be spread over them.
+        # Every rank has taken part so far: the model may be sharded.
         if not trainer.is_global_zero:
             return
         export = next((c.path for c in trainer.callbacks if isinstance(c, SparseExport)), None)  # type: ignore[attr-defined]
         summary = {
             "perplexity": perplexity,
             "pattern": str(pl_module.pattern),
-            "zeros": zero_shares(pl_module),
+            "zeros": _zero_fractions(pl_module),
             "held_out_tokens": windows.numel(),
             "steps": trainer.global_step,
             "seconds": round(time.monotonic() - self._started, 1),
@@ -68,24 +68,24 @@ class BaselineSummary(FinishCallback):
         }
         path = folder / SUMMARY
         path.parent.mkdir(parents=True, exist_ok=True)
-        with written_aside(path) as partial:
-            partial.write_text(json.dumps(summary, indent=2) + "\n")
+        write_json(path, summary)
         show_summary(path)
 
 
-def _candidates(module: MaskLearner) -> Iterator[tuple[str, AbstractContextManager[None]]]:
+def _candidates(module: MaskLearningModule) -> Iterator[tuple[str, AbstractContextManager[None]]]:
     yield "dense", module.dense()
-    yield "magnitude", module.under_masks(dict(magnitude_masks(module.layers, module.pattern)))
+    magnitude = prune_layers(module.model, module.layers, Magnitude(), module.pattern)
+    yield "magnitude", module.under_masks({name: result.mask for name, result in magnitude})
     if isinstance(module, RoILightningModule) and module.prior_masks and module.prior != "magnitude":
         name = module.prior if module.prior in NAMED_PRIORS else "prior"
-        yield name, module.under_masks({name: mask.to_bool() for name, mask in module.prior_masks.items()})
+        yield name, module.under_masks({name: mask.to_rows() for name, mask in module.prior_masks.items()})
     yield module.method, module.under_masks()
 
 
-def zero_shares(module: MaskLearner) -> dict[str, float]:
-    """Share of zeros that the pattern makes among the prunable weights, and among all parameters."""
-    share = 1 - module.pattern.n / module.pattern.m
+def _zero_fractions(module: MaskLearningModule) -> dict[str, float]:
+    """Fraction of zeros that the pattern makes among the prunable weights, and among all parameters."""
+    fraction = 1 - module.pattern.n / module.pattern.m
     pruned = sum(layer.weight.numel() for layer in module.layers.values())
     learned = sum(layer.get_parameter(layer.learned).numel() for layer in module.layers.values())
     every = sum(p.numel() for p in module.model.parameters()) - learned
-    return {"prunable": share, "model": share * pruned / every}
+    return {"prunable": fraction, "model": fraction * pruned / every}

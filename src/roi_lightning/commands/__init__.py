@@ -1,1 +1,1 @@
-"""One thin file per plain command; each has `build_parser()` and `main(argv)`."""
+"""One thin file per plain command: its options as a dataclass, and `main(argv)`."""

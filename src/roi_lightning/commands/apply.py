@@ -1,25 +1,31 @@
 """`apply MODEL MASK --out DIR`: a base model and a mask file make the directory that export made."""
 
-import argparse
+import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
+
+from roi_lightning.commands.options import parse_options
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The options of `apply`."""
-    parser = argparse.ArgumentParser(
-        prog="roi-lightning apply", description="Write a base model with a mask applied to it."
-    )
-    parser.add_argument("model", metavar="MODEL", help="the base model: hub id, directory, or GGUF file")
-    parser.add_argument("mask", metavar="MASK", type=Path, help="a mask file or an exported directory")
-    parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="the directory to write")
-    parser.add_argument("--overwrite", action="store_true", help="replace an earlier export there")
-    parser.add_argument(
-        "--dtype",
-        choices=["float32", "bfloat16", "float16"],
-        help="what a GGUF model is cast to (default: what the mask was made for)",
-    )
-    return parser
+@dataclass(frozen=True, kw_only=True)
+class ApplyOptions:
+    """Write a base model with a mask applied to it.
+
+    Attributes:
+        model: The base model: hub id, directory, or GGUF file.
+        mask: A mask file or an exported directory.
+        out: The directory to write.
+        overwrite: Replace an earlier export there.
+        dtype: What a GGUF model is cast to (default: what the mask was made for).
+    """
+
+    model: str = field(kw_only=False)
+    mask: Path = field(kw_only=False)
+    out: Path
+    overwrite: bool = False
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
 
 
 def main(argv: Sequence[str]) -> int:
@@ -31,17 +37,16 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         UserError: If the mask is of another model, or the directory can't be written.
     """
-    args = build_parser().parse_args(argv)
-    from rich.console import Console
-    from rich.text import Text
-
-    from roi_lightning.export import write_export
+    options = parse_options(ApplyOptions, "apply", argv)
+    from roi_lightning.export import open_base, write_export
     from roi_lightning.masks import MaskSet
-    from roi_lightning.sources import resolve_model
+    from roi_lightning.source import resolve_model
 
-    masks = MaskSet.load(args.mask)
-    source = resolve_model(args.model, masks.base.revision)
-    out = write_export(source, masks, args.out, dtype=args.dtype, overwrite=args.overwrite)
-    line = f"{out}: {masks.pattern}, {masks.kept:,} of {masks.total:,} masked weights kept, verified"
-    Console().print(Text(line), soft_wrap=True)
+    masks = MaskSet.load(options.mask)
+    source = resolve_model(options.model, masks.base.revision)
+    base = open_base(source, options.dtype or masks.base.dtype)
+    out = write_export(base, masks, options.out, overwrite=options.overwrite)
+    sys.stdout.write(
+        f"{out}: {masks.pattern}, {masks.kept:,} of {masks.total:,} masked weights kept, verified\n"
+    )
     return 0

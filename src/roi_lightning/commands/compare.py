@@ -1,54 +1,48 @@
 """`compare MASK MASK ... --out DIR`: how much of what one mask keeps the others keep too."""
 
-import argparse
 import json
 import logging
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from roi_lightning.atomic import check_writable, written_aside
+from roi_lightning.commands.options import parse_options
+from roi_lightning.compare_report import as_json, as_markdown, print_overlaps
+from roi_lightning.comparison import Comparison, compare
 from roi_lightning.errors import UserError
+from roi_lightning.masks import MASK_FILE, MaskSet
+from roi_lightning.overlap import shown_layers
 
-if TYPE_CHECKING:
-    from roi_lightning.comparison import Comparison
-    from roi_lightning.masks import MaskSet
-
-_MASK_FILE: Final = "roi_mask.safetensors"  # masks.MASK_FILE, without importing torch for --help
 _NAMED: Final = re.compile(r"([^=/\\]+)=(.+)", re.DOTALL)
-_PIPED_WIDTH: Final = 160
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The options of `compare`."""
-    parser = argparse.ArgumentParser(
-        prog="roi-lightning compare",
-        description="Measure how much of what one mask keeps another keeps too (weights kept by both ÷ weights "
-        "kept): overall, by kind of layer, by layer. Writes overlap.json, overlap.md, masks.png (the corner of "
-        "three layers, a column per mask) and overlap_by_layer.png.",
-    )
-    parser.add_argument(
-        "masks",
-        metavar="MASK",
-        nargs="+",
-        help="a mask file or an exported directory; NAME=PATH chooses the name to show",
-    )
-    parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="the folder to write to")
-    parser.add_argument("--json", metavar="OUT", type=Path, help="also write the overlaps as JSON there")
-    parser.add_argument(
-        "--reference",
-        metavar="MASK",
-        help="the one that the pictures measure against, by name or path (default: last)",
-    )
-    parser.add_argument(
-        "--layers",
-        metavar="NAME",
-        nargs="+",
-        help="layers to show in masks.png: names or globs, whole or from the end (default: q_proj, k_proj and "
-        "up_proj of the middle block)",
-    )
-    return parser
+@dataclass(frozen=True, kw_only=True)
+class CompareOptions:
+    """Measure how much of what one mask keeps another keeps too (weights kept by both ÷ weights kept).
+
+    Overall, by kind of layer, by layer. Writes overlap.json, overlap.md, masks.png (the corner of three layers, a
+    column per mask) and overlap_by_layer.png.
+
+    Attributes:
+        mask: A mask file or an exported directory; NAME=PATH chooses the name to show.
+        masks: Others.
+        out: The folder to write to.
+        json: Also write the overlaps as JSON there.
+        reference: The one that the pictures measure against, by name or path (default: last).
+        layers: Layers to show in masks.png: full names, their ends, or globs (default: q_proj, k_proj and
+            up_proj of the middle block).
+    """
+
+    mask: str = field(kw_only=False)
+    masks: list[str] = field(kw_only=False)
+    out: Path
+    json: Path | None = None
+    reference: str | None = None
+    layers: Sequence[str] = ()
 
 
 def main(argv: Sequence[str]) -> int:
@@ -61,27 +55,24 @@ def main(argv: Sequence[str]) -> int:
         UserError: If a mask can't be read, masks are of different patterns or layers, or a name is unknown; then
             nothing has been written.
     """
-    parser = build_parser()
-    args = parser.parse_args(argv)
-    if len(args.masks) < 2:
-        parser.error("compare needs at least two masks")
-    from rich.console import Console
-    from rich.text import Text
-
-    paths = name_masks(args.masks)
-    reference = _find_reference(args.reference, paths)
-    _check_places(args.out, args.json)
-    from roi_lightning.comparison import compare
-
+    options = parse_options(CompareOptions, "compare", argv)
+    out, paths = options.out, name_masks([options.mask, *options.masks])
+    reference = _find_reference(options.reference, paths)
+    if out.exists() and not out.is_dir():
+        raise UserError(f"--out {str(out)!r} is a file; give a folder")
+    for file in filter(None, (out / "overlap.json", options.json)):
+        check_writable(file)
     comparison = compare(paths, reference)
-    files = _render(comparison, args.layers)
+    files = _render(comparison, options.layers)
     _warn_of_other_bases(comparison.masks)
-    _show(comparison)
-    for name, content in files.items():
-        _write(args.out / name, content)
-    if args.json:
-        _write(args.json, files["overlap.json"])
-    Console().print(Text(f"{args.out}: {', '.join(files)}"), soft_wrap=True)
+    print_overlaps(comparison)
+    contents = {out / name: content for name, content in files.items()}
+    if options.json:
+        contents[options.json] = files["overlap.json"]
+    for path, content in contents.items():
+        with written_aside(path) as partial:
+            partial.write_bytes(content)
+    sys.stdout.write(f"{out}: {', '.join(files)}\n")
     return 0
 
 
@@ -116,7 +107,7 @@ def _default_name(argument: str) -> str:
     path = Path(argument).absolute()
     if path.is_dir():
         return path.resolve().name or argument
-    return (path.parent.name if path.name == _MASK_FILE else path.stem) or argument
+    return (path.parent.name if path.name == MASK_FILE else path.stem) or argument
 
 
 def _find_reference(wanted: str | None, paths: Mapping[str, str]) -> str:
@@ -129,20 +120,10 @@ def _find_reference(wanted: str | None, paths: Mapping[str, str]) -> str:
     return found
 
 
-def _check_places(out: Path, json_file: Path | None) -> None:
-    from roi_lightning.atomic import check_writable
-
-    if out.exists() and not out.is_dir():
-        raise UserError(f"--out {str(out)!r} is a file; give a folder")
-    for file in filter(None, (out / "overlap.json", json_file)):
-        check_writable(file)
-
-
-def _render(comparison: "Comparison", layers: Sequence[str] | None) -> dict[str, bytes]:
+def _render(comparison: Comparison, layers: Sequence[str]) -> dict[str, bytes]:
     """The content of every file, so that whatever fails does so before the first is written."""
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it announces that it builds a font cache
-    from roi_lightning.comparison import as_json, as_markdown
-    from roi_lightning.figures import find_layers, layer_figure, mask_figure, shown_layers, to_png
+    from roi_lightning.figures import find_layers, layer_figure, mask_figure, to_png
 
     masks, reference = comparison.masks, comparison.reference
     names = list(masks[reference].layers)
@@ -156,7 +137,7 @@ def _render(comparison: "Comparison", layers: Sequence[str] | None) -> dict[str,
     }
 
 
-def _warn_of_other_bases(masks: "Mapping[str, MaskSet]") -> None:
+def _warn_of_other_bases(masks: Mapping[str, MaskSet]) -> None:
     (first, one), *rest = masks.items()
     for name, other in rest:
         if other.base.sha256 != one.base.sha256:
@@ -164,20 +145,3 @@ def _warn_of_other_bases(masks: "Mapping[str, MaskSet]") -> None:
                 f"warning: masks of different base models: {first!r} of {one.base.spec} and {name!r} of "
                 f"{other.base.spec} have other weights under the same names\n"
             )
-
-
-def _show(comparison: "Comparison") -> None:
-    from rich.console import Console
-
-    from roi_lightning.comparison import as_tables
-
-    console = Console() if sys.stdout.isatty() else Console(width=_PIPED_WIDTH)
-    for table in as_tables(comparison):
-        console.print(table)
-
-
-def _write(path: Path, content: bytes) -> None:
-    from roi_lightning.atomic import written_aside
-
-    with written_aside(path) as partial:
-        partial.write_bytes(content)

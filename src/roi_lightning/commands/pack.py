@@ -1,29 +1,32 @@
 """`pack DIR --out DIR`: a 2:4 export in fewer bytes, for `runtime.from_packed`."""
 
-import argparse
-import json
+import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from roi_lightning.runtime.checkpoint import PackedSizes
+from roi_lightning.atomic import check_writable, write_json
+from roi_lightning.commands.options import parse_options
+from roi_lightning.tables import print_table
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The options of `pack`."""
-    parser = argparse.ArgumentParser(
-        prog="roi-lightning pack",
-        description="Write a verified 2:4 directory again with kept weights and two bits for the place of each, "
-        "which roi_lightning.runtime.from_packed loads.",
-    )
-    parser.add_argument(
-        "directory", metavar="DIR", type=Path, help="a 2:4 directory of fit, export, prune or apply"
-    )
-    parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="the directory to write")
-    parser.add_argument("--overwrite", action="store_true", help="replace an earlier directory there")
-    parser.add_argument("--json", metavar="OUT", type=Path, help="also write the sizes as JSON")
-    return parser
+@dataclass(frozen=True, kw_only=True)
+class PackOptions:
+    """Write a verified 2:4 directory again with kept weights and two bits for the position of each.
+
+    roi_lightning.runtime.from_packed loads it.
+
+    Attributes:
+        directory: A 2:4 directory of fit, export, prune or apply.
+        out: The directory to write.
+        overwrite: Replace an earlier directory there.
+        json: Also write the sizes as JSON there.
+    """
+
+    directory: Path = field(kw_only=False)
+    out: Path
+    overwrite: bool = False
+    json: Path | None = None
 
 
 def main(argv: Sequence[str]) -> int:
@@ -35,31 +38,21 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         UserError: If the directory can't be packed, or a file can't be written.
     """
-    args = build_parser().parse_args(argv)
-    from roi_lightning.atomic import check_writable, written_aside
+    options = parse_options(PackOptions, "pack", argv)
     from roi_lightning.runtime import write_packed
 
-    if args.json:
-        check_writable(args.json)
-    sizes = write_packed(args.directory, args.out, overwrite=args.overwrite)
-    _show(sizes, args.out)
-    if args.json:
-        with written_aside(args.json) as partial:
-            partial.write_text(json.dumps(sizes.to_json(), indent=2) + "\n", encoding="utf-8")
+    if options.json:
+        check_writable(options.json)
+    sizes = write_packed(options.directory, options.out, overwrite=options.overwrite)
+    rows = [
+        [name, f"{before / 1e6:,.2f}", f"{after / 1e6:,.2f}", f"{after / before:.4f}"]
+        for name, before, after in (
+            (f"{sizes.layers} masked tensors", sizes.linears, sizes.packed),
+            ("all files", sizes.before, sizes.after),
+        )
+    ]
+    print_table(["", "before, MB", "after, MB", "ratio"], rows)
+    sys.stdout.write(f"{options.out}: unpacks to the same bytes\n")
+    if options.json:
+        write_json(options.json, sizes.to_json())
     return 0
-
-
-def _show(sizes: "PackedSizes", out: Path) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table("", "before, MB", "after, MB", "ratio")
-    for name, before, after in (
-        (f"{sizes.layers} masked tensors", sizes.linears, sizes.packed),
-        ("all files", sizes.before, sizes.after),
-    ):
-        table.add_row(name, f"{before / 1e6:,.2f}", f"{after / 1e6:,.2f}", f"{after / before:.4f}")
-    console = Console()
-    console.print(table)
-    console.print(Text(f"{out}: unpacks to the same bytes"), soft_wrap=True)

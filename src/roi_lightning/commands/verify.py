@@ -1,26 +1,37 @@
 """`verify DIR`: is an exported directory still what the export left?"""
 
-import argparse
-import json
+import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from roi_lightning.atomic import check_writable, write_json
+from roi_lightning.commands.options import parse_options
+from roi_lightning.errors import UserError
+from roi_lightning.tables import print_table
 
 if TYPE_CHECKING:
     from roi_lightning.export import VerifyReport
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The options of `verify`."""
-    parser = argparse.ArgumentParser(
-        prog="roi-lightning verify",
-        description="Check N:M along the input dimension, exact zeros and every file's hash; with --base "
-        "also that the survivors are bit for bit the base model's and nothing else changed.",
-    )
-    parser.add_argument("directory", metavar="DIR", type=Path, help="an exported or packed directory")
-    parser.add_argument("--base", metavar="MODEL", help="the base model: hub id, directory, or GGUF file")
-    parser.add_argument("--json", metavar="OUT", type=Path, help="also write the result as JSON")
-    return parser
+@dataclass(frozen=True, kw_only=True)
+class VerifyOptions:
+    """Check N:M along the input dimension, exact zeros and every file's hash.
+
+    With --base also that kept weights are bit for bit the base model's and nothing else changed.
+
+    Attributes:
+        directory: An exported or packed directory.
+        base: The base model: hub id, directory, or GGUF file.
+        json: Also write the result as JSON there.
+    """
+
+    directory: Path = field(kw_only=False)
+    base: str | None = None
+    json: Path | None = None
 
 
 def main(argv: Sequence[str]) -> int:
@@ -32,26 +43,23 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         UserError: If there is no such directory or base model.
     """
-    args = build_parser().parse_args(argv)
-    from roi_lightning.atomic import check_writable, written_aside
+    options = parse_options(VerifyOptions, "verify", argv)
     from roi_lightning.export import verify_export
     from roi_lightning.runtime import verify_packed
-    from roi_lightning.sources import is_packed, resolve_model
+    from roi_lightning.source import is_packed, resolve_model
 
-    if args.json:
-        check_writable(args.json)
-    base = resolve_model(args.base, _revision(args.directory)) if args.base else None
-    verify = verify_packed if is_packed(args.directory) else verify_export
-    report = verify(args.directory, base)
+    if options.json:
+        check_writable(options.json)
+    base = resolve_model(options.base, _revision(options.directory)) if options.base else None
+    verify = verify_packed if is_packed(options.directory) else verify_export
+    report = verify(options.directory, base)
     _show(report)
-    if args.json:
-        with written_aside(args.json) as partial:
-            partial.write_text(json.dumps(report.to_json(), indent=2) + "\n", encoding="utf-8")
+    if options.json:
+        write_json(options.json, report.to_json())
     return 0 if report.ok else 1
 
 
 def _revision(directory: Path) -> str | None:
-    from roi_lightning.errors import UserError
     from roi_lightning.export.sidecar import EXPORTED, PACKED, read_sidecar
 
     try:
@@ -62,16 +70,9 @@ def _revision(directory: Path) -> str | None:
 
 
 def _show(report: "VerifyReport") -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table("check", "", "detail")
-    for check in report.checks:
-        mark = Text("✓", "green") if check.ok else Text("✗", "bold red")
-        table.add_row(check.name, mark, Text(check.detail))
-    console = Console(soft_wrap=False)
-    console.print(table)
+    marks = {True: Text("✓", "green"), False: Text("✗", "bold red")}
+    rows: list[list[str | Text]] = [[check.name, marks[check.ok], check.detail] for check in report.checks]
+    print_table(["check", "", "detail"], rows, left=3)
     count = len(report.checks)
     last = f"all {count} checks hold" if report.ok else f"{len(report.failures)} of {count} checks failed"
-    console.print(Text(f"{report.directory}: {last}"), soft_wrap=True)
+    sys.stdout.write(f"{report.directory}: {last}\n")

@@ -1,7 +1,6 @@
 """Where calibration text comes from: Python's own documentation, local files or the Hugging Face hub.
 
-Every source ends as a `datasets` object with the single column `text`, so that what follows (splitting,
-tokenising, packing) never needs to know where a document was read.
+Every source ends as a `datasets` object with the single column `text`, whatever it was read from.
 """
 
 import glob
@@ -14,13 +13,19 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from roi_lightning.data.local_files import OPENERS, cut_lines, json_documents, json_rows, text_passages
-from roi_lightning.data.python_docs import python_documents
-from roi_lightning.errors import UserError
+from roi_lightning.data.files import (
+    OPENERS,
+    cut_lines,
+    json_documents,
+    json_rows,
+    python_documents,
+    text_passages,
+)
+from roi_lightning.errors import UserError, reason
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
@@ -37,7 +42,7 @@ class Corpus:
     Attributes:
         source: `python-docs`, a local path or glob (.txt, .jsonl, .json, .parquet; all but parquet also
             compressed as .gz, .zst, .xz or .bz2), or a hub dataset id such as `owner/name`.
-        weight: Share of the training windows drawn from here, relative to the other corpora's weights.
+        weight: Fraction of the training windows drawn from here, relative to the other corpora's weights.
         subset: Configuration name of a hub dataset.
         split: Split of a hub dataset; local files have only `train`.
         text_field: Column that holds the text.
@@ -55,7 +60,7 @@ class Corpus:
 
 
 def as_corpora(value: Sequence[Corpus | str] | str) -> list[Corpus]:
-    """Bring every accepted way of naming corpora to a list.
+    """Convert every accepted form of corpora to a list.
 
     Raises:
         UserError: If the list is empty or a weight is not positive.
@@ -79,12 +84,10 @@ def parse_corpus(text: str) -> Corpus:
     if not text.startswith("{"):
         return Corpus(text)
     try:
-        fields = yaml.safe_load(text)
-        return Corpus(**fields)
+        return Corpus(**yaml.safe_load(text))
     except (yaml.YAMLError, TypeError) as error:
-        reason = str(error).splitlines()[0]
         raise UserError(
-            f"corpus {text!r} is no mapping with the fields of Corpus ({reason}); name its source"
+            f"corpus {text!r} is no mapping with the fields of Corpus ({reason(error)}); name its source"
         ) from error
 
 
@@ -116,14 +119,14 @@ def load_documents(corpus: Corpus, cache_dir: str | None = None) -> "Dataset | I
 
 
 def describe(corpus: Corpus) -> dict[str, Any]:
-    """What tells a corpus from others, as plain values; of local files their names and sizes count."""
+    """What identifies a corpus, as plain values; of local files their names and sizes count."""
     paths = [] if corpus.source == PYTHON_DOCS else _local_files(corpus.source)
     sizes = json.dumps([[path.name, path.stat().st_size] for path in paths])
     return asdict(corpus) | {"files": hashlib.sha256(sizes.encode()).hexdigest()}
 
 
 def read_rows(rows: Iterable[dict[str, Any]], what: str) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a streamed corpus, whose damage further down shows only now, in ways of its own.
+    """Yield the rows of a streamed corpus, whose damage further down shows only now, by any exception.
 
     Raises:
         UserError: Naming `what` is read.
@@ -133,8 +136,7 @@ def read_rows(rows: Iterable[dict[str, Any]], what: str) -> Iterator[dict[str, A
     except UserError:
         raise
     except Exception as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise UserError(f"{what} can't be read to its end ({reason}); check the file") from error
+        raise UserError(f"{what} can't be read to its end ({reason(error)}); check the file") from error
 
 
 def _local_files(source: str) -> list[Path]:
@@ -165,7 +167,7 @@ def _format(paths: Sequence[Path]) -> str:
 
 
 def _stream_lines(paths: Sequence[Path], corpus: Corpus, cache_dir: str | None) -> "IterableDataset":
-    """JSON lines in pieces, so that a stream goes on in the middle of a file without reading what is before."""
+    """JSON lines in pieces, so that a stream resumes in the middle of a file without reading what is before."""
     pieces = cut_lines(paths)
     first = next(chain.from_iterable(map(json_rows, pieces)), None)
     if first is None:
@@ -173,8 +175,7 @@ def _stream_lines(paths: Sequence[Path], corpus: Corpus, cache_dir: str | None) 
     if corpus.text_field not in first:
         raise _no_column(corpus, first)
     arguments = {"pieces": pieces, "field": corpus.text_field}
-    next(json_documents(pieces, corpus.text_field))
-    return cast("IterableDataset", _from_generator(json_documents, arguments, corpus, cache_dir))
+    return _from_generator(json_documents, arguments, corpus, cache_dir)
 
 
 def _no_column(corpus: Corpus, columns: Iterable[str]) -> UserError:
@@ -202,14 +203,13 @@ def _load(
         if loaded.features is None:
             loaded = loaded._resolve_features()
     except Exception as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(f"cannot load corpus {corpus.source!r} ({reason}); {remedy}") from error
+        raise UserError(f"cannot load corpus {corpus.source!r} ({reason(error)}); {remedy}") from error
     return _only_text(loaded, corpus)
 
 
 @contextmanager
 def uncounted() -> Iterator[None]:
-    """Without the download counter by which `datasets` asks the network even for local files."""
+    """Switch off the download counter of `datasets`, which uses the network even for local files."""
     import datasets
 
     before = datasets.config.HF_UPDATE_DOWNLOAD_COUNTS
@@ -227,9 +227,7 @@ def _only_text(loaded: Any, corpus: Corpus) -> "Dataset | IterableDataset":
     if "string" not in str(getattr(loaded.features[field], "dtype", "")):
         raise UserError(f"column {field!r} of {corpus.source!r} is not text; choose another text_field")
     chosen = loaded.select_columns([field])
-    return cast(
-        "Dataset | IterableDataset", chosen if field == "text" else chosen.rename_column(field, "text")
-    )
+    return chosen if field == "text" else chosen.rename_column(field, "text")
 
 
 def _from_generator(
@@ -243,7 +241,7 @@ def _from_generator(
     try:
         return datasets.Dataset.from_generator(generate, features, cache_dir, gen_kwargs=arguments)
     except datasets.exceptions.DatasetGenerationError as error:
-        reason = error.__cause__ or error
-        raise UserError(f"cannot read corpus {corpus.source!r} ({reason}); check the file") from error
-    except ValueError as error:  # what datasets makes of a generator that yields nothing
+        cause = error.__cause__ or error
+        raise UserError(f"cannot read corpus {corpus.source!r} ({cause}); check the file") from error
+    except ValueError as error:  # raised by datasets for a generator that yields nothing
         raise UserError(f"corpus {corpus.source!r} holds no text; check the file") from error

@@ -16,10 +16,17 @@ from typing_extensions import override
 
 from roi_lightning.data import packing
 from roi_lightning.data.corpora import Corpus, as_corpora, describe, load_documents
-from roi_lightning.data.order import ResumableLoader, ResumableOrder, mix, spread
 from roi_lightning.data.packing import Side
-from roi_lightning.data.progress import StreamProgress
-from roi_lightning.data.streaming import PLACE, Lane, StreamedBatches, StreamLoader, WindowReader, make_lanes
+from roi_lightning.data.resumable_order import ResumableLoader, ResumableSampler, evenly_spaced, mix
+from roi_lightning.data.stream_state import StreamState
+from roi_lightning.data.streaming import (
+    PROGRESS,
+    StreamedBatches,
+    StreamLoader,
+    Substream,
+    WindowReader,
+    make_substreams,
+)
 from roi_lightning.errors import UserError
 
 if TYPE_CHECKING:
@@ -44,7 +51,7 @@ class CalibrationDataModule(LightningDataModule):
         windows_per_step: Windows of an optimizer step, over all micro-batches and ranks; None is one micro-batch on
             every rank. `trainer.accumulate_grad_batches`, if given, wins.
         val_batch_size: Windows per batch in validation; None is `batch_size`.
-        held_out_fraction: Share of the documents held out when `val_corpora` is None, between 0 and 1.
+        held_out_fraction: Fraction of the documents held out when `val_corpora` is None, between 0 and 1.
         val_windows: Use at most this many held-out windows, evenly spaced over the held-out text.
         num_workers: Loader processes for training; those of streamed corpora tokenise, too.
         seed: Seed of the training order.
@@ -75,12 +82,12 @@ class CalibrationDataModule(LightningDataModule):
         super().__init__()
         self.val_batch_size = batch_size if val_batch_size is None else val_batch_size
         # The first token of a window is given, the others are predicted.
-        _check({"seq_len": seq_len}, least=2)
+        _check({"seq_len": seq_len}, minimum=2)
         counts = {"batch_size": batch_size, "val_batch_size": self.val_batch_size}
         if windows_per_step is not None:
             counts["windows_per_step"] = windows_per_step
-        _check(counts | {"val_windows": val_windows}, least=1)
-        _check({"num_workers": num_workers, "seed": seed}, least=0)
+        _check(counts | {"val_windows": val_windows}, minimum=1)
+        _check({"num_workers": num_workers, "seed": seed}, minimum=0)
         if not 0 < held_out_fraction < 1:
             raise UserError(f"data.held_out_fraction is {held_out_fraction}; set it between 0 and 1")
         self.tokenizer, self.tokenizer_revision = tokenizer, tokenizer_revision
@@ -91,21 +98,17 @@ class CalibrationDataModule(LightningDataModule):
         self.windows_per_step = windows_per_step
         self.held_out_fraction, self.val_windows = held_out_fraction, val_windows
         self.num_workers, self.cache_dir = num_workers, cache_dir
-        self._packed: list[Dataset] | None = None
-        self._mixed: Dataset | None = None
-        self._lanes: list[Lane] = []
-        self._progress: StreamProgress | None = None
-        self._held_out: Tensor | None = None
+        self._state: StreamState | None = None
 
     @property
     def train_tokens(self) -> int:
         """Tokens in the distinct training windows; 0 for streamed corpora, whose length is unknown."""
-        return self.seq_len * sum(map(len, self._packed or []))
+        return self.seq_len * sum(map(len, self._packed))
 
     @property
     def val_tokens(self) -> int:
         """Tokens in the held-out windows that are used."""
-        return 0 if self._held_out is None else self._held_out.numel()
+        return self._held_out.numel()
 
     def micro_batches(self, ranks: int) -> int:
         """How many micro-batches of an optimizer step each of so many ranks takes.
@@ -127,32 +130,29 @@ class CalibrationDataModule(LightningDataModule):
         )
 
     def facts(self, windows: int) -> dict[str, object]:
-        """What an export tells of the text that a mask was learned from in so many windows; plain values."""
+        """What an export records of the text that a mask was learned from in so many windows; plain values."""
         text = ", ".join(corpus.source for corpus in self.corpora)
         return {"text": text, "seq_len": self.seq_len, "tokens": windows * self.seq_len}
 
     def prepare_data(self) -> None:
         """Fill the caches in one process, so that the others only read them."""
         if self.trainer is not None and self.trainer.world_size > 1:
-            self._build_training()
-            self._build_held_out()
+            _ = self._substreams or self._mixed, self._held_out
 
     def setup(self, stage: str) -> None:
         """Read, tokenise and pack: training and held-out windows for `fit`, else held-out ones alone."""
-        self._progress = None
-        if stage == "fit":
-            self._build_training()
-            self._progress = StreamProgress(self._described(), self._micro_batch) if self._lanes else None
-        self._build_held_out()
-        parts = [f"{self.val_tokens // self.seq_len:,} held-out windows"]
+        self._state, parts = None, []
         if stage == "fit":
             count, used = self.train_tokens // self.seq_len, ", ".join(each.source for each in self.corpora)
             size = f"{count:,} windows of {self.seq_len:,} tokens ({self.train_tokens / 1e6:.2f} M tokens)"
-            parts.insert(0, f"{size if self._mixed else 'streamed windows'} from {used}")
+            if self._substreams:
+                self._state, size = StreamState(self._described(), self._micro_batch), "streamed windows"
+            parts.append(f"{size} from {used}")
+        parts.append(f"{self.val_tokens // self.seq_len:,} held-out windows")
         rank_zero_info(f"calibration: {'; '.join(parts)}")
 
     def train_dataloader(self) -> ResumableLoader:
-        """One epoch as long as the run, starting where the trainer's step count says, or the place in a stream.
+        """One epoch as long as the run, starting at the trainer's step, or at the position in streamed text.
 
         Raises:
             UserError: If the trainer has no `max_steps`.
@@ -160,15 +160,15 @@ class CalibrationDataModule(LightningDataModule):
         trainer = self.trainer
         if trainer is None or trainer.max_steps < 1:
             raise UserError("the length of the run is unknown; set trainer.max_steps")
-        ranks = {"rank": trainer.global_rank, "world_size": trainer.world_size}
-        if self._progress is not None:
-            batches = StreamedBatches(self._lanes, self.batch_size, **ranks)
-            return StreamLoader(batches, self._progress.begin, self.num_workers)
-        mixed, count = cast("Dataset", self._mixed), trainer.max_steps * trainer.accumulate_grad_batches
-        order = ResumableOrder(
-            len(mixed), count, self.batch_size, self.seed, **ranks, start=self._micro_batch
+        rank, world_size = trainer.global_rank, trainer.world_size
+        if self._state is not None:
+            batches = StreamedBatches(self._substreams, self.batch_size, rank, world_size)
+            return StreamLoader(batches, self._state.begin, self.num_workers)
+        mixed, count = self._mixed, trainer.max_steps * trainer.accumulate_grad_batches
+        sampler = ResumableSampler(
+            len(mixed), count, self.batch_size, self.seed, rank, world_size, start=self._micro_batch
         )
-        return ResumableLoader(mixed, self.batch_size, sampler=order, num_workers=self.num_workers)
+        return ResumableLoader(mixed, self.batch_size, sampler=sampler, num_workers=self.num_workers)
 
     def val_dataloader(self) -> DataLoader[Any]:
         """All held-out windows that are used, in order, on every rank."""
@@ -179,7 +179,7 @@ class CalibrationDataModule(LightningDataModule):
         """The first windows of a split, the same on every rank.
 
         Args:
-            split: `train` for the order of training (going round when it ends), `val` for the held-out ones.
+            split: `train` for the order of training (repeated after its end), `val` for the held-out ones.
             count: How many windows.
 
         Returns:
@@ -188,53 +188,50 @@ class CalibrationDataModule(LightningDataModule):
         Raises:
             UserError: If `count` is not positive or fewer held-out windows exist.
         """
-        _check({"count": count}, least=1)
+        _check({"count": count}, minimum=1)
         if split == "val":
-            self._build_held_out()
-            held_out = cast(Tensor, self._held_out)
-            if count <= len(held_out):
-                return held_out[:count]
-            raise UserError(
-                f"{count} held-out windows wanted, {len(held_out)} in use; raise data.val_windows"
-            )
-        self._build_training()
-        if self._mixed is None:
-            batches = StreamedBatches(self._lanes, self.batch_size)
+            available = len(self._held_out)
+            if count <= available:
+                return self._held_out[:count]
+            raise UserError(f"{count} held-out windows wanted, {available} in use; raise data.val_windows")
+        if self._substreams:
+            batches = StreamedBatches(self._substreams, self.batch_size)
             rows = chain.from_iterable(batch["input_ids"] for batch in batches)
             return torch.stack(list(islice(rows, count)))
-        order = ResumableOrder(len(self._mixed), count, seed=self.seed)
-        return cast(Tensor, self._mixed[list(order)]["input_ids"])
+        sampler = ResumableSampler(len(self._mixed), count, seed=self.seed)
+        ids: Tensor = self._mixed[list(sampler)]["input_ids"]
+        return ids
 
     def stream(self, corpus: Corpus) -> "IterableDataset":
         """Open the documents of a streamed corpus, one column `text`; override it to stream text of your own.
 
-        The finer the shards, the less is read again by a run that goes on; every call must give the same.
+        The finer the shards, the less a resumed run reads again; every call must give the same.
         """
         documents = load_documents(corpus, self.cache_dir)
-        return documents if corpus.streaming else cast("Dataset", documents).to_iterable_dataset()
+        return documents if corpus.streaming else documents.to_iterable_dataset()
 
     def load_tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer, asked for once; override it to bring one of your own."""
-        from roi_lightning import language_model
+        """Load the tokenizer; called once. Override it to use one of your own."""
+        from roi_lightning import config
 
-        return language_model.load_tokenizer(self.tokenizer, self.tokenizer_revision, self.trust_remote_code)
+        return config.load_tokenizer(self.tokenizer, self.tokenizer_revision, self.trust_remote_code)
 
     @override
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        if self._progress is not None and PLACE in batch:
-            self._progress.use(batch.pop(PLACE))
+        if self._state is not None and PROGRESS in batch:
+            self._state.use(batch.pop(PROGRESS))
         return batch
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        """The place in streamed text, which every rank has to ask for; nothing for corpora with random access."""
-        return {} if self._progress is None else self._progress.state_dict()
+        """The position in streamed text, collected from every rank; nothing for corpora with random access."""
+        return {} if self._state is None else self._state.state_dict()
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over a place in streamed text, if it is this text's."""
-        if self._progress is not None:
-            self._progress.load_state_dict(state_dict)
+        """Take over a position in streamed text, if it is this text's."""
+        if self._state is not None:
+            self._state.load_state_dict(state_dict)
 
     def _micro_batch(self) -> int:
         """Micro-batches that each rank has put into optimizer steps."""
@@ -246,32 +243,43 @@ class CalibrationDataModule(LightningDataModule):
     def _loaded_tokenizer(self) -> PreTrainedTokenizerBase:
         return self.load_tokenizer()
 
-    def _build_training(self) -> None:
-        if self._packed is not None:
-            return
-        side: Side = "train" if self.val_corpora is None else "all"
-        weights = [corpus.weight for corpus in self.corpora]
-        if any(corpus.streaming for corpus in self.corpora):
-            self._packed = []
-            readers = [self._reader(corpus, side) for corpus in self.corpora]
-            self._lanes = make_lanes(readers, weights, self.seed)
-            for reader in self._lanes[0].readers:  # text that fills no window is noticed here and now
-                next(reader.windows())
-        else:
-            self._packed = [self._pack(corpus, side) for corpus in self.corpora]
-            self._mixed = mix(self._packed, weights, self.seed)
+    @property
+    def _side(self) -> Side:
+        """The side of the documents of `corpora` that is trained on."""
+        return "train" if self.val_corpora is None else "all"
 
-    def _build_held_out(self) -> None:
-        if self._held_out is None:
-            self._held_out = self._choose_held_out()
+    @property
+    def _weights(self) -> list[float]:
+        return [corpus.weight for corpus in self.corpora]
 
-    def _choose_held_out(self) -> Tensor:
+    @cached_property
+    def _substreams(self) -> list[Substream]:
+        """Training text if any corpus is streamed, else nothing."""
+        if not any(corpus.streaming for corpus in self.corpora):
+            return []
+        readers = [self._reader(corpus, self._side) for corpus in self.corpora]
+        substreams = make_substreams(readers, self._weights, self.seed)
+        for reader in substreams[0].readers:  # raises here and now for text that fills no window
+            next(reader.windows())
+        return substreams
+
+    @cached_property
+    def _packed(self) -> "list[Dataset]":
+        """Training windows by corpus if none is streamed, else nothing."""
+        return [] if self._substreams else [self._pack(corpus, self._side) for corpus in self.corpora]
+
+    @cached_property
+    def _mixed(self) -> "Dataset":
+        return mix(self._packed, self._weights, self.seed)
+
+    @cached_property
+    def _held_out(self) -> Tensor:
         side: Side = "val" if self.val_corpora is None else "all"
         sources: list[Sequence[Tensor]] = [
             self._first_windows(corpus, side) if corpus.streaming else self._pack(corpus, side)["input_ids"]
             for corpus in self.val_corpora or self.corpora
         ]
-        chosen = spread([len(source) for source in sources], self.val_windows)
+        chosen = evenly_spaced([len(source) for source in sources], self.val_windows)
         rows = [source[i] for source, indices in zip(sources, chosen, strict=True) for i in indices]
         if not rows:
             remedy = "raise data.held_out_fraction, give more text or pass data.val_corpora"
@@ -287,7 +295,9 @@ class CalibrationDataModule(LightningDataModule):
 
     def _reader(self, corpus: Corpus, side: Side) -> WindowReader:
         keeps = partial(packing.belongs, side=side, held_out_fraction=self.held_out_fraction)
-        return WindowReader(self.stream(corpus), corpus.source, keeps, self._loaded_tokenizer, self.seq_len)
+        documents, tokenizer = self.stream(corpus), self._loaded_tokenizer
+        shards = range(documents.num_shards)
+        return WindowReader(documents, corpus.source, keeps, tokenizer, self.seq_len, shards)
 
     def _first_windows(self, corpus: Corpus, side: Side) -> list[Tensor]:
         return [window for window, _ in islice(self._reader(corpus, side).once(), self.val_windows)]
@@ -304,15 +314,15 @@ class CalibrationDataModule(LightningDataModule):
         }
 
     def _described(self) -> dict[str, Any]:
-        """What the windows of streamed text and their order depend on, by option."""
-        shards = [reader.documents.num_shards for reader in self._lanes[0].readers]
+        """What the windows of streamed text and their order depend on, by option, as checkpoints hold it."""
         corpora = [
-            describe(corpus) | {"shards": count} for corpus, count in zip(self.corpora, shards, strict=True)
+            describe(corpus) | {"shards": reader.documents.num_shards}
+            for corpus, reader in zip(self.corpora, self._substreams[0].readers, strict=True)
         ]
-        return self.recipe() | {"data.corpora": corpora, "lanes": len(self._lanes)}
+        return self.recipe() | {"data.corpora": corpora, "lanes": len(self._substreams)}
 
 
-def _check(settings: dict[str, int], least: int) -> None:
+def _check(settings: dict[str, int], minimum: int) -> None:
     for name, value in settings.items():
-        if value < least:
-            raise UserError(f"data.{name} is {value}; set it to at least {least}")
+        if value < minimum:
+            raise UserError(f"data.{name} is {value}; set it to at least {minimum}")

@@ -7,8 +7,8 @@ one changes whenever a tokenizer object is used.
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TextIO
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,34 +21,16 @@ if TYPE_CHECKING:
 
 Side = Literal["all", "train", "val"]
 Tokens = NDArray[np.int32]
-PASSAGE_CHARACTERS = 10_000
 DOCUMENTS_AT_ONCE = 64
 
 
-def cut_passages(stream: TextIO) -> Iterator[str]:
-    """Cut text at blank lines into passages of about 10,000 characters whose concatenation is the text.
-
-    Text without blank lines is cut after about twice as many characters.
-    """
-    held: list[str] = []
-    size = 0
-    while piece := stream.readline(PASSAGE_CHARACTERS):
-        held.append(piece)
-        size += len(piece)
-        if size >= PASSAGE_CHARACTERS * (1 if not piece.strip() else 2):
-            yield "".join(held)
-            held, size = [], 0
-    if held:
-        yield "".join(held)
-
-
 def belongs(text: str | None, side: Side, held_out_fraction: float) -> bool:
-    """Whether a document has text and lies on `side`; copies of a document always share their side.
+    """Whether a document has text and is on `side`; copies of a document are always on the same side.
 
     Args:
         text: The document, None where a table has a gap.
         side: `val` for the held-out documents, `train` for the others, `all` for no split.
-        held_out_fraction: Expected share of documents on the held-out side, between 0 and 1.
+        held_out_fraction: Expected fraction of documents on the held-out side, between 0 and 1.
     """
     if text is None or not (stripped := text.strip()):
         return False
@@ -71,21 +53,21 @@ def find_bos(tokenizer: PreTrainedTokenizerBase) -> int | None:
 
     A model that has always seen it there is lost without it: Gemma's perplexity is five times as high.
     """
-    plain, whole = (tokenizer("a", add_special_tokens=special)["input_ids"][0] for special in (False, True))
-    return None if whole == plain else int(whole)
+    plain, full = (tokenizer("a", add_special_tokens=special)["input_ids"][0] for special in (False, True))
+    return None if full == plain else int(full)
 
 
 class Packer:
     """Joins documents with `separator` between them and cuts the stream into exact windows.
 
-    Tokens that do not fill a window are carried to the next call, so one whole pass drops fewer than
+    Tokens that do not fill a window are carried to the next call, so one pass drops fewer than
     `seq_len` tokens, at its end.
 
     Args:
         seq_len: Window length in tokens, BOS included.
         separator: Token id put between documents, None for nothing.
         bos: Token id that every window begins with, None for text alone (`find_bos`).
-        carry: Text left of earlier documents, to resume where another packer stopped; None starts anew.
+        carry: Text left of earlier documents, to resume where another packer stopped; None for none.
     """
 
     def __init__(
@@ -146,7 +128,7 @@ def pack_documents(
         bos: Token id that every window begins with, None for text alone.
 
     Returns:
-        Column `input_ids`, int32, `seq_len` each. Only the last, incomplete window of the whole dataset is
+        Column `input_ids`, int32, `seq_len` each. Only the last, incomplete window of the dataset is
         dropped, which is fewer than `seq_len` tokens.
     """
     packer = Packer(seq_len, separator, bos)
@@ -190,8 +172,8 @@ def pack_side(
     windows = pack_documents(tokens, seq_len, tokenizer.eos_token_id, bos)
     if side != "val" and not len(windows):
         needed = seq_len - (bos is not None)
-        found = f"has only {sum(map(len, tokens['input_ids']))} tokens, one window needs {needed}"
-        raise UserError(f"corpus {name!r} {found}; give more text or lower data.seq_len")
+        length = f"has only {sum(map(len, tokens['input_ids']))} tokens, one window needs {needed}"
+        raise UserError(f"corpus {name!r} {length}; give more text or lower data.seq_len")
     return windows
 
 

@@ -17,10 +17,10 @@ from roi_lightning.data.corpora import uncounted
 from roi_lightning.errors import UserError
 from roi_lightning.evaluation.tasks import Task
 
-Figures = float | dict[str, float | int]
+Metrics = float | dict[str, float | int]
 
 
-def open_tasks(tasks: Sequence[Task], data: Path | None) -> dict[str, Any]:
+def open_tasks(tasks: Sequence[Task], data: Path | str | None) -> dict[str, Any]:
     """Read the questions and documents of every task; a first one is put together on trial.
 
     Args:
@@ -39,7 +39,8 @@ def open_tasks(tasks: Sequence[Task], data: Path | None) -> dict[str, Any]:
 
     with quiet(), TemporaryDirectory() as folder:
         manager = TaskManager(include_defaults=False)
-        return {task.name: _open(manager, task, data, Path(folder)) for task in tasks}
+        local = None if data is None else Path(data)
+        return {task.name: _open(manager, task, local, Path(folder)) for task in tasks}
 
 
 def _open(manager: Any, task: Task, data: Path | None, folder: Path) -> Any:
@@ -94,7 +95,7 @@ def run_task(
     batch_size: int,
     limit: int | None,
     description: str,
-) -> Figures:
+) -> Metrics:
     """Measure one task on one model.
 
     Args:
@@ -111,7 +112,7 @@ def run_task(
         The word perplexity, or `acc` and, where the task has it, `acc_norm` with their standard errors
         (fractions of 1) and the number of `samples`.
     """
-    from roi_lightning.evaluation.scorer import SlicedHFLM
+    from roi_lightning.evaluation.harness_model import SlicedHFLM
 
     with quiet():
         model = SlicedHFLM(lm, tokenizer, max_length, batch_size, description)
@@ -121,17 +122,17 @@ def run_task(
             return math.inf
 
 
-def _figures(task: Task, opened: Any, model: Any, limit: int | None) -> Figures:
+def _figures(task: Task, opened: Any, model: Any, limit: int | None) -> Metrics:
     from lm_eval.evaluator import evaluate
 
     # One bootstrap iteration means none, but standard errors that have a closed form.
     tasks = {"tasks": {task.name: opened}, "groups": {}}
     found = evaluate(lm=model, task_dict=tasks, limit=limit, bootstrap_iters=1, log_samples=False)
-    figures = found["results"][task.name]
+    metrics = found["results"][task.name]
     if task.kind == "documents":
-        return float(figures["word_perplexity,none"])
+        return float(metrics["word_perplexity,none"])
     names = ("acc", "acc_stderr", "acc_norm", "acc_norm_stderr")
-    numbers = {name: figures.get(f"{name},none") for name in names}
+    numbers = {name: metrics.get(f"{name},none") for name in names}
     kept = {name: float(x) for name, x in numbers.items() if isinstance(x, int | float)}
     return kept | {"samples": int(found["n-samples"][task.name]["effective"])}
 

@@ -1,13 +1,18 @@
-"""What can be measured, by the names of `--tasks`."""
+"""What `evaluate` can measure, by the names of `--tasks`, and its options."""
 
 import difflib
 import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Final, Literal
 
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+from roi_lightning.data.packing import find_bos
 from roi_lightning.errors import UserError
+from roi_lightning.evaluation.perplexity import Cut
 
 
 @dataclass(frozen=True)
@@ -70,28 +75,72 @@ def choose_tasks(names: str) -> list[Task]:
     return [task for name, task in TASKS.items() if name in wanted]
 
 
-def harness_tasks(tasks: Sequence[Task]) -> list[Task]:
-    """Those that lm-evaluation-harness defines."""
-    return [task for task in tasks if task.kind != "windows"]
+@dataclass(frozen=True, kw_only=True)
+class EvalConfig:
+    """What to measure, and on what.
 
-
-def check_requirements(tasks: Sequence[Task], data: Path | None) -> None:
-    """Refuse tasks whose software or local files are missing; nothing is read.
-
-    Args:
-        tasks: What is to be measured.
-        data: `--task_data`; None leaves the data to the hub.
+    Attributes:
+        tasks: Names with commas between them, or a sequence of names: token_perplexity, token_perplexity_2048,
+            word_perplexity, arc_challenge, arc_easy, boolq, hellaswag, piqa, race, sciq.
+        text: File for the token perplexities; without one WikiText-2 from the hub.
+        task_data: Folder of <task>.jsonl files for the other tasks (wikitext.jsonl for word_perplexity); without one
+            the hub.
+        seq_len: Tokens per window of token_perplexity, BOS included.
+        limit: Only the first so many windows, documents and questions.
+        batch_size: Sequences per forward pass.
 
     Raises:
-        UserError: Naming what is missing.
+        UserError: For numbers that make no sense, and tasks that are unknown or lack their software or files.
     """
-    needy = harness_tasks(tasks)
-    if needy and importlib.util.find_spec("lm_eval") is None:
-        raise UserError(
-            f"task {needy[0].name!r} needs lm-evaluation-harness: run `pip install 'roi-lightning[eval]'`"
-        )
-    for task in needy:
-        if data is not None and not (data / task.data_file).is_file():
+
+    tasks: str | Sequence[str] = "token_perplexity"
+    text: Path | str | None = None
+    task_data: Path | str | None = None
+    seq_len: int = 1024
+    limit: int | None = None
+    batch_size: int = 8
+
+    def __post_init__(self) -> None:
+        for name, minimum in (("seq_len", 2), ("batch_size", 1), ("limit", 1)):
+            value = getattr(self, name)
+            if value is not None and value < minimum:
+                raise UserError(f"--{name} {value} is too small; give at least {minimum}")
+        if self.text is not None and not Path(self.text).is_file():
+            raise UserError(f"--text {str(self.text)!r} is no file; give a text file")
+        for task in self.harness_tasks:
+            self._check_harness(task)
+
+    @cached_property
+    def chosen(self) -> list[Task]:
+        """The tasks, in the order of the table."""
+        return choose_tasks(self.tasks if isinstance(self.tasks, str) else ",".join(self.tasks))
+
+    @property
+    def kinds(self) -> set[str]:
+        """The kinds of task among them."""
+        return {task.kind for task in self.chosen}
+
+    @property
+    def harness_tasks(self) -> list[Task]:
+        """Those that lm-evaluation-harness defines."""
+        return [task for task in self.chosen if task.kind != "windows"]
+
+    def _check_harness(self, task: Task) -> None:
+        if importlib.util.find_spec("lm_eval") is None:
             raise UserError(
-                f"task {task.name!r}: no file {str(data / task.data_file)!r} in --task_data; give a folder with it"
+                f"task {task.name!r} needs lm-evaluation-harness: run `pip install 'roi-lightning[eval]'`"
             )
+        file = None if self.task_data is None else Path(self.task_data) / task.data_file
+        if file is not None and not file.is_file():
+            raise UserError(
+                f"task {task.name!r}: no file {str(file)!r} in --task_data; give a folder with it"
+            )
+
+    def cut(self, task: Task, tokenizer: PreTrainedTokenizerBase) -> Cut:
+        """How a text becomes the windows of a token perplexity.
+
+        Every window begins with the BOS that the tokenizer puts before a text, in Wanda's protocol only the first.
+        """
+        if task.name == PROTOCOL_2048:
+            return Cut(2048, keep_tail=False, limit=self.limit)
+        return Cut(self.seq_len, limit=self.limit, bos=find_bos(tokenizer))

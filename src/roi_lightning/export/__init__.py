@@ -1,8 +1,8 @@
 """Write a masked model as an ordinary Hugging Face directory, and prove that it is one."""
 
-from roi_lightning.export.base import SIDECAR, open_base
+from roi_lightning.export.base_tensors import SIDECAR, open_base
 from roi_lightning.export.destination import check_destination, check_not_base, needed_bytes
-from roi_lightning.export.fit import base_model, check_masks_fit
+from roi_lightning.export.fingerprint import base_model, check_masks_fit
 from roi_lightning.export.verify import Check, VerifyReport, verify_export
 from roi_lightning.export.write import write_export
 

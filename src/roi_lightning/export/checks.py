@@ -9,12 +9,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from roi_lightning.errors import UserError
-from roi_lightning.export.base import BaseTensors, StoredBase, bits, compression_keys, same
+from roi_lightning.export.base_tensors import BaseTensors, StoredBase, bits, compression_keys, same
 from roi_lightning.export.sidecar import file_sha256, read_sidecar, written_files
 from roi_lightning.masks import MaskSet
 from roi_lightning.progress import progress
-from roi_lightning.sources import StoredTensors, tensor_sha256
+from roi_lightning.stored_tensors import StoredTensors, tensor_sha256
 
 
 class CheckFailedError(Exception):
@@ -22,7 +21,7 @@ class CheckFailedError(Exception):
 
 
 class Exported:
-    """A directory under suspicion, each part read when first asked for."""
+    """The directory to check, each part read when first asked for."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -43,8 +42,13 @@ class Exported:
         return StoredTensors(self.directory)
 
     def copies(self, companions: Iterable[str]) -> dict[str, Path]:
-        """Where the copy of each of the base model's files should lie."""
+        """Where the copy of each of the base model's files should be."""
         return {name: self.directory / name for name in companions}
+
+
+def sidecar(export: Exported) -> str:
+    """The sidecar is intact."""
+    return f"pattern {export.sidecar['pattern']}, checksum right"
 
 
 def files(export: Exported) -> str:
@@ -92,19 +96,11 @@ def zeros(export: Exported) -> str:
     masks, tensors = export.masks, export.tensors
     wrong = [
         name
-        for name, layer in progress(list(masks.layers.items()), "looking for zeros")
+        for name, layer in progress(list(masks.layers.items()), "checking zeros")
         if bits(tensors[name].masked_fill(layer.to_bool(), 0)).any()
     ]
     _require(wrong, "pruned weights that are not +0.0 in")
     return f"{masks.total - masks.kept:,} pruned weights are exactly +0.0 in {len(masks.layers)} tensors"
-
-
-def has_updates(export: Exported) -> bool:
-    """Whether the method changed surviving weights, as far as that can be read."""
-    try:
-        return bool(export.masks.updated)
-    except UserError:  # the check of the mask file says so
-        return False
 
 
 def updates(export: Exported) -> str:
@@ -136,9 +132,7 @@ def same_tensors(export: Exported, base: BaseTensors) -> str:
 def base_hashes(export: Exported, base: BaseTensors) -> str:
     """The base model is the one the mask was made for."""
     hashes = export.masks.base.sha256
-    wrong = [
-        n for n in progress(list(hashes), "hashing the base model") if tensor_sha256(base[n]) != hashes[n]
-    ]
+    wrong = [n for n in progress(list(hashes), "hashing the base model") if base.sha256(n) != hashes[n]]
     _require(wrong, "the base model is not the recorded one, in")
     return f"{len(hashes)} tensors of the base model have the recorded SHA-256"
 

@@ -1,4 +1,4 @@
-"""May an export be written here: asked once before a long run, and again when it ends."""
+"""Whether an export may be written to a directory: checked before a long run, and again when it ends."""
 
 import os
 import shutil
@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from roi_lightning.errors import UserError
-from roi_lightning.export.base import SIDECAR, BaseTensors
+from roi_lightning.export.base_tensors import SIDECAR, BaseTensors
 from roi_lightning.export.sidecar import EXPORTED, PACKED, read_sidecar, written_files
-from roi_lightning.sources import ModelSource
+from roi_lightning.source import ModelSource
 
 _MARGIN: Final = 1.05
 
@@ -16,13 +16,13 @@ _MARGIN: Final = 1.05
 def check_destination(
     out: Path, needed_bytes: int | None = None, *, overwrite: bool = False, run: str | None = None
 ) -> None:
-    """Refuse a place where an export can't or must not go.
+    """Refuse a directory that an export can't or must not be written to.
 
-    It may be absent or empty; an earlier export there may be replaced by its own run, or where that is meant.
+    It may be absent or empty; an earlier export there may be replaced by its own run, or with `overwrite`.
 
     Args:
-        out: The directory to be.
-        needed_bytes: Its size, see `needed_bytes`; None to leave the disk out of it.
+        out: The directory.
+        needed_bytes: Its size, see `needed_bytes`; None to skip the check of the disk.
         overwrite: Whether an earlier export may be replaced.
         run: The fingerprint of a run whose own earlier export may be.
 
@@ -80,10 +80,10 @@ def _require_nothing_else(out: Path) -> dict[str, Any]:
         sidecar = read_sidecar(out, (EXPORTED, PACKED))
     except UserError as error:
         raise UserError(f"{str(out)!r} exists and its {error}; choose another --out or remove it") from error
-    strangers = set(written_files(out)) - set(sidecar["files"])
-    if strangers:
+    others = set(written_files(out)) - set(sidecar["files"])
+    if others:
         raise UserError(
-            f"{str(out)!r} is an earlier export, but {min(strangers)!r} in it was not written by "
+            f"{str(out)!r} is an earlier export, but {min(others)!r} in it was not written by "
             "roi_lightning; move that away or choose another --out"
         )
     return sidecar

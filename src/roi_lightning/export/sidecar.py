@@ -7,18 +7,22 @@ import hashlib
 import importlib.metadata
 import json
 import math
+import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from roi_lightning.errors import UserError
-from roi_lightning.export.base import SIDECAR, BaseTensors
+from roi_lightning.export.base_tensors import SIDECAR, BaseTensors
+from roi_lightning.export.card_metadata import without_secrets
 from roi_lightning.masks import MASK_FILE, MaskSet
 from roi_lightning.progress import progress
 
 EXPORTED: Final = "roi_lightning.sparsity"
 PACKED: Final = "roi_lightning.packed"
-_VERSION: Final = 1
+PACKED_VERSION: Final = 2
+# The versions that are read; the last is written.
+_VERSIONS: Final = {EXPORTED: (1,), PACKED: (1, PACKED_VERSION)}
 _DOWNLOADED: Final = ".cache/huggingface/"
 
 
@@ -49,16 +53,25 @@ def describe(masks: MaskSet, base: BaseTensors, facts: Mapping[str, object]) -> 
     }
 
 
+def command_line() -> list[str] | None:
+    """The arguments of this process without passwords and tokens; None if it runs no command of this project."""
+    program, *words = sys.argv
+    if Path(program).stem != "roi-lightning" and Path(program).parts[-2:] != ("roi_lightning", "__main__.py"):
+        return None
+    options = [word if word.startswith("--") else "" for word in ["", *words]]
+    return [without_secrets(option, word) for option, word in zip(options, words, strict=False)]
+
+
 def heading(form: str) -> dict[str, Any]:
     """How every sidecar begins: what kind of directory it belongs to, and who wrote it."""
     return {
         "format": form,
-        "version": _VERSION,
+        "version": _VERSIONS[form][-1],
         "package_version": importlib.metadata.version("roi-lightning"),
     }
 
 
-def seal(directory: Path, description: Mapping[str, Any]) -> None:
+def write_sidecar(directory: Path, description: Mapping[str, Any]) -> None:
     """Hash every file of a directory and write the sidecar, checksum included.
 
     Raises:
@@ -79,7 +92,7 @@ def read_sidecar(directory: Path, formats: Collection[str] = (EXPORTED,)) -> dic
         formats: The kinds of directory that are wanted, `EXPORTED` and `PACKED`.
 
     Raises:
-        UserError: If there is none, it is not as `seal` wrote it, or of another kind.
+        UserError: If there is none, it is not as `write_sidecar` wrote it, or of another kind.
     """
     try:
         text = (directory / SIDECAR).read_bytes()
@@ -90,7 +103,7 @@ def read_sidecar(directory: Path, formats: Collection[str] = (EXPORTED,)) -> dic
         raise UserError(f"{SIDECAR} can't be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{SIDECAR} is not one that roi_lightning wrote") from error
-    if version[0] not in formats or version[1] != _VERSION:
+    if version[0] not in formats or version[1] not in _VERSIONS[version[0]]:
         raise UserError(f"{SIDECAR} has the unknown format {version}")
     if not intact:
         raise UserError(f"{SIDECAR} does not match its own checksum")
@@ -105,7 +118,7 @@ def written_files(directory: Path) -> list[str]:
 
 
 def require_intact(directory: Path, hashes: Mapping[str, str | None]) -> None:
-    """Refuse a directory with files that are missing or not as they were sealed.
+    """Refuse a directory with files that are missing or not as they were written.
 
     Args:
         directory: Any.

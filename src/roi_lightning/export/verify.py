@@ -1,14 +1,17 @@
-"""Prove that a directory is what an export left: every byte, every zero, and every survivor."""
+"""Prove that a directory is as exported: every byte, every zero, and every kept weight."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec
 
 from roi_lightning.errors import UserError
 from roi_lightning.export import checks
-from roi_lightning.export.base import BaseTensors, open_base
-from roi_lightning.sources import ModelSource
+from roi_lightning.export.base_tensors import BaseTensors, open_base
+from roi_lightning.masks import MaskSet
+from roi_lightning.source import ModelSource
+
+P = ParamSpec("P")
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ def verify_export(directory: Path, base: ModelSource | BaseTensors | None = None
 
     Args:
         directory: Any directory.
-        base: The model it was made from; without it the survivors are only known by the files' hashes.
+        base: The model it was made from; without it the kept weights are only known by the files' hashes.
 
     Raises:
         UserError: If there is no such directory or the base can't be read. Whatever is wrong inside the
@@ -87,36 +90,37 @@ def require_verified(what: str, directory: Path, base: ModelSource | BaseTensors
 
 def _checks(directory: Path, base: ModelSource | BaseTensors | None) -> Iterator[Check]:
     export = checks.Exported(directory)
-    yield run_check("sidecar", lambda: f"pattern {export.sidecar['pattern']}, checksum right")
-    yield run_check("files", lambda: checks.files(export))
-    yield run_check("checksums", lambda: checks.checksums(export))
-    yield run_check("config", lambda: checks.config(export))
-    yield run_check("mask", lambda: checks.mask(export))
-    yield run_check("zeros", lambda: checks.zeros(export))
-    if checks.has_updates(export):
-        yield run_check("updates", lambda: checks.updates(export))
+    yield run_check("sidecar", checks.sidecar, export)
+    yield run_check("files", checks.files, export)
+    yield run_check("checksums", checks.checksums, export)
+    yield run_check("config", checks.config, export)
+    yield run_check("mask", checks.mask, export)
+    yield run_check("zeros", checks.zeros, export)
+    masks = _masks(export)
+    if masks is not None and masks.updated:
+        yield run_check("updates", checks.updates, export)
     if base is None:
         return
-    tensors = open_base(base, _dtype(export)) if isinstance(base, ModelSource) else base
-    yield run_check("copied files", lambda: checks.copied(export, tensors))
-    yield run_check("same tensors", lambda: checks.same_tensors(export, tensors))
-    yield run_check("base hashes", lambda: checks.base_hashes(export, tensors))
-    yield run_check("survivors", lambda: checks.survivors(export, tensors))
-    yield run_check("other tensors", lambda: checks.others(export, tensors))
+    tensors = open_base(base, "auto" if masks is None else masks.base.dtype)
+    yield run_check("copied files", checks.copied, export, tensors)
+    yield run_check("same tensors", checks.same_tensors, export, tensors)
+    yield run_check("base hashes", checks.base_hashes, export, tensors)
+    yield run_check("survivors", checks.survivors, export, tensors)
+    yield run_check("other tensors", checks.others, export, tensors)
 
 
-def run_check(name: str, check: Callable[[], str]) -> Check:
+def run_check(name: str, check: Callable[P, str], *args: P.args, **options: P.kwargs) -> Check:
     """The outcome of one check, whichever way it ends."""
     try:
-        return Check(name, True, check())
+        return Check(name, True, check(*args, **options))
     except checks.CheckFailedError as error:
         return Check(name, False, str(error))
     except Exception as error:  # damaged files fail in ways of their own; none may look like success
         return Check(name, False, f"can't be checked: {error or type(error).__name__}")
 
 
-def _dtype(export: checks.Exported) -> str:
+def _masks(export: checks.Exported) -> MaskSet | None:
     try:
-        return export.masks.base.dtype
-    except UserError:
-        return "auto"
+        return export.masks
+    except UserError:  # the check of the mask file reports it
+        return None

@@ -1,50 +1,45 @@
-"""Write a masked model as an ordinary Hugging Face directory: aside, verified, then renamed."""
+"""Write a masked model as an ordinary Hugging Face directory: to a temporary path, verified, then renamed."""
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
 
 from torch import Tensor
-from transformers.modeling_utils import PreTrainedModel
 
 from roi_lightning.atomic import written_aside
 from roi_lightning.errors import UserError
-from roi_lightning.export.base import BaseTensors, bits, open_base
-from roi_lightning.export.card import model_card
+from roi_lightning.export.base_tensors import BaseTensors, bits, open_base
 from roi_lightning.export.destination import check_destination, check_not_base, needed_bytes
-from roi_lightning.export.fit import check_masks_fit, check_updates
-from roi_lightning.export.sidecar import describe, seal
+from roi_lightning.export.fingerprint import check_masks_fit, check_updates
+from roi_lightning.export.model_card import model_card
+from roi_lightning.export.sidecar import command_line, describe, write_sidecar
 from roi_lightning.export.verify import require_verified
 from roi_lightning.masks import MASK_FILE, MaskSet
 from roi_lightning.progress import progress
-from roi_lightning.sources import ModelSource
+from roi_lightning.source import ModelSource
 
 
 def write_export(
-    source: ModelSource,
+    source: ModelSource | BaseTensors,
     masks: MaskSet,
     out: Path,
     *,
     updates: Mapping[str, Tensor] | None = None,
-    dtype: str | None = None,
     training: Mapping[str, object] | None = None,
     perplexity: Mapping[str, float] | None = None,
-    lm: PreTrainedModel | None = None,
     overwrite: bool = False,
     run: str | None = None,
 ) -> Path:
     """Apply masks to a base model's own tensors and write the result.
 
     Args:
-        source: The base model.
+        source: The base model; a GGUF model is cast to what the masks were made for.
         masks: Made for exactly this model.
         out: The directory to make.
         updates: The masked tensors whose survivors were changed, as named in `masks.updated`; in the layout
             and dtype of the base's.
-        dtype: What a GGUF model is cast to; None for the one the masks were made for.
         training: How the masks were made, for the sidecar and the card; anything JSON can spell.
         perplexity: By name, likewise.
-        lm: A GGUF base that is already loaded (plain, in `dtype`), to spare loading it again.
         overwrite: Replace an earlier export at `out`.
         run: The fingerprint of a run whose own earlier export is replaced all the same.
 
@@ -59,18 +54,24 @@ def write_export(
     masks.check()
     updates = updates or {}
     check_updates(masks, updates)
-    base = open_base(source, dtype or masks.base.dtype, lm)
-    check_not_base(out, source)
+    base = open_base(source, masks.base.dtype)
+    check_not_base(out, base.source)
     check_destination(out, needed_bytes(base), overwrite=overwrite, run=run)
-    check_masks_fit(source, masks, base)
+    check_masks_fit(base, masks)
     with written_aside(out) as partial:
         partial.mkdir()
         _write_weights(base, masks, updates, partial)
         base.write_companions(partial)
         masks.save(partial / MASK_FILE)
-        dequantized = source.kind == "gguf" or None
-        facts = {"dequantized": dequantized, "training": training, "perplexity": perplexity}
-        _describe(partial, masks, base, facts)
+        facts = {
+            "command": command_line(),
+            "dequantized": base.source.kind == "gguf" or None,
+            "training": training,
+            "perplexity": perplexity,
+        }
+        description = describe(masks, base, facts)
+        (partial / "README.md").write_text(model_card(masks, description), encoding="utf-8")
+        write_sidecar(partial, description)
         require_verified("the export", partial, base)
     return out
 
@@ -103,9 +104,3 @@ def overwrite_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
                 raise UserError(f"{name!r} takes {end - start} bytes on disk, not {values.numel()}")
             file.seek(8 + length + start)
             file.write(values.numpy().data)
-
-
-def _describe(folder: Path, masks: MaskSet, base: BaseTensors, facts: Mapping[str, object]) -> None:
-    description = describe(masks, base, facts)
-    (folder / "README.md").write_text(model_card(masks, description), encoding="utf-8")
-    seal(folder, description)

@@ -1,24 +1,18 @@
-"""Pictures of how the masks of one model differ.
+"""Pictures of how the masks of one model differ, and of how fast 2:4 models run.
 
-One shows the top-left corner of a few layers, a column per method; the other how far every mask agrees with a
-reference, block by block. Both are drawn without pyplot and whatever style the user has configured, and all
-sizes come from measured text, so that long names neither overlap nor run off the page.
+They are drawn without pyplot and without the user's matplotlib style.
 """
 
-from roi_lightning.figures.corners import CORNER, corner, mask_figure
+from roi_lightning.figures.corners import corner, mask_figure
 from roi_lightning.figures.depth import by_place, layer_figure
-from roi_lightning.figures.layers import MOST_LAYERS, find_layers, place_of, shown_layers
-from roi_lightning.figures.style import to_png
+from roi_lightning.figures.layers import find_layers
+from roi_lightning.figures.layout import to_png
 
 __all__ = [
-    "CORNER",
-    "MOST_LAYERS",
     "by_place",
     "corner",
     "find_layers",
     "layer_figure",
     "mask_figure",
-    "place_of",
-    "shown_layers",
     "to_png",
 ]

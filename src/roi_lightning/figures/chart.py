@@ -1,108 +1,81 @@
-"""One panel of lines over numbers that double: rows, batch sizes."""
+"""How fast 2:4 models run, from the rows of `benchmark linear` and `benchmark decode`."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from roi_lightning.figures.headline import Headline
-from roi_lightning.figures.style import DPI, FAINT, MARGIN, PRUNED, line_style, own_style
-from roi_lightning.figures.text import text_width
+from roi_lightning.figures.layout import FAINT, line_style, own_style, style_axes, titled_figure
 
-_PANEL: Final = (4.6, 2.9)
-_LEFT, _BELOW, _LABEL_SIZE = 0.65, 0.55, 8.5
+_Row = Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class Line:
-    """One line.
+def speedup_figure(rows: Sequence[_Row], machine: str) -> Figure:
+    """Draw how much faster packed weights are than dense ones, by rows of activations.
 
-    Attributes:
-        label: Its name in the list at the side.
-        points: x → y, both above 0.
-        style: Its colour and marker, by number; lines that belong together share it.
-        kind: `measured`, or `bound` for a thin dashed line without markers.
+    Args:
+        rows: Of `linear.packed_over_dense`.
+        machine: Named below the chart.
     """
+    note = (
+        f"Above 1: packed is faster. Dashed: the limit where reading the bytes takes all the time. {machine}."
+    )
+    shapes = list(dict.fromkeys(row["shape"] for row in rows))
+    with own_style():
+        figure = titled_figure(f"Linear layers, 2:4 packed against dense, {rows[0]['dtype']}", note, 7, 3.4)
+        axes = figure.add_subplot()
+        for i, shape in enumerate(shapes):
+            _plot(axes, shape, {row["rows"]: row["ratio"] for row in rows if row["shape"] == shape}, i)
+        bound = {row["rows"]: row["reference_bytes"] / row["bytes"] for row in rows}
+        _plot(axes, "bytes", bound, len(shapes), is_bound=True)
+        axes.axhline(1, color=FAINT, linewidth=0.8)
+        axes.set_ylim(bottom=0)
+        style_axes(axes, "rows of activations", "times the speed of dense")
+        _finish(figure, axes, (row["rows"] for row in rows))
+    return figure
 
-    label: str
-    points: Mapping[int, float]
-    style: int
-    kind: Literal["measured", "bound"] = "measured"
 
+def decode_figure(rows: Sequence[_Row], machine: str) -> Figure:
+    """Draw tokens per second by batch, dense and packed, under what memory allows for each.
 
-@dataclass(frozen=True)
-class Chart:
-    """What is drawn, besides the lines.
-
-    Attributes:
-        title: Across the top.
-        note: Below the title.
-        x: What lies along the bottom.
-        y: What lies along the side.
-        scale: Of y; a linear one begins at 0.
-        level: A y to mark with a faint line, if any.
+    Args:
+        rows: Of `decode.packed_over_dense`.
+        machine: Named below the chart.
     """
-
-    title: str
-    note: str
-    x: str
-    y: str
-    scale: Literal["linear", "log"]
-    level: float | None = None
-
-    def draw(self, lines: Sequence[Line]) -> Figure:
-        """Draw the lines; x is logarithmic."""
-        with own_style():
-            side = max(text_width(line.label, _LABEL_SIZE) for line in lines) + 0.6
-            width = MARGIN + _LEFT + _PANEL[0] + side + MARGIN
-            headline = Headline(self.title, self.note, width)
-            top = headline.height + 0.2
-            height = top + _PANEL[1] + _BELOW
-            figure = Figure(figsize=(width, height), dpi=DPI, facecolor="white")
-            headline.draw(figure)
-            left, bottom = (MARGIN + _LEFT) / width, _BELOW / height
-            axes = figure.add_axes((left, bottom, _PANEL[0] / width, _PANEL[1] / height))
-            self._plot(axes, lines)
-            axes.legend(loc="upper left", bbox_to_anchor=(1.02, 1), frameon=False, fontsize=_LABEL_SIZE)
-        return figure
-
-    def _plot(self, axes: Axes, lines: Sequence[Line]) -> None:
-        axes.set_xscale("log", base=2)
-        if self.level is not None:
-            axes.axhline(self.level, color=FAINT, linewidth=0.8)
-        for line in lines:
-            axes.plot(list(line.points), list(line.points.values()), label=line.label, **_look(line))
-        axes.set_xlabel(self.x, size=8, color=FAINT)
-        axes.set_ylabel(self.y, size=8, color=FAINT)
-        _dress(axes, sorted({x for line in lines for x in line.points}))
-        if self.scale == "log":
-            _dress_log(axes)
-        else:
-            axes.set_ylim(bottom=0)
+    note = (
+        f"Greedy, {rows[0]['prompt']} prompt tokens and {rows[0]['tokens']} new ones, {rows[0]['dtype']}. Dashed: "
+        f"what reading weights and cache allows. {machine}."
+    )
+    with own_style():
+        figure = titled_figure("Tokens per second in decoding", note, 7, 3.4)
+        axes = figure.add_subplot()
+        for i, (label, whose) in enumerate((("dense", "reference_"), ("2:4 packed", ""))):
+            _plot(axes, label, {row["batch"]: row[f"{whose}tokens_per_s"] for row in rows}, i)
+            bound = {row["batch"]: row[f"{whose}most_tokens_per_s"] for row in rows}
+            _plot(axes, f"{label}, at most", bound, i, is_bound=True)
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,g}"))
+        axes.yaxis.set_minor_locator(NullLocator())
+        style_axes(axes, "sequences", "tokens per second")
+        _finish(figure, axes, (row["batch"] for row in rows))
+    return figure
 
 
-def _look(line: Line) -> dict[str, Any]:
-    style = line_style(line.style, len(line.points))
-    if line.kind == "measured":
-        return style
-    return style | {"marker": "", "linewidth": 0.8, "linestyle": (0, (4, 3))}
+def _plot(axes: Axes, label: str, points: Mapping[int, float], style: int, is_bound: bool = False) -> None:
+    """Draw a line, x → y; a bound is dashed, thin and without markers."""
+    look = line_style(style, len(points))
+    if is_bound:
+        look |= {"marker": "", "linewidth": 0.8, "linestyle": (0, (4, 3))}
+    axes.plot(list(points), list(points.values()), label=label, **look)
 
 
-def _dress(axes: Axes, xs: Sequence[int]) -> None:
-    axes.set_xticks(xs, [f"{x}" for x in xs])
+def _finish(figure: Figure, axes: Axes, xs: Iterable[int]) -> None:
+    """A logarithmic x with a tick for each value, and the legend beside the panel."""
+    ticks = sorted(set(xs))
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(ticks, [str(x) for x in ticks])
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.tick_params(labelsize=7.5, colors=FAINT, length=2.5, width=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set(color=FAINT, linewidth=0.6)
-    axes.grid(axis="y", color=PRUNED, linewidth=0.7)
-    axes.set_axisbelow(True)
-
-
-def _dress_log(axes: Axes) -> None:
-    axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,g}"))
-    axes.yaxis.set_minor_locator(NullLocator())
+    figure.legend(loc="outside right center", frameon=False, fontsize=8.5)

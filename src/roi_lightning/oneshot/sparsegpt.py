@@ -1,8 +1,8 @@
-"""SparseGPT: prune column after column and let the columns to come make up for each loss.
+"""SparseGPT: prune column after column; the columns that follow compensate for each loss.
 
 The layer's error on the calibration inputs is quadratic in its weights, with the Hessian H = 2/n Σ x xᵀ.
-Pruning a column costs w² / [H⁻¹]ⱼⱼ and asks for a change of the columns not yet visited that is least for
-all columns before it being settled; the rows of the upper Cholesky factor of H⁻¹ hold exactly these changes.
+Pruning a column costs w² / [H⁻¹]ⱼⱼ if the columns after it change as they best do while all columns before it stay
+fixed; the rows of the upper Cholesky factor of H⁻¹ hold exactly these changes.
 """
 
 import warnings
@@ -13,8 +13,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from roi_lightning.errors import UserError
-from roi_lightning.oneshot.method import CalibratedMethod, Pruned
-from roi_lightning.oneshot.statistics import InputStatistics, ProductSums, exact_products
+from roi_lightning.oneshot.methods import CalibratedMethod, LayerResult
+from roi_lightning.oneshot.observers import HessianObserver, InputObserver, exact_products
 from roi_lightning.pattern import NMPattern
 
 _RETRIES: Final = 3
@@ -23,19 +23,20 @@ _RETRIES: Final = 3
 class SparseGPT(CalibratedMethod):
     """Second-order pruning with compensation.
 
-    A row whose compensated weights would do worse on the calibration inputs than its untouched survivors
-    keeps those, so that a layer's error is never above that of the mask alone. The published code has no such rule,
-    and reads other windows (see `Wanda`).
+    A row whose compensated weights would do worse on the calibration inputs than the original ones under the mask
+    keeps the original ones, so that a layer's error is never above that of the mask alone. The published code has no
+    such rule, and reads other windows (see `Wanda`).
 
     Args:
         update_weights: Keep the compensated weights; otherwise only the mask they led to.
-        damping: Added to the diagonal of H, as a share of its mean; tenfold after each failed factorisation.
-        block_size: Columns after which the remaining ones are brought up to date; rounded down to whole
-            groups, at least one group.
+        damping: Added to the diagonal of H, as a fraction of its mean; tenfold after each failed factorisation.
+        block_size: Columns after which the remaining ones are updated; rounded down to whole groups, at least one.
 
     Raises:
         UserError: If a number is out of range; later, if H can't be factorised however damped.
     """
+
+    observer = HessianObserver
 
     def __init__(self, update_weights: bool = True, damping: float = 0.01, block_size: int = 128) -> None:
         if damping <= 0 or block_size < 1:
@@ -51,21 +52,17 @@ class SparseGPT(CalibratedMethod):
         }
 
     @override
-    def statistics(self, size: int, on: torch.device) -> InputStatistics:
-        return ProductSums(size, on)
-
-    @override
     def prune(
-        self, weight: Tensor, statistics: InputStatistics | None, pattern: NMPattern, name: str
-    ) -> Pruned:
-        assert isinstance(statistics, ProductSums)
+        self, weight: Tensor, inputs: InputObserver | None, pattern: NMPattern, name: str
+    ) -> LayerResult:
+        assert isinstance(inputs, HessianObserver)
         with exact_products():
-            hessian = statistics.total * (2 / statistics.tokens)
+            hessian = inputs.total * (2 / inputs.tokens)
             factor = self._factor(hessian, name)
             mask, columns = _eliminate(weight, hessian, factor, pattern, self.block_size)
             if not self.updates_weights:
-                return Pruned(mask)
-            return Pruned(mask, _no_worse(weight, mask, columns, hessian))
+                return LayerResult(mask)
+            return LayerResult(mask, _no_worse(weight, mask, columns, hessian))
 
     def _factor(self, hessian: Tensor, name: str) -> Tensor:
         """The upper Cholesky factor U of H⁻¹ = UᵀU, [in, in]."""
@@ -138,20 +135,11 @@ def _no_worse(weight: Tensor, mask: Tensor, updated: Tensor, hessian: Tensor) ->
     """The updated weights in the weight's dtype, but for rows that are better off without the update."""
     plain = weight.masked_fill(~mask, 0)
     rounded = updated.to(weight.dtype).masked_fill(~mask, 0)
-    better = row_errors(weight, rounded, hessian) <= row_errors(weight, plain, hessian)
+    better = _row_errors(weight, rounded, hessian) <= _row_errors(weight, plain, hessian)
     return torch.where(better[:, None], rounded, plain)
 
 
-def row_errors(weight: Tensor, pruned: Tensor, hessian: Tensor) -> Tensor:
-    """The squared error that pruning makes in every output, by the quadratic form of H.
-
-    Args:
-        weight: [out, in].
-        pruned: [out, in].
-        hessian: fp32 [in, in].
-
-    Returns:
-        fp32 [out]: half of it is the mean over tokens of the squared difference of the outputs.
-    """
+def _row_errors(weight: Tensor, pruned: Tensor, hessian: Tensor) -> Tensor:
+    """The squared error that pruning makes in every output, fp32 [out]; half of it is the mean over tokens."""
     difference = pruned.float() - weight.float()
     return ((difference @ hessian) * difference).sum(1)

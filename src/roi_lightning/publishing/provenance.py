@@ -1,6 +1,5 @@
-"""How a directory came about: the command, its configuration, the hub data sets it read."""
+"""How a directory came about and how good it is: its run's configuration, hub data sets, metrics of `evaluate`."""
 
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -8,18 +7,15 @@ from typing import Any, Final
 import yaml
 
 from roi_lightning.errors import UserError
-from roi_lightning.export.public_names import public_name, public_values
-from roi_lightning.oneshot import METHODS
+from roi_lightning.export.card_metadata import MeasuredQuality, public_name, public_values
 from roi_lightning.pattern import NMPattern
+from roi_lightning.stored_tensors import read_json
 
 _CONFIG: Final = "config.yaml"
-_FIT: Final = f"python -m roi_lightning fit --config {_CONFIG}"
-# Facts of `prune` that are options by the same name.
-_OPTIONS: Final = ("damping", "block_size", "activations", "windows", "seq_len", "seed")
 
 
 def read_config(directory: Path, description: Mapping[str, Any]) -> str | None:
-    """The configuration of the run that exported a directory, without folders; it lies beside the directory.
+    """The configuration of the run that exported a directory, without folders; it is next to the directory.
 
     Args:
         directory: The export.
@@ -53,30 +49,61 @@ def _made_of(description: Mapping[str, Any]) -> tuple[str, NMPattern]:
     return description["base"]["spec"], NMPattern(description["pattern"])
 
 
-def command_of(description: Mapping[str, Any], has_config: bool) -> str | None:
-    """The command line that made a directory, without folders; None if what is recorded does not tell.
-
-    Args:
-        description: Its sidecar.
-        has_config: Whether the configuration is known.
-    """
-    training = description.get("training", {})
-    if "learner" in training:
-        return _FIT if has_config else None
-    if training.get("method") not in METHODS:
-        return None
-    words = ["prune", description["base"]["spec"], "--method", training["method"]]
-    words += ["--pattern", description["pattern"]]
-    for name in ("targets", "ignore"):
-        words += [f"--{name}", *training[name].split()] if name in training else []
-    words += ["--data", *training["text"].split(", ")] if "text" in training else []
-    for name in _OPTIONS:
-        words += [f"--{name}", str(training[name])] if name in training else []
-    words += ["--mask_only"] if training.get("update_weights") is False else []
-    return f"python -m roi_lightning {shlex.join(map(public_name, [*words, '--out', 'DIR']))}"
-
-
 def hub_datasets(description: Mapping[str, Any]) -> list[str]:
     """The hub ids among the sources of text."""
     sources = description.get("training", {}).get("text", "").split(", ")
     return [name for name in sources if name.count("/") == 1 and public_name(name) == name]
+
+
+def read_measured(file: Path, directory: Path, name: str | None) -> MeasuredQuality:
+    """Find the metrics of a directory.
+
+    Args:
+        file: What `evaluate --json` wrote.
+        directory: The export.
+        name: What the directory was called there; None if by a path to it.
+
+    Raises:
+        UserError: If it is no such file, or has no metrics of the directory.
+    """
+    content = _content(file)
+    models, settings = content["models"], content["settings"]
+    wanted = _name(models, directory) if name is None else name
+    if wanted not in models:
+        what = f"{str(directory)!r}" if wanted is None else f"{wanted!r}"
+        raise UserError(
+            f"{str(file)!r} has no metrics of {what}, but of {', '.join(map(repr, models))}; say which of these "
+            "it is with --evaluated_as"
+        )
+    dense = settings["dense"]
+    metrics, others = _flat(models[wanted]), _flat(models.get(dense, {})) if dense != wanted else {}
+    kept = {key: value for key, value in settings.items() if key not in ("dense", "tasks", "device")}
+    # Some settings are by model.
+    own = {key: value[wanted] if isinstance(value, dict) else value for key, value in kept.items()}
+    return MeasuredQuality(metrics, others, public_values(own))
+
+
+def _content(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        raise UserError(f"--evaluation {str(file)!r} is no file; give what `evaluate --json` wrote")
+    content = read_json(file)
+    models, settings = content.get("models"), content.get("settings")
+    if not (isinstance(models, dict) and models and isinstance(settings, dict)):
+        raise UserError(f"--evaluation {str(file)!r} has no models; give what `evaluate --json` wrote")
+    if not {"dense", "text"} <= settings.keys():
+        raise UserError(f"--evaluation {str(file)!r} does not say how it was measured; evaluate again")
+    return content
+
+
+def _name(models: Mapping[str, Any], directory: Path) -> str | None:
+    same = (name for name in models if Path(name).expanduser().resolve() == directory.resolve())
+    return next(same, None)
+
+
+def _flat(metrics: Mapping[str, Any]) -> dict[str, float | str]:
+    """Every value by task, or by task and metric."""
+    flat: dict[str, float | str] = {}
+    for task, value in metrics.items():
+        parts = value if isinstance(value, dict) else {"": value}
+        flat |= {f"{task}.{part}".removesuffix("."): number for part, number in parts.items()}
+    return flat

@@ -1,10 +1,10 @@
-"""Run 2:4 models in less memory: kept weights and two bits for the place of each."""
+"""Run 2:4 models in less memory: kept weights and a two-bit index for each."""
 
 from roi_lightning.runtime.accelerate import Accelerated, accelerate
 from roi_lightning.runtime.checkpoint import from_packed, verify_packed, write_packed
+from roi_lightning.runtime.packed_format import Packed, pack, unpack
 from roi_lightning.runtime.packed_linear import PackedLinear
-from roi_lightning.runtime.packing import Packed, pack, unpack
-from roi_lightning.runtime.saving import refuse_saving
+from roi_lightning.runtime.prepare import refuse_saving
 
 __all__ = [
     "Accelerated",

@@ -1,4 +1,4 @@
-"""Swap the 2:4 layers of a model for packed ones, which hold and read nine sixteenths of the bytes."""
+"""Replace the 2:4 layers of a model by packed ones, which hold and read nine sixteenths of the bytes."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,15 +8,14 @@ from transformers.modeling_utils import PreTrainedModel
 
 from roi_lightning.errors import UserError
 from roi_lightning.experts import split_experts
-from roi_lightning.prunable import input_dim
-from roi_lightning.runtime.candidates import Dense, Owners, owners_of, sort_layers
+from roi_lightning.layers import input_dim
+from roi_lightning.masked_linear import MaskedLinear
 from roi_lightning.runtime.dense_linear import speed_up_dense
-from roi_lightning.runtime.large_batches import check_device
+from roi_lightning.runtime.packable import Dense, Owners, owners_of, sort_layers
+from roi_lightning.runtime.packed_format import Packed, pack
 from roi_lightning.runtime.packed_linear import PackedLinear
-from roi_lightning.runtime.packing import Packed, pack
-from roi_lightning.runtime.saving import refuse_saving
-from roi_lightning.runtime.ways import choose_ways
-from roi_lightning.sparse_linear import MaskedLinear
+from roi_lightning.runtime.prepare import prepare_layers, refuse_saving
+from roi_lightning.runtime.semi_structured import check_device
 
 
 @dataclass(frozen=True)
@@ -40,13 +39,13 @@ def accelerate(lm: PreTrainedModel, *, large_batches: bool = False) -> Accelerat
     """Pack every 2:4 layer inside the decoder blocks, in place, and free its dense weight.
 
     A layer is 2:4 by its weights: at most two of four inputs are not zero. The linear layers that stay dense, the
-    head above all, keep their weights and read them as fast where they multiply few rows on a processor. The model
+    head above all, keep their weights and read them as fast where they multiply small batches on a CPU. The model
     computes as before, summed in another order. It can't be trained or saved any more.
 
     Args:
         lm: In eval mode, on its final device.
-        large_batches: Pack each layer once more, for the 2:4 tensor cores of GPUs: quicker for hundreds of rows at a
-            time, in more memory than the dense weights take.
+        large_batches: Pack each layer once more, for the 2:4 tensor cores of GPUs, which then multiply batches of
+            more than 64 rows; in more memory than the dense weights take.
 
     Raises:
         UserError: If the model is accelerated already, learning, or in train mode, or has no 2:4 layer; if
@@ -64,7 +63,7 @@ def accelerate(lm: PreTrainedModel, *, large_batches: bool = False) -> Accelerat
         _leave_stack(modules[name], stacks)
     speed_up_dense(lm)
     refuse_saving(lm)
-    choose_ways(packed, large_batches)
+    prepare_layers(packed, large_batches)
     after = _distinct_bytes(part for layer in packed.values() for part in layer.packed)
     return Accelerated(packed, left, before, after)
 

@@ -1,44 +1,43 @@
-"""Dense layers that read their weights as fast as packed ones do where they have few rows to multiply."""
+"""Dense layers that read their weights as fast as packed ones where they multiply small batches."""
 
 from typing import Final, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
+from torch.nn import functional as F
 from typing_extensions import override
 
-from roi_lightning.products import WideLinear, linear
-from roi_lightning.runtime import decode
+from roi_lightning.runtime import cpu_kernels
 
-_FEW: Final = 8
+_MAX_SMALL_BATCH: Final = 8
 _Model = TypeVar("_Model", bound=nn.Module)
 
 
-class FewRowsLinear(WideLinear):
-    """An `nn.Linear` whose products of up to eight rows on a processor, without gradient, are those of `decode`."""
+class SmallBatchLinear(nn.Linear):
+    """An `nn.Linear` that multiplies up to eight rows on a CPU, without gradient, by this project's kernel."""
 
     @override
     def forward(self, input: Tensor) -> Tensor:
         weight, bias = self.weight, self.bias
-        if is_compiling():
-            return nn.functional.linear(input, weight, bias)
         if (
-            input.is_cpu
+            not is_compiling()
+            and input.is_cpu
             and weight.is_cpu
             and input.dtype == weight.dtype
-            and 0 < input.numel() <= _FEW * weight.shape[1]
+            and 0 < input.numel() <= _MAX_SMALL_BATCH * weight.shape[1]
             and input.shape[-1] == weight.shape[1]
             and weight.is_contiguous()
             and not (torch.is_grad_enabled() and (input.requires_grad or weight.requires_grad))
-            and (y := decode.multiply_dense(input, weight, bias)) is not None
+            and (y := cpu_kernels.multiply_dense(input, weight, bias)) is not None
         ):
             return y
-        return linear(input, weight, bias)
+        return F.linear(input, weight, bias)
 
 
 def speed_up_dense(lm: _Model) -> _Model:
-    """Turn the linear layers of a model that are of no special kind into `FewRowsLinear`, in place."""
+    """Turn the plain linear layers of a model into `SmallBatchLinear`, in place."""
     for module in lm.modules():
-        if type(module) in (nn.Linear, WideLinear):
-            module.__class__ = FewRowsLinear
+        if type(module) is nn.Linear:
+            module.__class__ = SmallBatchLinear
     return lm

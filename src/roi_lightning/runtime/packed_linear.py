@@ -1,14 +1,21 @@
-"""A linear layer that holds a packed 2:4 weight."""
+"""A linear layer that holds a packed 2:4 weight, and its product: one operator that compilers leave alone."""
 
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, Final, Self
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor, is_grad_enabled, nn
+from torch.compiler import is_compiling
+from torch.nn import functional as F
 from typing_extensions import override
 
-from roi_lightning.runtime.large_batches import LargeBatches
-from roi_lightning.runtime.packing import Packed
-from roi_lightning.runtime.product import packed_linear
+from roi_lightning.errors import UserError
+from roi_lightning.runtime import cpu_kernels, cuda_kernels
+from roi_lightning.runtime.packed_format import Packed, unpack
+from roi_lightning.runtime.semi_structured import SemiStructured
+
+# Rows up to which a CPU multiplies them by the packed matrix; beyond, writing the dense one out pays.
+MAX_SMALL_BATCH: Final = 112
 
 
 class PackedLinear(nn.Module):
@@ -20,27 +27,27 @@ class PackedLinear(nn.Module):
 
     Attributes:
         values: See `Packed`; a buffer.
-        places: See `Packed`; a buffer.
+        indices: See `Packed`; a buffer.
         bias: A buffer, or None.
-        large: The weight once more, for large batches; goes when the layer is moved or cast.
+        large: The weight once more, for large batches; dropped when the layer is moved or cast.
     """
 
     values: Tensor
-    places: Tensor
+    indices: Tensor
     bias: Tensor | None
 
     def __init__(self, packed: Packed, bias: Tensor | None = None) -> None:
         super().__init__()
         self.out_features, self.in_features = packed.shape
         self.register_buffer("values", packed.values)
-        self.register_buffer("places", packed.places)
+        self.register_buffer("indices", packed.indices)
         self.register_buffer("bias", None if bias is None else bias.detach())
-        self.large: LargeBatches | None = None
+        self.large: SemiStructured | None = None
 
     @property
     def packed(self) -> Packed:
         """The weight."""
-        return Packed(self.values, self.places)
+        return Packed(self.values, self.indices)
 
     @override
     def forward(self, x: Tensor) -> Tensor:
@@ -48,7 +55,7 @@ class PackedLinear(nn.Module):
         if large is not None and large.takes(x):
             return large.multiply(x, self.bias)
         held: dict[str, Any] = self._buffers  # attributes of a module take a microsecond each
-        return packed_linear(x, held["values"], held["places"], held["bias"])
+        return packed_linear(x, held["values"], held["indices"], held["bias"])
 
     @override
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
@@ -63,3 +70,69 @@ class PackedLinear(nn.Module):
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
         )
+
+
+def packed_linear(x: Tensor, values: Tensor, indices: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`torch.nn.functional.linear` with a packed weight, differentiable in x alone.
+
+    Args:
+        x: [..., in].
+        values: See `Packed`; of the same dtype.
+        indices: See `Packed`.
+        bias: [out] or None.
+
+    Returns:
+        [..., out] of the same dtype.
+
+    Raises:
+        UserError: If x is of another dtype than the weight, or on another device, or has another number of inputs.
+    """
+    if (x.requires_grad and is_grad_enabled()) or is_compiling():
+        result: Tensor = _operator(x, values, indices, bias)
+        return result
+    return _product(x, values, indices, bias)
+
+
+def _product(x: Tensor, values: Tensor, indices: Tensor, bias: Tensor | None) -> Tensor:
+    # Decoding notices every microsecond spent here: a model has hundreds of layers.
+    inputs = x.shape[-1]
+    if inputs != 2 * values.shape[1] or x.dtype != values.dtype or x.is_cpu != values.is_cpu:
+        raise _misfit(x, values)
+    if x.is_cpu:
+        is_small = x.numel() <= inputs * MAX_SMALL_BATCH
+        if is_small and (y := cpu_kernels.multiply(x, values, indices, bias)) is not None:
+            return y
+        return F.linear(x, cpu_kernels.unpack(values, indices), bias)
+    if x.device != values.device:
+        raise _misfit(x, values)
+    packed = Packed(values, indices)
+    return cuda_kernels.multiply(x, packed, bias) if x.is_cuda else F.linear(x, unpack(packed), bias)
+
+
+def _misfit(x: Tensor, values: Tensor) -> UserError:
+    inputs = 2 * values.shape[1]
+    return UserError(
+        f"a packed layer of {values.dtype} on {values.device} with {inputs} inputs was given {x.dtype} on {x.device} "
+        f"with {x.shape[-1]}; move and cast the model as a whole, and run it without autocast"
+    )
+
+
+@torch.library.custom_op("roi_lightning::packed_linear", mutates_args=())
+def _operator(x: Tensor, values: Tensor, indices: Tensor, bias: Tensor | None) -> Tensor:
+    return _product(x, values, indices, bias)
+
+
+@_operator.register_fake
+def _shape(x: Tensor, values: Tensor, indices: Tensor, bias: Tensor | None) -> Tensor:
+    return x.new_empty(*x.shape[:-1], values.shape[0])
+
+
+def _remember(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    ctx.save_for_backward(inputs[1], inputs[2])
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    return F.linear(grad, unpack(Packed(*ctx.saved_tensors)).t()), None, None, None
+
+
+_operator.register_autograd(_backward, setup_context=_remember)

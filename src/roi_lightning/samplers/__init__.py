@@ -1,8 +1,8 @@
 """Logits to masks."""
 
-from roi_lightning.samplers.base import Draw, Sampler
+from roi_lightning.samplers.base import Draw, KeptNorm, Sampler
 from roi_lightning.samplers.categorical import Categorical
+from roi_lightning.samplers.gumbel_top_k import GumbelTopK, StraightThrough
 from roi_lightning.samplers.reference import relaxed_top_n
-from roi_lightning.samplers.topk import GumbelTopK, StraightThrough
 
-__all__ = ["Categorical", "Draw", "GumbelTopK", "Sampler", "StraightThrough", "relaxed_top_n"]
+__all__ = ["Categorical", "Draw", "GumbelTopK", "KeptNorm", "Sampler", "StraightThrough", "relaxed_top_n"]

@@ -1,13 +1,15 @@
-"""What every sampler offers: logits in, a masked weight or a hard mask out."""
+"""What every sampler offers: logits in, a masked weight or a hard mask out.
+
+Inside, a weight is always [out, in]: the groups of a pattern lie along its last axis.
+"""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
 from roi_lightning.pattern import NMPattern
-from roi_lightning.samplers.kept_norm import KeptNorm
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,55 @@ class Draw:
     tau: float
 
 
+class DrawArgs(NamedTuple):
+    """One layer's draw in plain values, as the operators of `ops` take it.
+
+    Attributes:
+        n: Elements kept of each group.
+        m: Elements of a group.
+        key0: Of the noise, int32.
+        key1: Of the noise, int32.
+        lam: Sampling temperature λ.
+        tau: Softmax temperature τ.
+        kept_norm: Whether the drawn weight's squared norm is wanted.
+        compiled: Whether large layers may go through compiled code.
+        push: Factor on log(1 - μ) between the picks of the relaxed Gumbel-Top-K.
+        hard: Whether its forward pass takes the hard mask.
+    """
+
+    n: int
+    m: int
+    key0: int
+    key1: int
+    lam: float
+    tau: float
+    kept_norm: bool
+    compiled: bool
+    push: float = 1.0
+    hard: bool = False
+
+
+@dataclass
+class KeptNorm:
+    """A reward for keeping large weights: coefficient times the squared norm of the drawn weights, off the loss.
+
+    The samplers' backward pass adds its gradient to the mask's in fp32; in the drawn weight's own gradient, bf16
+    would swallow a term this small.
+
+    Attributes:
+        coefficient: At this optimizer step, above 0.
+        value: Sum over layers of the squared Frobenius norm of the drawn weight, differentiable fp32 scalar; None
+            before the first layer.
+    """
+
+    coefficient: float
+    value: Tensor | None = None
+
+    def add(self, squared_norm: Tensor) -> None:
+        """Count one layer's drawn weight."""
+        self.value = squared_norm if self.value is None else self.value + squared_norm
+
+
 class Sampler(ABC):
     """Turns the logits of one layer into masks.
 
@@ -37,29 +88,28 @@ class Sampler(ABC):
     method: ClassVar[str]
 
     @abstractmethod
-    def logits_shape(self, weight: tuple[int, ...], pattern: NMPattern, dim: int) -> tuple[int, ...]:
-        """The shape of the logits of a weight of shape `weight` with input dimension `dim`.
+    def logits_shape(self, weight: tuple[int, ...], pattern: NMPattern) -> tuple[int, ...]:
+        """The shape of the logits of a weight of shape `weight`.
 
         Raises:
             UserError: If the pattern cannot be learned this way.
         """
 
-    def remark(self, pattern: NMPattern) -> str | None:
-        """What to tell who learns this pattern this way; None if there is nothing to tell."""
+    def advice(self, pattern: NMPattern) -> str | None:
+        """A hint for whoever learns this pattern this way; None if there is none."""
         return None
 
     @abstractmethod
     def initial_logits(
-        self, noise: Tensor, mask: Tensor | None, strength: float, pattern: NMPattern, dim: int
+        self, noise: Tensor, mask: Tensor | None, strength: float, pattern: NMPattern
     ) -> Tensor:
         """Where the logits start.
 
         Args:
             noise: fp32 random start, of the logits' shape.
             mask: Boolean prior mask of the weight's shape, or None.
-            strength: How far kept and pruned members are pushed apart; 0 ignores the mask.
+            strength: How far kept and pruned elements are pushed apart; 0 ignores the mask.
             pattern: The pattern of the mask.
-            dim: The weight's input dimension.
         """
 
     @abstractmethod
@@ -68,7 +118,6 @@ class Sampler(ABC):
         weight: Tensor,
         logits: Tensor,
         pattern: NMPattern,
-        dim: int,
         draw: Draw,
         layer: str,
         kept_norm: KeptNorm | None = None,
@@ -76,24 +125,23 @@ class Sampler(ABC):
         """The weight under a randomly drawn mask, differentiable in the logits.
 
         Args:
-            weight: Frozen, [out, in] (or [in, out] with `dim` 0), any float dtype.
+            weight: Frozen, [out, in], any float dtype.
             logits: fp32, of `logits_shape`.
             pattern: The N:M pattern.
-            dim: The weight's input dimension.
             draw: Which mask to draw.
             layer: The layer's name, part of the noise's key.
-            kept_norm: If given, told of the drawn weight, and its gradient is added to the mask's.
+            kept_norm: If given, receives the drawn weight's squared norm.
 
         Returns:
             Shape and dtype of `weight`.
         """
 
     @abstractmethod
-    def hard_mask(self, logits: Tensor, pattern: NMPattern, dim: int) -> Tensor:
+    def hard_mask(self, logits: Tensor, pattern: NMPattern) -> Tensor:
         """The mask without noise: boolean, the weight's shape, exactly N of every M true."""
 
     @abstractmethod
-    def choices(self, logits: Tensor, pattern: NMPattern, dim: int) -> Tensor:
+    def choices(self, logits: Tensor, pattern: NMPattern) -> Tensor:
         """The logits as a view [..., choices], without a copy: what each group chooses from, in its last axis."""
 
     @abstractmethod

@@ -2,7 +2,7 @@
 
 Everything faster is tested against this. One thing differs from a literal reading: log(1 - μ) is the
 difference of two log-sum-exps, the first without the element itself. The literal form is minus infinity as
-soon as one weight has won, and its gradients are not numbers.
+soon as one weight has won, and its gradients are NaN.
 """
 
 from typing import Literal
@@ -18,9 +18,9 @@ def relaxed_top_n(
 ) -> Tensor:
     """Draw a relaxed mask that sums to N in every group.
 
-    An entry may exceed 1 while two members are nearly tied or the temperatures are hot: up to 1.5 for N <= 2.
-    For N >= 3 the paper's recursion can pick a member again, because the push-down of an early winner (about
-    its lead over the second, divided by τ, counted once) can be smaller than the gap between later members.
+    An entry may exceed 1 while two elements are nearly tied or the temperatures are hot: up to 1.5 for N <= 2.
+    For N >= 3 the paper's recursion can pick an element again, because the push-down of an early winner (about
+    its lead over the second, divided by τ, counted once) can be smaller than the gap between later elements.
     Share of groups with an entry above 1.5 at the end of the paper's schedule (λ 0.002, τ 0.05, logits with
     a standard deviation of 0.3): 3:4 3.6 %, 4:8 9.4 %, 8:16 50 %; with `scaled` 3:4 0.2 %, 4:8 0.4 %,
     8:16 3.1 %. `push_down="scaled"` divides the push-down by τ as well.

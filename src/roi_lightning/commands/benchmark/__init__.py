@@ -1,22 +1,19 @@
-"""`benchmark sampler | step | linear | decode`: each figure beside its reference from the same run."""
+"""`benchmark sampler | step | linear | decode`: each metric beside its reference from the same run."""
 
 import argparse
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from roi_lightning.commands.benchmark import decode, linear, sampler, step
-from roi_lightning.commands.benchmark.kind import Table
 from roi_lightning.errors import UserError
 
 if TYPE_CHECKING:
     import torch
 
 _KINDS: Final = {"sampler": sampler.KIND, "step": step.KIND, "linear": linear.KIND, "decode": decode.KIND}
-_LEAST: Final = {"rounds": 1, "batch_size": 1, "seq_len": 2, "prompt": 1, "tokens": 2}
-_PIPED_WIDTH: Final = 160
+_MIN: Final = {"rounds": 1, "batch_size": 1, "seq_len": 2, "prompt": 1, "tokens": 2}
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -33,7 +30,7 @@ def build_parser() -> argparse.ArgumentParser:
         add("--rounds", type=int, default=kind.rounds, help="medians are over these (default: %(default)s)")
         add("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: %(default)s)")
         add("--json", metavar="OUT", type=Path, help="also write the rows as JSON")
-        if kind.picture:
+        if kind.figure:
             add("--figure", metavar="OUT", type=Path, help="also draw them, as PNG")
     return parser
 
@@ -45,37 +42,39 @@ def main(argv: Sequence[str]) -> int:
         The exit status.
 
     Raises:
-        UserError: For a device or model that is not there, or a number that makes no sense.
+        UserError: For a device or model that does not exist, or a number out of range.
     """
     args = build_parser().parse_args(argv)
     kind, figure = _KINDS[args.what], getattr(args, "figure", None)
     _check(args)
-    from roi_lightning.atomic import check_writable
+    from roi_lightning.atomic import check_writable, write_json, written_aside
+    from roi_lightning.tables import print_table, standard_output
 
     for out in filter(None, (args.json, figure)):
         check_writable(out)
-    os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # its profiler tells of every start and stop
+    os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # torch's profiler reports every start and stop
     from roi_lightning.devices import choose_device
 
     device = choose_device(args.device)
     rows = [measured.to_json() for measured in kind.measure(args, device)]
-    title = f"{_name(device)}; medians of {args.rounds} rounds"
-    _show(kind.table(rows, args), title)
+    title, table = f"{_name(device)}; medians of {args.rounds} rounds", kind.table(rows, args)
+    print_table(table.head, table.rows, title)
+    standard_output().print(table.note, highlight=False)
     if args.json:
-        content = {"device": _name(device), "rows": rows}
-        _write(args.json, (json.dumps(content, indent=2) + "\n").encode())
-    if kind.picture and figure:
+        write_json(args.json, {"device": _name(device), "rows": rows})
+    if kind.figure and figure:
         from roi_lightning.figures import to_png
 
-        _write(figure, to_png(kind.picture(rows, title)))
+        with written_aside(figure) as partial:
+            partial.write_bytes(to_png(kind.figure(rows, title)))
     return 0
 
 
 def _check(args: argparse.Namespace) -> None:
-    for name, smallest in _LEAST.items():
-        value = getattr(args, name, smallest)
-        if value < smallest:
-            raise UserError(f"--{name} {value}: it must be at least {smallest}")
+    for name, minimum in _MIN.items():
+        value = getattr(args, name, minimum)
+        if value < minimum:
+            raise UserError(f"--{name} {value}: it must be at least {minimum}")
 
 
 def _name(device: "torch.device") -> str:
@@ -84,26 +83,3 @@ def _name(device: "torch.device") -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"CPU, {torch.get_num_threads()} threads"
-
-
-def _show(content: Table, title: str) -> None:
-    from rich.console import Console
-    from rich.table import Table as RichTable
-
-    console = Console()
-    table = RichTable(title=title)
-    for i, head in enumerate(content.heads):
-        table.add_column(head, justify="right" if i else "left")
-    for row in content.rows:
-        table.add_row(*row)
-    if not console.is_terminal:
-        console.width = max(console.width, _PIPED_WIDTH)
-    console.print(table)
-    console.print(content.note, highlight=False)
-
-
-def _write(path: Path, content: bytes) -> None:
-    from roi_lightning.atomic import written_aside
-
-    with written_aside(path) as partial:
-        partial.write_bytes(content)

@@ -5,20 +5,19 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from roi_lightning.commands.benchmark.cells import spread
-from roi_lightning.commands.benchmark.kind import Kind, Row, Table
-from roi_lightning.commands.benchmark.numbers import numbers
+from roi_lightning.commands.benchmark.kind import Kind, Row, Table, numbers, spread
 from roi_lightning.errors import UserError
 
 if TYPE_CHECKING:
     import torch
-    from matplotlib.figure import Figure as Picture
+    from matplotlib.figure import Figure
 
-    from roi_lightning.bench.timing import Figure
-    from roi_lightning.sources import ModelSource
+    from roi_lightning.bench.timing import Ratio
+    from roi_lightning.source import ModelSource
+
 
 _DECODE: Final = "decode.packed_over_dense"
-_HEADS: Final = (
+_HEAD: Final = (
     *("batch", "", "dense tokens/s", "spread", "packed tokens/s", "spread", "×"),
     *("dense ≤", "packed ≤", "dense MB", "packed MB", "tokens"),
 )
@@ -29,7 +28,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add("--model", metavar="DIR", help="an exported 2:4 directory")
     add("--lm", metavar="MODEL", help="with --random: only its configuration is read")
     add("--random", action="store_true", help="random 2:4 weights, in bfloat16")
-    add("--batch", default="1,4,16,64", help="sequences, several with commas (default: %(default)s)")
+    add("--batch", default="1,4,16,64", help="sequences, separated by commas (default: %(default)s)")
     add(
         "--prompt",
         type=int,
@@ -37,18 +36,17 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help="tokens of each before the first new one (default: %(default)s)",
     )
     add("--tokens", type=int, default=128, help="new ones of each (default: %(default)s)")
-    add("--large_batches", action="store_true", help="with the second packing for many rows, on GPUs")
+    add("--large_batches", action="store_true", help="with the second packing for large batches, on GPUs")
     add("--compile", action="store_true", help="compile the pass that decodes, with a cache of fixed size")
 
 
-def _measure(args: argparse.Namespace, device: "torch.device") -> Iterable["Figure"]:
+def _measure(args: argparse.Namespace, device: "torch.device") -> Iterable["Ratio"]:
     batches, source = numbers("--batch", args.batch, "1,4,16"), _source(args)
-    from roi_lightning.bench.decode import Job, decode_figures
-    from roi_lightning.bench.generation import Settings
-    from roi_lightning.bench.pairs import check_source, make_pair, random_model, stored_model
-    from roi_lightning.bench.prompts import random_prompts, text_prompts
-    from roi_lightning.language_model import load_tokenizer
-    from roi_lightning.runtime.large_batches import check_device
+    from roi_lightning.bench.decode import DecodeBenchmark
+    from roi_lightning.bench.generation import GenerationConfig, random_prompts, text_prompts
+    from roi_lightning.bench.models import check_source, make_pair, random_model, stored_model
+    from roi_lightning.config import load_tokenizer
+    from roi_lightning.runtime.semi_structured import check_device
 
     check_source(source, args.prompt + args.tokens)
     if args.large_batches:
@@ -59,13 +57,13 @@ def _measure(args: argparse.Namespace, device: "torch.device") -> Iterable["Figu
     else:
         prompts = partial(text_prompts, load_tokenizer(source.spec))
         lm = stored_model(source, device)
-    settings = Settings(args.tokens, args.compile)
+    config = GenerationConfig(args.tokens, args.compile)
     pair = make_pair(lm, args.large_batches)
-    return decode_figures(Job(pair, prompts, batches, args.prompt, settings, args.rounds), device)
+    return DecodeBenchmark(pair, prompts, batches, args.prompt, config, args.rounds).run(device)
 
 
 def _source(args: argparse.Namespace) -> "ModelSource":
-    from roi_lightning.sources import resolve_model
+    from roi_lightning.source import resolve_model
 
     if bool(args.model) == bool(args.lm) or bool(args.lm) != args.random:
         raise UserError("benchmark decode: give either --model DIR, or --lm MODEL with --random")
@@ -73,7 +71,7 @@ def _source(args: argparse.Namespace) -> "ModelSource":
 
 
 def _table(rows: Sequence[Row], args: argparse.Namespace) -> Table:
-    return Table(_HEADS, [_cells(row) for row in rows], _note(rows[-1]))
+    return Table(_HEAD, [_cells(row) for row in rows], _note(rows[-1]))
 
 
 def _cells(row: Row) -> tuple[str, ...]:
@@ -94,7 +92,7 @@ def _agreement(row: Row) -> str:
     found = row["divergence"]
     if found is None:
         return "the same"
-    return f"{found['sequences']} part, from {found['position']} on, at most {found['gap']:.2g} units apart"
+    return f"{found['sequences']} differ, from {found['position']} on, at most {found['gap']:.2g} units apart"
 
 
 def _note(row: Row) -> str:
@@ -106,12 +104,12 @@ def _note(row: Row) -> str:
         f"×: packed tokens/s ÷ dense. MB: of weights, keys and values that a token reads (weights outside the packed "
         f"layers, the head above all, are {row['dense_weight_bytes'] / 1e6:,.1f} MB a step); ≤: tokens/s at the "
         f"{row['bandwidth_bytes_per_s'] / 1e9:,.1f} GB/s that reading a large buffer gives meanwhile. tokens: "
-        f"whether both say the same; a unit is the rounding of logits in {row['dtype']}, and few of them are a tie."
+        f"whether both generate the same; a unit is the rounding of logits in {row['dtype']}; few of them are a tie."
     )
 
 
-def _picture(rows: Sequence[Row], title: str) -> "Picture":
-    from roi_lightning.figures.speed import decode_figure
+def _figure(rows: Sequence[Row], title: str) -> "Figure":
+    from roi_lightning.figures.chart import decode_figure
 
     return decode_figure([row for row in rows if row["name"] == _DECODE], title)
 
@@ -122,5 +120,5 @@ KIND: Final = Kind(
     _add_options,
     _measure,
     _table,
-    _picture,
+    _figure,
 )

@@ -4,14 +4,12 @@ import argparse
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from roi_lightning.commands.benchmark.cells import times
-from roi_lightning.commands.benchmark.kind import Kind, Row, Table
-from roi_lightning.commands.benchmark.numbers import numbers
+from roi_lightning.commands.benchmark.kind import Kind, Row, Table, numbers, times
 
 if TYPE_CHECKING:
     import torch
 
-    from roi_lightning.bench.timing import Figure
+    from roi_lightning.bench.timing import Ratio
 
 _LABELS: Final = {
     "": "RoI",
@@ -21,7 +19,7 @@ _LABELS: Final = {
     "maskllm_published": "published",
 }
 _NOTE: Final = (
-    "÷: times one torch.exp (on a GPU torch.add) over as many fp32 numbers; bytes: a weight, at once; "
+    "÷: times one torch.exp (on a GPU torch.add) over as many fp32 values; bytes: peak, per weight; "
     "saved: for the backward pass."
 )
 _RIVALS_NOTE: Final = (
@@ -31,40 +29,40 @@ _RIVALS_NOTE: Final = (
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--patterns", default="2:4", help="N:M, several with commas (default: %(default)s)")
+    parser.add_argument("--patterns", default="2:4", help="N:M, separated by commas (default: %(default)s)")
     parser.add_argument(
-        "--weights", default="16777216", help="in a layer, several with commas (default: %(default)s)"
+        "--weights", default="16777216", help="in a layer, separated by commas (default: %(default)s)"
     )
-    parser.add_argument("--rivals", action="store_true", help="also the forms one would write first")
+    parser.add_argument("--rivals", action="store_true", help="also straightforward implementations")
 
 
-def _measure(args: argparse.Namespace, device: "torch.device") -> Iterable["Figure"]:
-    from roi_lightning.bench.sampler import Job, sampler_figures
+def _measure(args: argparse.Namespace, device: "torch.device") -> Iterable["Ratio"]:
+    from roi_lightning.bench.sampler import SamplerBenchmark
     from roi_lightning.pattern import NMPattern
 
     patterns = [NMPattern(text) for text in args.patterns.split(",")]
     for weights in numbers("--weights", args.weights, "1e6,16777216"):
-        yield from sampler_figures(Job(weights, patterns, args.rounds, args.rivals), device)
+        yield from SamplerBenchmark(weights, patterns, args.rounds, args.rivals).run(device)
 
 
 def _table(rows: Sequence[Row], args: argparse.Namespace) -> Table:
     reference = str(rows[0]["reference"]).removeprefix("torch.")
-    heads = "sampler", "N:M", "size", "way", "ms", "spread", f"÷ {reference}", "bytes", "saved"
+    head = "sampler", "N:M", "size", "pass", "ms", "spread", f"÷ {reference}", "bytes", "saved"
     cells = [
         (
             _LABELS[kind],
             row["pattern"],
             f"{row['weights'] / 1e6:.1f}M",
-            "fwd" if way == "forward" else "bwd",
+            "fwd" if name == "forward" else "bwd",
             *times(row),
             f"{row['ratio']:,.2f}",
             f"{row['temporary_bytes_per_weight']:,.1f}",
             f"{row['saved_bytes_per_weight']:,.1f}",
         )
         for row in rows
-        for way, _, kind in [row["name"].removeprefix("sampler.").partition("_")]
+        for name, _, kind in [row["name"].removeprefix("sampler.").partition("_")]
     ]
-    return Table(heads, cells, f"{_NOTE} {_RIVALS_NOTE}" if args.rivals else _NOTE)
+    return Table(head, cells, f"{_NOTE} {_RIVALS_NOTE}" if args.rivals else _NOTE)
 
 
 KIND: Final = Kind(

@@ -4,15 +4,14 @@ import argparse
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from roi_lightning.commands.benchmark.cells import times
-from roi_lightning.commands.benchmark.kind import Kind, Row, Table
+from roi_lightning.commands.benchmark.kind import Kind, Row, Table, times
 
 if TYPE_CHECKING:
     import torch
 
-    from roi_lightning.bench.timing import Figure
+    from roi_lightning.bench.timing import Ratio
 
-_NOTE: Final = "GiB: at once, beyond what is held; held: what is learned, its gradient and AdamW's states."
+_NOTE: Final = "GiB: peak, beyond what is held; held: what is learned, its gradient and AdamW's states."
 _RIVALS_NOTE: Final = (
     "roi autograd: without a backward pass of its own; maskllm published: as its authors wrote it."
 )
@@ -31,34 +30,28 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add("--pattern", default="2:4", help="N:M (default: %(default)s)")
     add("--batch_size", type=int, default=2, help="windows (default: %(default)s)")
     add("--seq_len", type=int, default=1024, help="tokens of each (default: %(default)s)")
-    add("--checkpointing", action="store_true", help="compute activations again")
-    add("--rivals", action="store_true", help="also the forms one would write first")
+    add("--checkpointing", action="store_true", help="recompute activations in the backward pass")
+    add("--rivals", action="store_true", help="also straightforward implementations")
 
 
-def _measure(args: argparse.Namespace, device: "torch.device") -> Iterable["Figure"]:
-    from roi_lightning.bench.step import Job, step_figures
+def _measure(args: argparse.Namespace, device: "torch.device") -> Iterable["Ratio"]:
+    from roi_lightning.bench.step import StepBenchmark
     from roi_lightning.pattern import NMPattern
 
-    job = Job(
-        _language_model(args, device),
-        NMPattern(args.pattern),
-        args.batch_size,
-        args.seq_len,
-        args.rounds,
-        args.rivals,
-    )
-    return step_figures(job, device)
+    lm, pattern = _language_model(args, device), NMPattern(args.pattern)
+    return StepBenchmark(lm, pattern, args.batch_size, args.seq_len, args.rounds, args.rivals).run(device)
 
 
 def _language_model(args: argparse.Namespace, device: "torch.device") -> Any:
-    from roi_lightning.language_model import enable_checkpointing, load_language_model, random_language_model
-    from roi_lightning.sources import resolve_model
+    from roi_lightning.freezing import enable_checkpointing, random_language_model
+    from roi_lightning.loading import load_language_model
+    from roi_lightning.source import resolve_model
 
     source = resolve_model(args.lm)
     if args.random:
         lm = random_language_model(source, device, args.dtype)
     else:
-        lm = load_language_model(source, args.dtype)
+        lm = load_language_model(source, args.dtype, device=device)
         lm.to(device)  # type: ignore[arg-type]
     if args.checkpointing:
         enable_checkpointing(lm)
@@ -66,9 +59,8 @@ def _language_model(args: argparse.Namespace, device: "torch.device") -> Any:
 
 
 def _table(rows: Sequence[Row], args: argparse.Namespace) -> Table:
-    heads = "a step of", "ms", "spread", "RoI's time ÷", "GiB", "and held"
-    ours = rows[0]
-    first = "roi", *times(ours), "", *_memory(ours["bytes"], ours["held_bytes"])
+    head = "a step of", "ms", "spread", "RoI's time ÷", "GiB", "and held"
+    first = "roi", *times(rows[0]), "", *_memory(rows[0]["bytes"], rows[0]["held_bytes"])
     others = [
         (
             row["reference"].replace("_", " "),
@@ -78,7 +70,7 @@ def _table(rows: Sequence[Row], args: argparse.Namespace) -> Table:
         )
         for row in rows
     ]
-    return Table(heads, [first, *others], f"{_NOTE} {_RIVALS_NOTE}" if args.rivals else _NOTE)
+    return Table(head, [first, *others], f"{_NOTE} {_RIVALS_NOTE}" if args.rivals else _NOTE)
 
 
 def _memory(temporary: int, held: int) -> tuple[str, str]:

@@ -1,26 +1,30 @@
-"""The tensors of a packed directory: kept weights and places of those that were masked, all others as they were.
+"""The tensors of a packed directory: kept weights and indices of those that were masked, all others as they were.
 
-Of a masked tensor `NAME.weight` there are `NAME.values` and `NAME.places`, see `Packed`. Which tensors these are, and
-which of them a dense checkpoint has as [in, out] (GPT-2's `Conv1D`), the sidecar tells.
+Of a masked tensor `NAME.weight` there are `NAME.values` and `NAME.indices` (`NAME.places` in the format's version 1),
+see `Packed`. The sidecar lists these tensors and marks those that a dense checkpoint has as [in, out] (GPT-2's).
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers.modeling_utils import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from roi_lightning.errors import UserError
 from roi_lightning.export.sidecar import PACKED, read_sidecar
 from roi_lightning.layer_mask import LayerMask
-from roi_lightning.runtime.packing import Packed, kept_inputs, unpack
-from roi_lightning.sources import PACKED_STEM, StoredTensors
+from roi_lightning.runtime.packed_format import Packed, kept_inputs, unpack
+from roi_lightning.stored_tensors import PACKED_STEM, StoredTensors
+from roi_lightning.weight_names import loaded_names
 
 
-def packed_names(name: str) -> tuple[str, str]:
-    """What values and places of a masked tensor are called on disk."""
+def packed_names(name: str, version: int) -> tuple[str, str]:
+    """What values and indices of a masked tensor are called on disk, in a version of the format."""
     stem = name.removesuffix(".weight")
-    return f"{stem}.values", f"{stem}.places"
+    return f"{stem}.values", f"{stem}.{'places' if version == 1 else 'indices'}"
 
 
 class PackedTensors:
@@ -43,7 +47,7 @@ class PackedTensors:
         self.sidecar: dict[str, Any] = read_sidecar(directory, (PACKED,))
         self._stored = StoredTensors(directory, PACKED_STEM)
         self.layers = {name: bool(entry["transposed"]) for name, entry in self.sidecar["layers"].items()}
-        parts = {part: name for name in self.layers for part in packed_names(name)}
+        parts = {part: name for name in self.layers for part in self._names(name)}
         if lost := parts.keys() - self._stored.files.keys():
             raise UserError(f"{str(directory)!r} lacks {min(lost)!r}; fetch or pack it again")
         self.files = {parts.get(name, name): file for name, file in self._stored.files.items()}
@@ -62,8 +66,11 @@ class PackedTensors:
 
     def packed(self, name: str) -> Packed:
         """A masked tensor, its rows the layer's outputs."""
-        values, places = packed_names(name)
-        return Packed(self._stored[values], self._stored[places])
+        values, indices = self._names(name)
+        return Packed(self._stored[values], self._stored[indices])
+
+    def _names(self, name: str) -> tuple[str, str]:
+        return packed_names(name, self.sidecar["version"])
 
     def mask(self, name: str) -> LayerMask:
         """Which weights of a masked tensor were kept."""
@@ -71,3 +78,24 @@ class PackedTensors:
         kept = torch.zeros(packed.shape, dtype=torch.bool).scatter_(1, kept_inputs(packed), True)
         transposed = self.layers[name]
         return LayerMask.from_bool(kept.T if transposed else kept, transposed)
+
+
+def packed_layers(shape: PreTrainedModel, stored: Iterable[str]) -> dict[str, str]:
+    """Map layers to the names of their weights in a dense checkpoint.
+
+    Args:
+        shape: The model on the meta device, its experts split.
+        stored: Names of masked tensors.
+
+    Raises:
+        UserError: If one of them is no weight of a linear layer.
+    """
+    modules = dict(shape.named_modules())
+    weights = loaded_names(shape, stored, dict(shape.named_parameters()))
+    layers = {name.removesuffix(".weight"): key for key, name in weights.items()}
+    for name, key in layers.items():
+        if not isinstance(modules.get(name), (nn.Linear, Conv1D)):
+            raise UserError(
+                f"{key!r} is the weight of no linear layer, and can't run packed; leave it out (ignore)"
+            )
+    return layers

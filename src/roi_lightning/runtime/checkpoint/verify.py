@@ -9,18 +9,18 @@ from typing_extensions import override
 
 from roi_lightning.errors import UserError
 from roi_lightning.export import checks
-from roi_lightning.export.base import INDEX, BaseTensors, open_base
+from roi_lightning.export.base_tensors import INDEX, BaseTensors, open_base
 from roi_lightning.export.sidecar import PACKED, read_sidecar
 from roi_lightning.export.verify import Check, VerifyReport, run_check
 from roi_lightning.masks import BaseModel, MaskSet
 from roi_lightning.progress import progress
 from roi_lightning.runtime.checkpoint.tensors import PackedTensors
-from roi_lightning.runtime.packing import PATTERN, check_places
-from roi_lightning.sources import DENSE_CONFIG, ModelSource
+from roi_lightning.runtime.packed_format import PATTERN, check_indices
+from roi_lightning.source import DENSE_CONFIG, ModelSource
 
 
 class _PackedExport(checks.Exported):
-    """A packed directory under suspicion, as the checks of an export see it: masks from places, tensors unpacked."""
+    """A packed directory under suspicion, as the checks of an export see it: masks from indices, tensors unpacked."""
 
     @cached_property
     @override
@@ -37,7 +37,7 @@ class _PackedExport(checks.Exported):
     def masks(self) -> MaskSet:
         base, layers = self.sidecar["base"], self.sidecar["layers"]
         hashes = {name: entry["base_sha256"] for name, entry in layers.items()}
-        masks = {name: self.tensors.mask(name) for name in progress(list(layers), "reading places")}
+        masks = {name: self.tensors.mask(name) for name in progress(list(layers), "reading indices")}
         return MaskSet(PATTERN, masks, BaseModel(**base, sha256=hashes), self.sidecar["updated"])
 
     @override
@@ -64,7 +64,7 @@ def _checks(directory: Path, base: ModelSource | None) -> Iterator[Check]:
     yield run_check("sidecar", lambda: f"pattern {export.sidecar['pattern']}, packed, checksum right")
     yield run_check("files", lambda: checks.files(export))
     yield run_check("checksums", lambda: checks.checksums(export))
-    yield run_check("places", lambda: _places(export))
+    yield run_check("indices", lambda: _indices(export))
     facts = _readable(export)
     if facts.get("updated"):
         yield run_check("updates", lambda: checks.updates(export))
@@ -86,11 +86,11 @@ def _readable(export: _PackedExport) -> dict[str, Any]:
         return {}
 
 
-def _places(export: _PackedExport) -> str:
+def _indices(export: _PackedExport) -> str:
     """Every group of every packed tensor keeps two different weights, in their order."""
     tensors = export.tensors
-    for name in progress(list(tensors.layers), "checking places"):
-        check_places(tensors.packed(name), name)
+    for name in progress(list(tensors.layers), "checking indices"):
+        check_indices(tensors.packed(name), name)
     return f"{PATTERN} in every group of {len(tensors.layers)} tensors"
 
 

@@ -1,4 +1,4 @@
-"""Write an exported 2:4 directory again at 9/16 of the bytes of what was masked: aside, unpacked, then renamed."""
+"""Pack an exported 2:4 directory to 9/16 of the masked tensors' bytes: at a temporary path, checked, then renamed."""
 
 import json
 from collections.abc import Mapping
@@ -8,29 +8,30 @@ from typing import Any, Final
 from torch import Tensor
 
 from roi_lightning.atomic import written_aside
+from roi_lightning.config import load_config
 from roi_lightning.errors import UserError
 from roi_lightning.export import check_destination, check_not_base
-from roi_lightning.export.base import INDEX, StoredBase, same, save_tensors
-from roi_lightning.export.sidecar import PACKED, heading, seal
+from roi_lightning.export.base_tensors import INDEX, StoredBase, same, save_tensors
+from roi_lightning.export.sidecar import PACKED, PACKED_VERSION, heading, read_sidecar, write_sidecar
 from roi_lightning.export.verify import require_verified
-from roi_lightning.language_model import load_config, meta_language_model
-from roi_lightning.masks import LayerMask, MaskSet
+from roi_lightning.freezing import meta_language_model
+from roi_lightning.layer_mask import LayerMask
+from roi_lightning.masks import MaskSet
 from roi_lightning.progress import progress
-from roi_lightning.runtime.checkpoint.card import packed_card
-from roi_lightning.runtime.checkpoint.layers import packed_layers
-from roi_lightning.runtime.checkpoint.packable import check_packable
-from roi_lightning.runtime.checkpoint.sizes import PackedSizes, packed_sizes
-from roi_lightning.runtime.checkpoint.tensors import PackedTensors, packed_names
-from roi_lightning.runtime.packing import pack
-from roi_lightning.sources import DENSE_CONFIG, PACKED_STEM, ModelSource
+from roi_lightning.runtime.checkpoint.describe import PackedSizes, packed_card, packed_sizes
+from roi_lightning.runtime.checkpoint.tensors import PackedTensors, packed_layers, packed_names
+from roi_lightning.runtime.packed_format import PATTERN, pack
+from roi_lightning.source import DENSE_CONFIG, ModelSource, is_packed
+from roi_lightning.stored_tensors import PACKED_STEM
 
+_WANTED: Final = "give one that fit, export, prune or apply wrote"
 # transformers knows no such type of model, and classes that ask for no type stumble over the name of the weights:
 # both end before they make up what they miss.
 _STRANGE_CONFIG: Final = {
     "model_type": "roi_lightning_packed",
     "transformers_weights": "roi_lightning.runtime.from_packed",
 }
-# What a packed directory goes on saying of the export it was made from.
+# What a packed directory's sidecar repeats of the export's.
 _KEPT_FACTS: Final = ("pattern", "n", "m", "base", "parameters", "zero_fraction", "training", "perplexity")
 
 
@@ -47,12 +48,12 @@ def write_packed(directory: Path, out: Path, *, overwrite: bool = False) -> Pack
             does not unpack to what it was made of; nothing new is left behind then.
     """
     out = out.absolute()
-    sidecar = check_packable(directory)
+    sidecar = _check_packable(directory)
     source = ModelSource(str(directory), "directory", directory.resolve())
     check_not_base(out, source)
     check_destination(out, overwrite=overwrite)
     require_verified(repr(str(directory)), directory)
-    masks, base = MaskSet.load(directory), StoredBase(directory)
+    masks, base = MaskSet.load(directory), StoredBase(source)
     packed_layers(meta_language_model(load_config(source)), masks.layers)
     check_destination(out, _needed_bytes(base, masks), overwrite=overwrite)
     with written_aside(out) as partial:
@@ -61,9 +62,36 @@ def write_packed(directory: Path, out: Path, *, overwrite: bool = False) -> Pack
         _write_companions(base, partial)
         description = _describe(sidecar, masks)
         (partial / "README.md").write_text(packed_card(description), encoding="utf-8")
-        seal(partial, description)
+        write_sidecar(partial, description)
         _require_same(base, PackedTensors(partial))
     return packed_sizes(base, PackedTensors(out))
+
+
+def _check_packable(directory: Path) -> dict[str, Any]:
+    """Refuse what can't be packed, even if it verifies.
+
+    Returns:
+        The directory's sidecar.
+
+    Raises:
+        UserError: If it is no directory, packed already, no export, or an export of another pattern.
+    """
+    if not directory.is_dir():
+        raise UserError(f"{str(directory)!r} is no directory; {_WANTED}")
+    if is_packed(directory):
+        raise UserError(
+            f"{str(directory)!r} is packed already; load it with roi_lightning.runtime.from_packed"
+        )
+    try:
+        sidecar = read_sidecar(directory)
+    except UserError as error:
+        raise UserError(f"{str(directory)!r} can't be packed: its {error}; {_WANTED}") from error
+    if sidecar["pattern"] != str(PATTERN):
+        raise UserError(
+            f"{str(directory)!r} has the pattern {sidecar['pattern']}, and only {PATTERN} can be packed; learn or "
+            f"prune with {PATTERN}"
+        )
+    return sidecar
 
 
 def _needed_bytes(base: StoredBase, masks: MaskSet) -> int:
@@ -102,7 +130,7 @@ def _parts(name: str, tensor: Tensor, mask: LayerMask | None) -> dict[str, Tenso
         return {name: tensor}
     kept = mask.to_bool()
     packed = pack(tensor.T, kept.T, name) if mask.transposed else pack(tensor, kept, name)
-    return dict(zip(packed_names(name), packed, strict=True))
+    return dict(zip(packed_names(name, PACKED_VERSION), packed, strict=True))
 
 
 def _write_companions(base: StoredBase, folder: Path) -> None:

@@ -1,17 +1,10 @@
-/* MaskLLM's sampler in one pass over memory each way: the arithmetic of `candidates`, sixteen groups at a time.
+/* MaskLLM's sampler in one pass over memory each way: the arithmetic of `categorical_eager`, sixteen groups at a time.
  *
- * Compiled as gumbel_top_k.cpp is, and with -DC= candidates of a group, in lexicographic order. Weights lie as there;
- * the logit of candidate c of group g lies at c * groups + g, and its noise has the index g * C + c.
+ * Compiled as gumbel_top_k.cpp is, and with -DC= candidates of a group, in lexicographic order. 
+ * The logit of candidate c of group g is at c * groups + g, and its noise has the index g * C + c.
  */
 #include "math.hpp"
 #include "memory.hpp"
-
-struct Draw {
-    int64_t columns, groups;
-    uint32_t key0, key1;
-    float over_lam, over_tau, pull;
-    int32_t kept_norm;
-};
 
 struct Candidates {
     int members[C][N];
@@ -35,7 +28,7 @@ static constexpr Candidates candidates;
 #else
 #define CANDIDATES for (int c = 0; c < C; c++)
 #endif
-#define MEMBERS_OF_C _Pragma("GCC unroll 8") for (int j = 0; j < N; j++)
+#define KEPT_BY_C _Pragma("GCC unroll 8") for (int j = 0; j < N; j++)
 
 static inline vec logit_at(const float *logits, int64_t group, int lanes)
 {
@@ -45,31 +38,31 @@ static inline vec logit_at(const float *logits, int64_t group, int lanes)
     return x;
 }
 
-/* Each candidate's share, not yet divided by their sum; returns one over it. */
-static inline vec shares(const float *logits, int64_t group, int lanes, const Draw *d, vec e[C])
+/* Each candidate's probability, not yet divided by their sum; returns one over it. */
+static inline vec probabilities(const float *logits, int64_t group, int lanes, const Draw *d, vec e[C])
 {
     uvec index = (count_up() + (uint32_t)group) * C;
-    float scale = d->over_lam * LOG2_E;
+    float sharpness = d->over_lam * LOG2_E;
     vec best = all(-3e38f), total = {};
-    vec sum = {}; /* no number where a key is none, which must not go unnoticed */
+    vec sum = {}; /* NaN where a key is not finite, which must show */
     CANDIDATES {
         vec noise = noise_log(index + (uint32_t)c, d->key0, d->key1);
-        e[c] = logit_at(logits + c * d->groups, group, lanes) * scale - noise;
+        e[c] = logit_at(logits + c * d->groups, group, lanes) * sharpness - noise;
         best = larger(best, e[c]);
         sum += e[c];
     }
     CANDIDATES {
-        e[c] = exp2_(larger(all(LEAST / d->over_tau), e[c] - best), d->over_tau);
+        e[c] = exp2_(larger(all(MIN_EXPONENT / d->over_tau), e[c] - best), d->over_tau);
         total += e[c];
     }
     return over(total + (sum - sum));
 }
 
-static inline void soft_mask(const vec e[C], vec share, vec mask[M])
+static inline void soft_mask(const vec e[C], vec scale, vec mask[M])
 {
-    MEMBERS mask[m] = vec{};
-    CANDIDATES MEMBERS_OF_C mask[candidates.members[c][j]] += e[c];
-    MEMBERS mask[m] *= share;
+    ELEMENTS mask[m] = vec{};
+    CANDIDATES KEPT_BY_C mask[candidates.members[c][j]] += e[c];
+    ELEMENTS mask[m] *= scale;
 }
 
 static inline void masked_weight_part(
@@ -77,12 +70,12 @@ static inline void masked_weight_part(
 {
     const Draw *d = &draw; /* a copy, which no store can reach */
     for (int64_t g = from; g < to; g += LANES) {
-        Block b = block_at(g, to, d->columns);
+        Block b = block_at(g, to);
         vec e[C], mask[M], value[M];
-        vec share = shares(logits, g, b.lanes, d, e);
-        soft_mask(e, share, mask);
+        vec scale = probabilities(logits, g, b.lanes, d, e);
+        soft_mask(e, scale, mask);
         load<weight_t, weights_t>(weight, b, value);
-        MEMBERS value[m] *= mask[m];
+        ELEMENTS value[m] *= mask[m];
         store<weight_t, weights_t>(out, b, value);
     }
 }
@@ -93,27 +86,27 @@ static inline void logits_gradient_part(
 {
     const Draw *d = &draw;
     for (int64_t g = from; g < to; g += LANES) {
-        Block b = block_at(g, to, d->columns);
+        Block b = block_at(g, to);
         vec e[C], mask[M], value[M], of_mask[M], mean = {};
-        vec share = shares(logits, g, b.lanes, d, e);
+        vec scale = probabilities(logits, g, b.lanes, d, e);
         load<weight_t, weights_t>(weight, b, value);
         load<weight_t, weights_t>(grad, b, of_mask);
-        MEMBERS of_mask[m] *= value[m];
-        if (d->kept_norm) {
-            soft_mask(e, share, mask);
-            MEMBERS of_mask[m] -= d->pull * mask[m] * value[m] * value[m];
+        ELEMENTS of_mask[m] *= value[m];
+        if (d->factor) {
+            soft_mask(e, scale, mask);
+            ELEMENTS of_mask[m] -= d->factor * mask[m] * value[m] * value[m];
         }
         CANDIDATES {
-            vec of_share = {};
-            MEMBERS_OF_C of_share += of_mask[candidates.members[c][j]];
-            mean += e[c] * of_share;
+            vec of_probability = {};
+            KEPT_BY_C of_probability += of_mask[candidates.members[c][j]];
+            mean += e[c] * of_probability;
         }
-        mean *= share;
-        vec factor = share * d->over_lam * d->over_tau;
+        mean *= scale;
+        vec factor = scale * d->over_lam * d->over_tau;
         CANDIDATES {
-            vec of_share = {};
-            MEMBERS_OF_C of_share += of_mask[candidates.members[c][j]];
-            vec x = (of_share - mean) * e[c] * factor;
+            vec of_probability = {};
+            KEPT_BY_C of_probability += of_mask[candidates.members[c][j]];
+            vec x = (of_probability - mean) * e[c] * factor;
             float *at = out + c * d->groups + g;
             if (b.lanes == LANES) std::memcpy(at, &x, sizeof x);
             else for (int w = 0; w < b.lanes; w++) at[w] = x[w];

@@ -1,4 +1,4 @@
-/* What Python calls: both passes of a sampler, given its `Draw` and its two functions on a part of the groups. */
+/* What Python calls: both passes of a sampler, given its two functions on a part of the groups. */
 #pragma once
 #include "memory.hpp"
 #include "threads.hpp"
@@ -6,7 +6,7 @@
 /* Groups that a thread takes at a time. */
 #define PART 2048
 
-/* Numbers too small to be normal count as zero while this lives: a processor takes a hundred times as long over them. */
+/* Values too small to be normal count as zero while this lives: a CPU takes a hundred times as long over them. */
 struct FlushDenormals {
 #ifdef __SSE__
     unsigned before = _mm_getcsr();

@@ -1,22 +1,12 @@
-/* RoI's sampler in one pass over memory each way: the arithmetic of `unrolled`, sixteen groups at a time.
+/* RoI's sampler in one pass over memory each way: the arithmetic of `top_k_eager`, sixteen groups at a time.
  *
- * Compiled for one pattern and weight type: -DM= members of a group, -DN= picks, -DWEIGHT= 0 float, 1 bfloat16.
- * Member m of group g lies at (g / columns) * M * columns + g % columns + m * columns: columns is 1 where the
- * inputs are the weight's last axis, and the number of outputs where they are its first.
+ * Compiled for one pattern and dtype: -DM= elements of a group, -DN= picks, -DWEIGHT= 0 float, 1 bfloat16, 2 float16.
  */
 #include "math.hpp"
 #include "memory.hpp"
 
-/* Of a pick, after dividing by tau: see `unrolled`. */
+/* Of a pick, after dividing by tau: see `top_k_eager`. */
 #define MAX_LEAD (40.0f * LOG2_E)
-
-/* What a draw needs: see `Draw` and `KeptNorm` for the numbers. */
-struct Draw {
-    int64_t columns;
-    uint32_t first, key0, key1;
-    float over_lam, over_tau, push, pull;
-    int32_t hard, kept_norm;
-};
 
 struct Pick {
     vec mu[M], others[M], left[M], rest; /* left: 1 - mu, free of cancellation */
@@ -28,17 +18,14 @@ static inline void keys_of(const float *logits, const Block &b, const Draw *d, v
 {
     float scale = d->over_lam * LOG2_E;
     load<float, vec>(logits, b, key);
-    MEMBERS {
-        uvec index = b.index + (d->first + (uint32_t)(m * d->columns));
-        key[m] = key[m] * scale - noise_log(index, d->key0, d->key1);
-    }
+    ELEMENTS key[m] = key[m] * scale - noise_log(b.index + (uint32_t)m, d->key0, d->key1);
 }
 
-/* Zero, or none where a key is no number: for that must not go unnoticed. */
+/* Zero, or NaN where a key is not finite, which must show. */
 static inline vec flaw_of(const vec key[M])
 {
     vec sum = {};
-    MEMBERS sum += key[m];
+    ELEMENTS sum += key[m];
     return sum - sum;
 }
 
@@ -57,10 +44,10 @@ static inline void pick(vec key[M], const Draw *d, Pick *p)
         second = larger(second, smaller(first, key[m]));
         first = larger(first, key[m]);
     }
-    vec lead = first - second, most = all(MAX_LEAD / d->over_tau), least = all(LEAST / d->over_tau);
+    vec lead = first - second, high = all(MAX_LEAD / d->over_tau), low = all(MIN_EXPONENT / d->over_tau);
     p->rest = vec{};
-    MEMBERS {
-        vec e = exp2_(smaller(most, larger(least, key[m] - second)), d->over_tau);
+    ELEMENTS {
+        vec e = exp2_(smaller(high, larger(low, key[m] - second)), d->over_tau);
         p->leads[m] = above(e, all(1.0f));
         p->mu[m] = e;
         p->rest = add_where(none_of(p->leads[m]), p->rest, e, p->rest);
@@ -68,7 +55,7 @@ static inline void pick(vec key[M], const Draw *d, Pick *p)
     }
     total = over(total);
     vec leader_left = p->rest * total, beyond = larger(vec{}, lead * d->over_tau - MAX_LEAD) * -d->push;
-    MEMBERS {
+    ELEMENTS {
         p->others[m] = choose(p->leads[m], vec{}, p->mu[m]);
         p->mu[m] *= total;
         p->left[m] = add_where(none_of(p->leads[m]), all(1.0f), -p->mu[m], leader_left);
@@ -76,16 +63,16 @@ static inline void pick(vec key[M], const Draw *d, Pick *p)
     }
 }
 
-/* The last pick's shares; `flaw` shows in all of them. */
+/* The last pick's probabilities; `flaw` shows in all of them. */
 static inline void last_pick(const vec key[M], const Draw *d, vec flaw, vec mu[M])
 {
-    vec first = largest(key), least = all(LEAST / d->over_tau), total = flaw;
-    MEMBERS {
-        mu[m] = exp2_(larger(least, key[m] - first), d->over_tau);
+    vec first = largest(key), low = all(MIN_EXPONENT / d->over_tau), total = flaw;
+    ELEMENTS {
+        mu[m] = exp2_(larger(low, key[m] - first), d->over_tau);
         total += mu[m];
     }
     total = over(total);
-    MEMBERS mu[m] *= total;
+    ELEMENTS mu[m] *= total;
 }
 
 static inline void all_picks(vec key[M], const Draw *d, Pick picks[N], vec last[M])
@@ -97,7 +84,7 @@ static inline void all_picks(vec key[M], const Draw *d, Pick picks[N], vec last[
 
 static inline void soft_mask(const Pick picks[N], const vec last[M], vec mask[M])
 {
-    MEMBERS {
+    ELEMENTS {
         mask[m] = last[m];
         for (int k = 0; k < N - 1; k++) mask[m] += picks[k].mu[m];
     }
@@ -106,7 +93,7 @@ static inline void soft_mask(const Pick picks[N], const vec last[M], vec mask[M]
 static inline void hard_mask(const vec key[M], vec mask[M])
 {
     vec flaw = flaw_of(key);
-    MEMBERS {
+    ELEMENTS {
         ivec better = {};
         for (int o = 0; o < M; o++)
             if (o != m) better -= o < m ? key[o] >= key[m] : key[o] > key[m];
@@ -119,14 +106,14 @@ static inline void masked_weight_part(
 {
     const Draw *d = &draw; /* a copy, which no store can reach */
     for (int64_t g = from; g < to; g += LANES) {
-        Block b = block_at(g, to, d->columns);
+        Block b = block_at(g, to);
         vec key[M], mask[M], value[M], last[M];
         Pick picks[N];
         keys_of(logits, b, d, key);
         if (d->hard) hard_mask(key, mask);
         else all_picks(key, d, picks, last), soft_mask(picks, last, mask);
         load<weight_t, weights_t>(weight, b, value);
-        MEMBERS value[m] *= mask[m];
+        ELEMENTS value[m] *= mask[m];
         store<weight_t, weights_t>(out, b, value);
     }
 }
@@ -134,28 +121,28 @@ static inline void masked_weight_part(
 static inline void softmax_gradient(const vec mu[M], const vec grad[M], vec out[M])
 {
     vec mean = {};
-    MEMBERS mean += mu[m] * grad[m];
-    MEMBERS out[m] = (grad[m] - mean) * mu[m];
+    ELEMENTS mean += mu[m] * grad[m];
+    ELEMENTS out[m] = (grad[m] - mean) * mu[m];
 }
 
 static inline void keys_gradient(
     const Pick picks[N], const vec last[M], const vec of_mask[M], const Draw *d, vec total[M])
 {
     softmax_gradient(last, of_mask, total);
-    MEMBERS total[m] *= d->over_tau;
+    ELEMENTS total[m] *= d->over_tau;
     for (int k = N - 2; k >= 0; k--) {
         const Pick *p = &picks[k];
-        vec pull[M], step[M], leader = {}, others = {};
-        MEMBERS {
+        vec odds[M], step[M], leader = {}, others = {};
+        ELEMENTS {
             /* μ/(1 - μ) of the others; for the leader, whose odds may overflow, μ. */
-            pull[m] = choose(p->leads[m], all(1.0f), over(p->left[m])) * p->mu[m] * total[m];
-            leader += choose(p->leads[m], pull[m], vec{});
-            others += choose(p->leads[m], vec{}, pull[m]);
+            odds[m] = choose(p->leads[m], all(1.0f), over(p->left[m])) * p->mu[m] * total[m];
+            leader += choose(p->leads[m], odds[m], vec{});
+            others += choose(p->leads[m], vec{}, odds[m]);
         }
         leader *= over(p->rest);
         softmax_gradient(p->mu, of_mask, step);
-        MEMBERS
-            total[m] += (step[m] + (p->others[m] * leader + p->mu[m] * others - pull[m]) * d->push) * d->over_tau;
+        ELEMENTS
+            total[m] += (step[m] + (p->others[m] * leader + p->mu[m] * others - odds[m]) * d->push) * d->over_tau;
     }
 }
 
@@ -165,7 +152,7 @@ static inline void logits_gradient_part(
 {
     const Draw *d = &draw;
     for (int64_t g = from; g < to; g += LANES) {
-        Block b = block_at(g, to, d->columns);
+        Block b = block_at(g, to);
         vec key[M], mask[M] = {}, value[M], of_mask[M], total[M], last[M];
         Pick picks[N];
         keys_of(logits, b, d, key);
@@ -174,12 +161,12 @@ static inline void logits_gradient_part(
         if (!d->hard) soft_mask(picks, last, mask);
         load<weight_t, weights_t>(weight, b, value);
         load<weight_t, weights_t>(grad, b, of_mask);
-        MEMBERS {
+        ELEMENTS {
             of_mask[m] *= value[m];
-            if (d->kept_norm) of_mask[m] -= d->pull * mask[m] * value[m] * value[m];
+            if (d->factor) of_mask[m] -= d->factor * mask[m] * value[m] * value[m];
         }
         keys_gradient(picks, last, of_mask, d, total);
-        MEMBERS total[m] *= d->over_lam;
+        ELEMENTS total[m] *= d->over_lam;
         store<float, vec>(out, b, total);
     }
 }

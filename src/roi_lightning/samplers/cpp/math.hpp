@@ -1,9 +1,9 @@
-/* Noise, powers and logarithms of sixteen numbers, in powers of two: a shared factor of all keys costs nothing there. */
+/* Noise, powers and logarithms of sixteen values, in powers of two: a shared factor of all keys costs nothing there. */
 #pragma once
 #include "vectors.hpp"
 
 #define LOG2_E 1.44269504f
-#define LEAST (-25.0f * LOG2_E) /* of a share's exponent, after dividing by tau */
+#define MIN_EXPONENT (-25.0f * LOG2_E) /* of a probability's exponent, after dividing by tau */
 
 /* x = 2^exponent (1 + f), -1/4 <= f < 1/2, of positive, normal numbers. */
 struct Split {

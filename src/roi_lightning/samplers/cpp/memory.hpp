@@ -1,37 +1,30 @@
-/* Sixteen groups between memory and a vector per member. */
+/* Sixteen groups between memory and a vector per element. */
 #pragma once
 #include "numbers.hpp"
 
-/* Loops over members are unrolled, so that members stay in registers. */
-#define MEMBERS _Pragma("GCC unroll 16") for (int m = 0; m < M; m++)
-#define POWER_OF_TWO ((M & (M - 1)) == 0)
-
-/* Sixteen groups that one pass works on. Member m of lane w lies at start[w] + m * columns. */
-struct Block {
-    int64_t first, columns; /* of lane 0 */
-    int lanes, whole;       /* lanes in use; whether a member's lanes, or all members of all groups, lie side by side */
-    uvec index;             /* the starts once more, as the noise counts */
-    int64_t start[LANES];   /* set only where not whole */
+/* What all groups share: see `DrawArgs` in base.py. */
+struct Draw {
+    int64_t groups;
+    uint32_t key0, key1;
+    float over_lam, over_tau, push, factor; /* factor: of the kept norm's gradient, 0 without one */
+    int32_t hard;
 };
 
-static inline Block block_at(int64_t group, int64_t to, int64_t columns)
+/* Loops over the elements of a group are unrolled, so that they stay in registers. */
+#define ELEMENTS _Pragma("GCC unroll 16") for (int m = 0; m < M; m++)
+#define POWER_OF_TWO ((M & (M - 1)) == 0)
+
+/* Sixteen groups that one pass works on. Element m of lane w is at first + w * M + m. */
+struct Block {
+    int64_t first;
+    int lanes, full; /* lanes in use; whether they are loaded and stored as one run */
+    uvec index;      /* the lanes' first elements, as the noise counts */
+};
+
+static inline Block block_at(int64_t group, int64_t to)
 {
-    Block b;
-    int64_t row = columns == 1 ? group : group / columns, column = group - row * columns;
-    b.columns = columns;
-    b.lanes = to - group < LANES ? (int)(to - group) : LANES;
-    b.first = row * M * columns + column;
-    b.whole = b.lanes == LANES && (columns == 1 ? POWER_OF_TWO : column + LANES <= columns);
-    if (b.whole) {
-        b.index = count_up() * (columns == 1 ? M : 1) + (uint32_t)b.first;
-        return b;
-    }
-    for (int w = 0; w < LANES; w++) { /* unused lanes repeat the last group */
-        int64_t g = w < b.lanes ? group + w : to - 1;
-        b.start[w] = (g / columns) * M * columns + g % columns;
-        b.index[w] = (uint32_t)b.start[w];
-    }
-    return b;
+    int lanes = to - group < LANES ? (int)(to - group) : LANES;
+    return {group * M, lanes, lanes == LANES && POWER_OF_TWO, count_up() * M + (uint32_t)(group * M)};
 }
 
 static inline vec evens(vec a, vec b) { return SHUFFLE(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30); }
@@ -42,8 +35,8 @@ static inline vec high(vec a, vec b)
     return SHUFFLE(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
 }
 
-/* 16 groups as they lie in memory, K things each, to a vector per thing: halve by even and odd places, log2(K) times.
- * After s rounds, vector i of each of 2^s runs of K / 2^s holds places whose last s bits are the run's, reversed. */
+/* 16 groups as they are in memory, K things each, to a vector per thing: halve by even and odd positions, log2(K) times.
+ * After s rounds, vector i of each of 2^s runs of K / 2^s holds positions whose last s bits are the run's, reversed. */
 template <int K> static inline void part(vec v[K])
 {
     _Pragma("GCC unroll 4") for (int run = K; run > 1; run /= 2) {
@@ -75,23 +68,40 @@ template <int K> static inline constexpr int reversed(int k)
     return r;
 }
 
-/* All members of sixteen groups, side by side in memory. */
+/* All elements of sixteen groups, side by side in memory. */
 static inline void load_run(const float *from, vec to[M])
 {
     vec v[M];
     std::memcpy(v, from, sizeof v);
     part<M>(v);
-    MEMBERS to[m] = v[reversed<M>(m)];
+    ELEMENTS to[m] = v[reversed<M>(m)];
 }
 static inline void store_run(float *to, const vec from[M])
 {
     vec v[M];
-    MEMBERS v[reversed<M>(m)] = from[m];
+    ELEMENTS v[reversed<M>(m)] = from[m];
     join<M>(v);
     std::memcpy(to, v, sizeof v);
 }
-#if WEIGHT == 1
-/* Two members go together, as one number of 32 bits. */
+#if WEIGHT == 2
+static inline void load_run(const _Float16 *from, vec to[M])
+{
+    weights_t half[M];
+    vec v[M];
+    std::memcpy(half, from, sizeof half);
+    ELEMENTS v[m] = widen(half[m]);
+    load_run((const float *)v, to);
+}
+static inline void store_run(_Float16 *to, const vec from[M])
+{
+    weights_t half[M];
+    vec v[M];
+    store_run((float *)v, from);
+    ELEMENTS narrow(v[m], half[m]);
+    std::memcpy(to, half, sizeof half);
+}
+#elif WEIGHT == 1
+/* Two elements go together, as one number of 32 bits. */
 static inline void load_run(const uint16_t *from, vec to[M])
 {
     constexpr int K = M / 2;
@@ -114,30 +124,39 @@ static inline void store_run(uint16_t *to, const vec from[M])
 }
 #endif
 
-template <class Number, class Vector> static inline void load(const Number *from, const Block &b, vec to[M])
+/* Of a last few groups, or of groups of another size than a power of two. Out of line where it is rare: a twentieth
+ * faster. */
+#if POWER_OF_TWO
+#define BY_LANE __attribute__((noinline)) static
+#else
+#define BY_LANE static inline
+#endif
+template <class Number, class Vector>
+BY_LANE void load_lanes(const Number *from, int lanes, vec to[M])
 {
     Vector x;
-    if (!b.whole) {
-        MEMBERS {
-            for (int w = 0; w < LANES; w++) x[w] = from[b.start[w] + m * b.columns];
-            to[m] = widen(x);
-        }
-        return;
-    }
-    if (b.columns == 1) return load_run(from + b.first, to);
-    MEMBERS {
-        std::memcpy(&x, from + b.first + b.columns * m, sizeof x);
+    ELEMENTS {
+        for (int w = 0; w < LANES; w++) x[w] = from[(w < lanes ? w : lanes - 1) * M + m]; /* unused: the last again */
         to[m] = widen(x);
     }
 }
-
-template <class Number, class Vector> static inline void store(Number *to, const Block &b, const vec from[M])
+template <class Number, class Vector>
+BY_LANE void store_lanes(Number *to, int lanes, const vec from[M])
 {
     Vector x;
-    if (b.whole && b.columns == 1) return store_run(to + b.first, from);
-    MEMBERS {
+    ELEMENTS {
         narrow(from[m], x);
-        if (b.whole) std::memcpy(to + b.first + b.columns * m, &x, sizeof x);
-        else for (int w = 0; w < b.lanes; w++) to[b.start[w] + m * b.columns] = x[w];
+        for (int w = 0; w < lanes; w++) to[w * M + m] = x[w];
     }
+}
+
+template <class Number, class Vector> static inline void load(const Number *from, const Block &b, vec to[M])
+{
+    if (b.full) load_run(from + b.first, to);
+    else load_lanes<Number, Vector>(from + b.first, b.lanes, to);
+}
+template <class Number, class Vector> static inline void store(Number *to, const Block &b, const vec from[M])
+{
+    if (b.full) store_run(to + b.first, from);
+    else store_lanes<Number, Vector>(to + b.first, b.lanes, from);
 }

@@ -1,0 +1,1 @@
+"""Measurements of this project; their results are in `results/`."""

@@ -1,0 +1,44 @@
+"""Measure a model in memory."""
+
+from pathlib import Path
+from typing import Any
+
+from transformers.modeling_utils import PreTrainedModel
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+from roi_lightning.evaluation.harness import Metrics
+from roi_lightning.evaluation.models import EvaluatedModel
+from roi_lightning.evaluation.report import with_averages
+from roi_lightning.evaluation.run import evaluate_models
+from roi_lightning.evaluation.tasks import EvalConfig
+from roi_lightning.freezing import frozen_view
+from roi_lightning.source import ModelSource
+
+
+def evaluate(
+    lm: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    text: Path | str | None = None,
+    **options: Any,
+) -> dict[str, Metrics]:
+    """What the command `evaluate` writes of one model; the model stays as it is.
+
+    Args:
+        lm: Any causal language model, all of it on one device, where it is measured.
+        tokenizer: Its own.
+        text: A file for the token perplexities; None for WikiText-2 from the hub.
+        options: Of `EvalConfig`: `tasks`, `task_data`, `seq_len`, `limit`, `batch_size`.
+
+    Returns:
+        By task a perplexity, which may be infinite, or accuracies as fractions of 1.
+
+    Raises:
+        UserError: For whatever can't be measured.
+    """
+    config = EvalConfig(text=text, **options)
+    view = frozen_view(lm).eval()
+    source = ModelSource(type(lm).__name__, "memory")
+    model = EvaluatedModel(source.spec, source, None, None, view.config, tokenizer)
+    results = with_averages(evaluate_models([model], config, lambda _: view), config)
+    metrics: dict[str, Metrics] = results[source.spec]
+    return metrics

@@ -1,0 +1,146 @@
+"""Learn masks for a model in memory."""
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import torch
+from lightning.pytorch.cli import OptimizerCallable
+from lightning.pytorch.loggers import TensorBoardLogger
+from transformers.modeling_utils import PreTrainedModel
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+from roi_lightning.api.in_memory import LearnerOnModel, TextForTokenizer
+from roi_lightning.callbacks import MaskMonitor
+from roi_lightning.callbacks.progress import with_progress
+from roi_lightning.config import check_positions
+from roi_lightning.data import Corpus
+from roi_lightning.errors import UserError
+from roi_lightning.export.fingerprint import base_of
+from roi_lightning.freezing import frozen_view
+from roi_lightning.layers import checked_layers
+from roi_lightning.masks import MaskSet
+from roi_lightning.optim import check_trainer
+from roi_lightning.pattern import NMPattern
+from roi_lightning.samplers import GumbelTopK, Sampler
+from roi_lightning.schedules import Linear, Schedule
+from roi_lightning.third_party import plain_errors, silence_warnings
+from roi_lightning.trainer import RoITrainer
+
+# With what `overlays/small_budget.yaml` starts.
+_START: Final = {"prior_strength": 0.015, "init_std": 0.003}
+_TRAINER: Final = {
+    "max_epochs": 1,
+    "gradient_clip_val": 1.0,
+    "log_every_n_steps": 1,
+    "limit_val_batches": 0,
+    "num_sanity_val_steps": 0,
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_model_summary": False,
+    "use_distributed_sampler": False,
+}
+
+
+def learn(
+    lm: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    corpora: str | Sequence[Corpus | str] = "python-docs",
+    *,
+    pattern: str = "2:4",
+    steps: int = 150,
+    seq_len: int = 1024,
+    batch_size: int = 1,
+    windows_per_step: int = 4,
+    learning_rate: float = 1e-3,
+    prior: str = "activation",
+    sampler: Sampler = GumbelTopK(),  # noqa: B008 - frozen
+    tau: Schedule = Linear(0.2, 0.05),  # noqa: B008 - frozen
+    lam: Schedule = Linear(0.005, 0.002),  # noqa: B008 - frozen
+    distillation: float = 0.5,
+    targets: Sequence[str] = ("*",),
+    ignore: Sequence[str] = (),
+    seed: int = 0,
+    log_dir: Path | str | None = None,
+    **trainer: Any,
+) -> MaskSet:
+    """Learn masks by RoI, with the module, the data and the trainer of the command `fit`.
+
+    The defaults are those of `overlays/small_budget.yaml`, for a few hundred thousand tokens. All of the text is
+    learned from, nothing is written but to `log_dir`, and the model stays as it is.
+
+    Args:
+        lm: Any causal language model, all of it on one device.
+        tokenizer: Its own.
+        corpora: Text: files, globs, hub ids, `python-docs`, or `Corpus` objects.
+        pattern: N:M, N kept of every M consecutive inputs.
+        steps: Optimizer steps.
+        seq_len: Tokens of a window.
+        batch_size: Windows of a micro-batch.
+        windows_per_step: Windows of an optimizer step, a multiple of `batch_size`.
+        learning_rate: AdamW's; a cosine leads to a tenth of it.
+        prior: Where the logits start, see `RoILightningModule`.
+        sampler: How masks are drawn.
+        tau: Softmax temperature by optimizer step.
+        lam: Sampling temperature by optimizer step.
+        distillation: Share of the loss that is the divergence from the dense model.
+        targets: Glob patterns of the layers to prune.
+        ignore: Glob patterns of layers to leave dense.
+        seed: Of the initial logits, the draws and the order of the text.
+        log_dir: A folder for TensorBoard; None for no log.
+        trainer: Options of Lightning's Trainer: `accelerator`, `precision`, `callbacks`.
+
+    Returns:
+        The masks; see the package for what they belong to.
+
+    Raises:
+        UserError: For whatever can't be learned, or learned on; before text is read where that can be known.
+    """
+    learned = {"sampler": sampler, "tau": tau, "lam": lam, "distillation": distillation, "prior": prior}
+    rates = {"optimizer": _optimizer(learning_rate), "lr_end": learning_rate / 10}
+    chosen = {"pattern": pattern, "targets": targets, "ignore": ignore}
+    with _session(log_dir) as folder:
+        fitter = _trainer(steps, log_dir, {"default_root_dir": str(folder)} | trainer)
+        view = frozen_view(lm)
+        source = base_of(view, checked_layers(type(lm).__name__, view, NMPattern(pattern), targets, ignore))
+        check_positions(source.spec, view.config, seq_len)
+        learner = LearnerOnModel(view, source, seed=seed, **_START, **chosen, **learned, **rates)
+        learner.check_settings()
+        windows = {"seq_len": seq_len, "batch_size": batch_size, "windows_per_step": windows_per_step}
+        data = TextForTokenizer(tokenizer, corpora, seed=seed, **windows)
+        fitter.fit(learner, datamodule=data)
+        return learner.mask_set()
+
+
+def _optimizer(learning_rate: float) -> OptimizerCallable:
+    return partial(torch.optim.AdamW, lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
+
+
+def _trainer(steps: int, log_dir: Path | str | None, options: dict[str, Any]) -> RoITrainer:
+    callbacks = list(options.pop("callbacks", None) or [])
+    settings: dict[str, Any] = _TRAINER | {"max_steps": steps}
+    if log_dir is not None:
+        settings["logger"] = TensorBoardLogger(log_dir, name="", version="", default_hp_metric=False)
+        callbacks.append(MaskMonitor())
+    if options.get("enable_progress_bar", True):
+        callbacks = with_progress(callbacks)
+    with plain_errors():
+        trainer = RoITrainer(**settings | options, callbacks=callbacks)
+    check_trainer(trainer)
+    if trainer.world_size > 1:
+        raise UserError(
+            f"learn runs on one device, not {trainer.world_size}: give devices=1, or save the model and run fit"
+        )
+    return trainer
+
+
+@contextmanager
+def _session(log_dir: Path | str | None) -> Iterator[Path]:
+    """A folder for what the trainer writes, which is gone with the block unless it was asked for."""
+    with TemporaryDirectory() as folder, warnings.catch_warnings():
+        silence_warnings()
+        yield Path(folder if log_dir is None else log_dir)

@@ -1,0 +1,77 @@
+"""Masks without training for a model in memory."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from transformers.modeling_utils import PreTrainedModel
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+from roi_lightning.api.in_memory import TextForTokenizer
+from roi_lightning.config import max_positions
+from roi_lightning.data import Corpus
+from roi_lightning.errors import UserError
+from roi_lightning.export.base_tensors import open_base
+from roi_lightning.export.fingerprint import base_of
+from roi_lightning.freezing import frozen_view
+from roi_lightning.layers import checked_layers
+from roi_lightning.masks import MaskSet
+from roi_lightning.oneshot import CalibratedMethod, prune_model
+from roi_lightning.oneshot.config import PruneConfig
+from roi_lightning.pattern import NMPattern
+
+
+@dataclass(frozen=True, eq=False)
+class PruneResult:
+    """What a method makes of a model.
+
+    Attributes:
+        masks: What to keep.
+        updates: Masked weights whose kept values changed (SparseGPT's), by names on disk, on the CPU; the masks need
+            them.
+    """
+
+    masks: MaskSet
+    updates: dict[str, Tensor]
+
+
+def prune(
+    lm: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    corpora: str | Sequence[Corpus | str] = (),
+    **options: Any,
+) -> PruneResult:
+    """Choose masks as the command `prune` does; the model stays as it is.
+
+    Args:
+        lm: Any causal language model, all of it on one device.
+        tokenizer: Its own; magnitude needs none.
+        corpora: Calibration text: files, globs, hub ids, `python-docs`, or `Corpus` objects; magnitude reads none.
+        options: Of `PruneConfig`: `method` (`wanda` if left out), `pattern`, `windows`, `seq_len`, `seed`,
+            `activations`, `device`, `spill`, `targets`, `ignore`.
+
+    Returns:
+        The masks, and the weights that SparseGPT updated.
+
+    Raises:
+        UserError: For whatever can't be pruned or read.
+    """
+    config, updates = PruneConfig(**options), dict[str, Tensor]()
+    method, pattern = config.chosen, NMPattern(config.pattern)
+    view = frozen_view(lm)
+    layers = checked_layers(type(lm).__name__, view, pattern, config.targets, config.ignore)
+    calibration = None
+    if isinstance(method, CalibratedMethod):
+        if tokenizer is None or not corpora:
+            raise UserError(f"{type(method).__name__} reads text: give the model's tokenizer and corpora")
+        data = TextForTokenizer(tokenizer, corpora, seq_len=config.seq_len, seed=config.seed)
+        calibration = config.calibration(data, max_positions(view.config))
+    elif corpora:
+        raise UserError(f"{type(method).__name__} reads no text; leave out corpora")
+    base = open_base(base_of(view, layers), lm=view)
+
+    def keep(name: str, weight: Tensor) -> None:
+        updates[name] = weight.cpu()
+
+    return PruneResult(prune_model(base, view, layers, method, pattern, calibration, keep), updates)

@@ -1,0 +1,175 @@
+"""Token perplexity: a text is cut into windows that do not overlap.
+
+The first token of a window is context only. Where that is a BOS, every token of the text is predicted once.
+"""
+
+import io
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers.modeling_utils import PreTrainedModel
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
+
+from roi_lightning.data.corpora import Corpus, load_documents, read_rows
+from roi_lightning.errors import UserError
+from roi_lightning.evaluation.scoring import every_next_token, predict
+
+WIKITEXT: Final = Corpus("Salesforce/wikitext", subset="wikitext-2-raw-v1", split="test")
+_DOCUMENT_FILES: Final = (".jsonl", ".json", ".parquet")
+_COMPRESSED: Final = (".gz", ".zst", ".xz", ".bz2")
+
+
+class EvalText(NamedTuple):
+    """A text in the two forms that token perplexities are measured on.
+
+    Attributes:
+        whole: The text as it stands; documents that hold any text joined by a blank line.
+        rows: Its rows joined by a blank line, as Wanda and SparseGPT join those of WikiText-2: documents, empty ones
+            too, or lines, blank ones empty and others with their line feed, like the hub's rows of WikiText-2.
+    """
+
+    whole: str
+    rows: str
+
+
+def read_text(file: Path | str | None) -> EvalText:
+    """Read a text once.
+
+    Args:
+        file: `.jsonl`, `.json` (also compressed) and `.parquet` hold documents in a column `text`; any other file is
+            taken as it stands. None is the WikiText-2 raw test split from the hub, equal to its original file.
+
+    Raises:
+        UserError: If it can't be read, or the hub can't be reached.
+    """
+    if file is None:
+        rows = _wikitext()
+        # The hub's rows are the lines of the original file, but for the blank ones, which held a space there.
+        return EvalText("".join(row or " \n" for row in rows), "\n\n".join(rows))
+    file = Path(file)
+    suffix = file.with_suffix("").suffix if file.suffix in _COMPRESSED else file.suffix
+    if suffix in _DOCUMENT_FILES:
+        documents = load_documents(Corpus(str(file), streaming=True))
+        rows = [row["text"] or "" for row in read_rows(documents, f"--text {str(file)!r}")]
+        return EvalText("\n\n".join(filter(None, rows)), "\n\n".join(rows))
+    try:
+        text = file.read_bytes().decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--text {str(file)!r} can't be read as UTF-8 text ({error}); convert it") from error
+    return EvalText(text, "\n\n".join(line if line.strip() else "" for line in io.StringIO(text)))
+
+
+def _wikitext() -> list[str]:
+    try:
+        return [row["text"] for row in load_documents(WIKITEXT)]
+    except UserError as error:
+        reason = next(iter(str(error.__cause__ or error).splitlines()), "no reason given")
+        raise UserError(
+            f"the WikiText-2 test text could not be fetched from the hub ({reason}); "
+            "give a text file with --text"
+        ) from error
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a text becomes windows.
+
+    Attributes:
+        length: Tokens per window, BOS included; at least 2.
+        keep_tail: Whether the shorter rest counts too, weighted by its tokens. Wanda and SparseGPT drop it.
+        limit: The first so many windows; None for all.
+        bos: Token id that every window begins with; None for text alone.
+    """
+
+    length: int
+    keep_tail: bool = True
+    limit: int | None = None
+    bos: int | None = None
+
+    @property
+    def text_length(self) -> int:
+        """Tokens of text per window."""
+        return self.length - (self.bos is not None)
+
+    @property
+    def min_tail(self) -> int:
+        """Tokens of text of which one is predicted."""
+        return 2 - (self.bos is not None)
+
+    def encode(self, tokenizer: PreTrainedTokenizerBase, text: str) -> Tensor:
+        """Token ids of a text, int64 [tokens], with the tokenizer's own special tokens around it.
+
+        A BOS that every window begins with is left out.
+        """
+        before = transformers_logging.get_verbosity()
+        transformers_logging.set_verbosity_error()  # it warns that no model reads so much at once
+        try:
+            return torch.tensor(tokenizer(text)["input_ids"], dtype=torch.int64)[self.bos is not None :]
+        finally:
+            transformers_logging.set_verbosity(before)
+
+    def batches(self, ids: Tensor, size: int) -> list[Tensor]:
+        """The windows of a text, int64 [tokens], as batches [up to `size`, length], the tail by itself.
+
+        The text comes without a BOS where the windows have one.
+
+        Raises:
+            UserError: If there are too few tokens for a window.
+        """
+        needed = self.min_tail if self.keep_tail else self.text_length
+        if len(ids) < needed:
+            raise UserError(
+                f"the text has {len(ids)} tokens and at least {needed} are needed; give a longer --text"
+            )
+        full = len(ids) // self.text_length
+        count = full if self.limit is None else min(full, self.limit)
+        windows = ids[: count * self.text_length].view(count, self.text_length)
+        tail = ids[None, full * self.text_length :]
+        long_enough = tail.shape[1] >= self.min_tail
+        with_tail = self.keep_tail and long_enough and (self.limit is None or full < self.limit)
+        batches = [*(windows.split(size) if count else ()), *([tail] if with_tail else ())]
+        return [self._opened(batch) for batch in batches]
+
+    def _opened(self, text: Tensor) -> Tensor:
+        return text if self.bos is None else torch.cat([torch.full_like(text[:, :1], self.bos), text], 1)
+
+
+def window_perplexity(lm: PreTrainedModel, windows: Tensor, batch_size: int = 1) -> float:
+    """Token perplexity of windows of equal length.
+
+    Args:
+        lm: The model, in whatever mode its layers are.
+        windows: [count, seq_len] token ids; the first token of each window is context only.
+        batch_size: Windows per forward pass.
+
+    Returns:
+        As `token_perplexity`.
+    """
+    return token_perplexity(lm, windows.split(batch_size))
+
+
+def token_perplexity(lm: PreTrainedModel, batches: Iterable[Tensor]) -> float:
+    """Token perplexity: exp of the mean negative log-likelihood over all predicted tokens.
+
+    Args:
+        lm: The model, in whatever mode its layers are.
+        batches: Token ids [batch, length] each, for instance from `Cut.batches`.
+
+    Returns:
+        The perplexity; infinite where the mean exceeds what exp can hold.
+    """
+    device = next(lm.parameters()).device
+    total, count = 0.0, 0
+    for batch in batches:
+        input_ids = batch.to(device)
+        log_probs, _ = predict(lm, input_ids, every_next_token(input_ids))
+        total -= float(log_probs.double().sum())
+        count += len(log_probs)
+    mean = total / count
+    return math.inf if mean > 700 else math.exp(mean)

@@ -1,0 +1,161 @@
+"""The model card of an export: what it is, how sparse, how to load and how to check it.
+
+A published model has the same card with its own name in it, and what is known beyond the directory.
+"""
+
+import shlex
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import Any, Final
+
+from roi_lightning.export.card_metadata import MeasuredQuality, Publication, front_matter, hub_id, public_name
+from roi_lightning.masks import MASK_FILE, MaskSet
+from roi_lightning.overlap import by_kind, kind_of
+from roi_lightning.tables import markdown_table
+
+
+def model_card(masks: MaskSet, description: Mapping[str, Any], publication: Publication | None = None) -> str:
+    """Write the card.
+
+    Args:
+        masks: The masks applied.
+        description: The sidecar's content.
+        publication: What to say besides; None for a directory that has no name yet.
+
+    Returns:
+        Markdown with a YAML front matter.
+    """
+    base = hub_id(masks, publication) or public_name(masks.base.spec)
+    training, is_gguf = description.get("training", {}), "dequantized" in description
+    parts = [
+        front_matter(masks, publication),
+        f"# {base}, {masks.pattern} sparse"
+        if publication is None
+        else f"# {PurePath(publication.name).name}",
+        _summary(masks, description, base),
+        markdown_table(["kind of layer", "layers", "weights", "kept"], _kinds(masks)),
+        _LOADING.replace("PATH", publication.name if publication else "PATH"),
+        *(_measured(publication.measured) if publication and publication.measured else ()),
+        _facts("## Perplexity", description.get("perplexity")),
+        _facts("## How the mask was made", training),
+        *(_commands(description, publication) if publication else ()),
+        _data(training),
+        _check(masks, publication, "BASE" if is_gguf else hub_id(masks, publication) or "BASE"),
+        _GGUF if is_gguf else "",
+        _LIMITS,
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+_LOADING: Final = """## Use
+
+It is an ordinary checkpoint: zeros are stored like any other weight.
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("PATH")
+tokenizer = AutoTokenizer.from_pretrained("PATH")
+prompt = tokenizer("The capital of France is", return_tensors="pt")
+print(tokenizer.decode(model.generate(**prompt, max_new_tokens=20)[0]))
+```"""
+
+_GGUF: Final = """## Origin of the weights
+
+The base model was read from a GGUF file. Its weights were dequantised and cast, so they differ from those of
+the checkpoint that the GGUF file was made of; "bit for bit" refers to the dequantised weights."""
+
+_LIMITS: Final = """## Limits
+
+The directory takes as much disk and memory as the base model. No common inference engine gains speed from
+2:4 zeros it finds in a checkpoint; kernels that do need the weights converted at load time on a GPU that
+supports them. Quantising may turn zeros into small values unless the scheme is symmetric. What the base
+model's licence asks for applies here too."""
+
+_UNCHANGED: Final = f"""tells whether every pruned weight is exactly zero, every group of inputs keeps the right
+number of weights, every surviving weight is bit for bit the base model's, and no file has changed since the
+export. Without `--base` it checks all that this directory can prove on its own. `{MASK_FILE}` holds one bit per
+weight; with the base model, `python -m roi_lightning apply BASE {MASK_FILE} --out DIR` makes these weights
+again."""
+
+_UPDATED: Final = f"""tells whether every pruned weight is exactly zero, every group of inputs keeps the right
+number of weights, every tensor that was not pruned is bit for bit the base model's, the updated ones are as they
+were written, and no file has changed since. `{MASK_FILE}` holds one bit per weight; it can't be applied to the base
+model, whose weights are not the updated ones."""
+
+
+def _summary(masks: MaskSet, description: Mapping[str, Any], base: str) -> str:
+    n, m = masks.pattern.n, masks.pattern.m
+    return (
+        f"`{base}` with {masks.pattern} sparsity: of every {m} consecutive inputs of a masked linear layer, "
+        f"{n} kept a weight and {m - n} have a weight of exactly zero. {_rest(masks)} "
+        f"{masks.total - masks.kept:,} of {description['parameters']:,} parameters are zeros of the mask, "
+        f"{description['zero_fraction']:.1%} of the whole model: embeddings, norms, biases and the output "
+        "head stay dense. Made with roi_lightning "
+        f"{description['package_version']}."
+    )
+
+
+def _rest(masks: MaskSet) -> str:
+    if not masks.updated:
+        return "Nothing else was changed."
+    return f"The kept weights of {len(masks.updated)} layers were adjusted to make up for the loss."
+
+
+def _kinds(masks: MaskSet) -> list[list[str]]:
+    layers = by_kind(dict.fromkeys(masks.layers, 1))
+    total = by_kind({name: layer.total for name, layer in masks.layers.items()})
+    kept = by_kind({name: layer.kept for name, layer in masks.layers.items()})
+    kinds = dict.fromkeys(kind_of(name) for name in masks.layers)
+    return [[f"`{k}`", str(layers[k]), f"{total[k]:,}", f"{kept[k] / total[k]:.1%}"] for k in kinds]
+
+
+def _measured(measured: MeasuredQuality) -> list[str]:
+    head = ["metric", "this model", *(["dense"] if measured.dense else [])]
+    columns = [measured.metrics, *([measured.dense] if measured.dense else [])]
+    rows = [[name, *(str(column.get(name, "")) for column in columns)] for name in measured.metrics]
+    settings = {key: value for key, value in measured.settings.items() if value is not None}
+    return [
+        "## Measured",
+        markdown_table(head, rows),
+        "as `python -m roi_lightning evaluate` gave them, with",
+        _facts("", settings),
+    ]
+
+
+def _commands(description: Mapping[str, Any], publication: Publication) -> list[str]:
+    parts = []
+    if "command" in description:
+        command = shlex.join(["python", "-m", "roi_lightning", *description["command"]])
+        parts.append(f"The command, folders left out:\n\n```\n{command}\n```")
+    if publication.config:
+        config = f"```yaml\n{publication.config.rstrip()}\n```"
+        parts.append(f"<details>\n<summary>config.yaml</summary>\n\n{config}\n\n</details>")
+    return parts
+
+
+def _data(training: Mapping[str, Any]) -> str:
+    if "text" not in training:
+        return ""
+    amount = f", {training['tokens']:,} tokens" if "tokens" in training else ""
+    return f"## Data\n\nThe mask was made on `{public_name(training['text'])}`{amount}."
+
+
+def _check(masks: MaskSet, publication: Publication | None, base: str) -> str:
+    fetch, where = "", "PATH"
+    if publication is not None:
+        where = PurePath(publication.name).name
+        fetch = f"hf download {publication.name} --local-dir {where}\n"
+    command = f"```\n{fetch}python -m roi_lightning verify {where} --base {base}\n```"
+    claim = _UPDATED if masks.updated else _UNCHANGED.replace("BASE", base)
+    return f"## Check\n\n{command}\n\n{claim}"
+
+
+def _facts(title: str, facts: Mapping[str, Any] | None) -> str:
+    rows = [[str(key), _value(value)] for key, value in (facts or {}).items()]
+    return "\n\n".join(filter(None, [title, markdown_table(["what", "value"], rows, left=2)])) if rows else ""
+
+
+def _value(value: object) -> str:
+    # Text may hold stars and underscores.
+    return f"{value:.4g}" if isinstance(value, float) else f"`{public_name(str(value))}`"

@@ -1,0 +1,156 @@
+"""What training minimises, in fp32, a slice of tokens at a time.
+
+The logits of a model come in its own dtype; converted to fp32 all at once they would be the largest tensor of a step
+(a vocabulary of 152 k times 4,096 tokens is 2.5 GB), so each slice is converted, used and dropped, in the
+backward pass too.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers.modeling_utils import PreTrainedModel
+
+# In fp32. A CPU's allocator returns larger blocks to the system, and waits for new ones the next time; on a GPU
+# smaller ones take longer to launch than to compute.
+_SLICE_BYTES: Final = 24 << 20
+_GPU_SLICE_BYTES: Final = 96 << 20
+_IGNORED: Final = -100
+
+# The fp32 sum over some tokens, of their logits and further constants of each.
+_Loss = Callable[..., Tensor]
+
+
+def objective(
+    lm: PreTrainedModel, input_ids: Tensor, distillation: float, dense: AbstractContextManager[None]
+) -> tuple[Tensor, Tensor | None]:
+    """(1 − distillation) × cross-entropy + distillation × KL(dense ‖ masked), in nats per predicted token.
+
+    Args:
+        lm: The masked model.
+        input_ids: [batch, seq_len] token ids, seq_len of at least 2.
+        distillation: From 0 to 1; above 0 it costs a forward pass of the dense model.
+        dense: Inside it, the model is dense.
+
+    Returns:
+        The loss, fp32 and differentiable, and the divergence in it; None without distillation.
+    """
+    count = input_ids[:, 1:].numel()
+    if not distillation:
+        return nll_sum(next_token_logits(lm, input_ids), input_ids) / count, None
+    with dense, torch.no_grad():
+        target = next_token_logits(lm, input_ids)
+    logits = next_token_logits(lm, input_ids)
+    kl = kl_sum(logits, target, input_ids) / count
+    if distillation == 1:
+        return kl, kl
+    nll = nll_sum(logits, input_ids) / count
+    return nll + distillation * (kl - nll), kl
+
+
+def next_token_nll(lm: PreTrainedModel, input_ids: Tensor) -> tuple[Tensor, int]:
+    """Sum of the negative log-likelihood of every token but the first of each window.
+
+    Args:
+        lm: Any causal language model.
+        input_ids: [batch, seq_len] token ids, seq_len of at least 2.
+
+    Returns:
+        The fp32 sum in nats, differentiable, and the number of predicted tokens.
+    """
+    return nll_sum(next_token_logits(lm, input_ids), input_ids), input_ids[:, 1:].numel()
+
+
+def next_token_logits(lm: PreTrainedModel, input_ids: Tensor) -> Tensor:
+    """[batch * seq_len, vocabulary] in the model's dtype; those of a window's last token predict nothing.
+
+    Args:
+        lm: Any causal language model.
+        input_ids: [batch, seq_len] token ids.
+    """
+    logits: Tensor = lm(input_ids=input_ids, use_cache=False).logits
+    return logits.flatten(0, 1)
+
+
+def nll_sum(logits: Tensor, input_ids: Tensor) -> Tensor:
+    """Negative log-likelihood of the text, summed over predicted tokens.
+
+    Args:
+        logits: As `next_token_logits` gives them.
+        input_ids: [batch, seq_len] token ids.
+
+    Returns:
+        fp32 scalar in nats.
+    """
+    return _sum_slices(_nll, logits, _targets(input_ids))
+
+
+def kl_sum(logits: Tensor, dense: Tensor, input_ids: Tensor) -> Tensor:
+    """KL(dense ‖ masked) of the next-token distributions, summed over predicted tokens.
+
+    Args:
+        logits: Of the masked model, differentiable, as `next_token_logits` gives them.
+        dense: Of the dense model, the same shape; a constant.
+        input_ids: [batch, seq_len] token ids; they only say which positions count.
+
+    Returns:
+        fp32 scalar in nats.
+    """
+    return _sum_slices(_kl, logits, dense, _targets(input_ids))
+
+
+def _targets(input_ids: Tensor) -> Tensor:
+    # The last token of a window predicts nothing; cutting it off instead would copy the logits.
+    return F.pad(input_ids[:, 1:], (0, 1), value=_IGNORED).flatten()
+
+
+def _sum_slices(function: _Loss, logits: Tensor, *constants: Tensor) -> Tensor:
+    total = _SlicedSum.apply(function, logits, *constants)  # type: ignore[no-untyped-call]
+    assert isinstance(total, Tensor)
+    return total
+
+
+class _SlicedSum(torch.autograd.Function):
+    """Autograd through slices would keep the gradients of all of them, then join them in a copy."""
+
+    @staticmethod
+    def forward(ctx: Any, function: _Loss, logits: Tensor, *constants: Tensor) -> Tensor:
+        ctx.function = function
+        ctx.save_for_backward(logits, *constants)
+        parts = (function(*slices) for slices in _slices(logits, *constants))
+        return sum(parts, start=torch.zeros((), device=logits.device))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        logits, *constants = ctx.saved_tensors
+        gradient = torch.empty_like(logits)
+        for out, part, *others in _slices(gradient, logits.detach(), *constants):
+            with torch.enable_grad():
+                loss = ctx.function(part.requires_grad_(), *others)
+            out.copy_(torch.autograd.grad(loss, part, grads[0])[0])
+        return None, gradient, *(None for _ in constants)
+
+
+def _slices(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    tokens = _slice_tokens(tensors[0])
+    return zip(*(tensor.split(tokens) for tensor in tensors), strict=True)
+
+
+def _slice_tokens(logits: Tensor) -> int:
+    size = _SLICE_BYTES if logits.device.type == "cpu" else _GPU_SLICE_BYTES
+    return max(1, size // (logits.shape[1] * torch.float32.itemsize))
+
+
+def _nll(logits: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(logits.float(), targets, ignore_index=_IGNORED, reduction="sum")
+
+
+def _kl(logits: Tensor, dense: Tensor, targets: Tensor) -> Tensor:
+    masked_log_p, dense_log_p = (x.float().log_softmax(-1) for x in (logits, dense))
+    terms = F.kl_div(masked_log_p, dense_log_p, reduction="none", log_target=True)
+    # A token that the dense model rules out (-inf) adds nothing, where the formula says 0 times infinity.
+    each = terms.masked_fill(dense_log_p.isneginf(), 0.0).sum(-1)
+    return each.masked_fill(targets == _IGNORED, 0.0).sum()

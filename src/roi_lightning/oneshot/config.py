@@ -1,0 +1,91 @@
+"""The options of pruning without training."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from functools import cached_property
+from pathlib import Path
+from typing import Final
+
+from roi_lightning.data import CalibrationDataModule
+from roi_lightning.devices import choose_device
+from roi_lightning.errors import UserError
+from roi_lightning.oneshot import (
+    METHODS,
+    Activations,
+    CalibratedMethod,
+    Calibration,
+    OneShotMethod,
+    calibration_windows,
+)
+
+# `data` is a field of the command alone.
+_TEXT: Final = ("data", "windows", "seq_len", "seed", "activations", "device", "spill")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PruneConfig:
+    """How to prune.
+
+    Attributes:
+        method: magnitude, wanda, sparsegpt, or a method with options of its own (`SparseGPT(update_weights=False)`).
+        pattern: N:M, N kept of every M consecutive inputs.
+        windows: How many windows of calibration text.
+        seq_len: Tokens of each.
+        seed: Of the choice of windows.
+        activations: What the layers of a block see: sequential, what the pruned blocks before it give; dense, in half
+            the passes, what the unpruned ones would.
+        device: Where blocks run, one at a time: auto, cpu, cuda or cuda:N.
+        spill: Folder for the hidden states between two blocks, which otherwise stay in memory.
+        targets: Names or globs of the layers to prune.
+        ignore: Names or globs of layers to leave dense.
+
+    Raises:
+        UserError: For an unknown method, numbers that make no sense, and options of text to a method that reads none.
+    """
+
+    method: str | OneShotMethod = "wanda"
+    pattern: str = "2:4"
+    windows: int = 128
+    seq_len: int = 2048
+    seed: int = 0
+    activations: Activations = "sequential"
+    device: str = "auto"
+    spill: Path | None = None
+    targets: Sequence[str] = ("*",)
+    ignore: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        for name, minimum in (("windows", 1), ("seq_len", 2), ("seed", 0)):
+            if getattr(self, name) < minimum:
+                raise UserError(f"--{name} is {getattr(self, name)}; give at least {minimum}")
+        defaults = {field.name: field.default for field in fields(self)}
+        chosen = [name for name in _TEXT if name in defaults and getattr(self, name) != defaults[name]]
+        if chosen and not isinstance(self.chosen, CalibratedMethod):
+            method = type(self.chosen).__name__.lower()
+            raise UserError(f"--{chosen[0]} means nothing to {method}, which reads no text; leave it out")
+
+    @cached_property
+    def chosen(self) -> OneShotMethod:
+        """The method."""
+        if isinstance(self.method, OneShotMethod):
+            return self.method
+        if self.method not in METHODS:
+            near = get_close_matches(self.method, METHODS, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise UserError(f"no method {self.method!r}: choose among {', '.join(METHODS)}{hint}")
+        return METHODS[self.method]()
+
+    def calibration(self, data: CalibrationDataModule, max_positions: int | None) -> Calibration:
+        """What a calibrated method measures on.
+
+        Args:
+            data: The text, in windows of `seq_len`.
+            max_positions: Tokens the model was made for, None if it does not say.
+
+        Raises:
+            UserError: If there is too little text or no such device, or a window is longer than the model takes.
+        """
+        device = choose_device(self.device)
+        windows = calibration_windows(data, self.windows, max_positions)
+        return Calibration(windows, self.activations, device, self.spill)

@@ -1,0 +1,86 @@
+"""What a one-shot method is, and the two that need no second-order information: magnitude and Wanda."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+from typing_extensions import override
+
+from roi_lightning.oneshot.observers import InputNormObserver, InputObserver
+from roi_lightning.pattern import NMPattern
+
+
+@dataclass(frozen=True)
+class LayerResult:
+    """What a method makes of one weight.
+
+    Attributes:
+        mask: Boolean, of the weight's shape; true is kept.
+        weight: The weight with its kept values updated and zeros elsewhere, in its own dtype; None where the
+            kept values stay as they are.
+    """
+
+    mask: Tensor
+    weight: Tensor | None = None
+
+
+class OneShotMethod(ABC):
+    """Prunes one layer at a time."""
+
+    def facts(self) -> dict[str, object]:
+        """Its options, for the model card and the sidecar."""
+        return {}
+
+    @abstractmethod
+    def prune(
+        self, weight: Tensor, inputs: InputObserver | None, pattern: NMPattern, name: str
+    ) -> LayerResult:
+        """Choose what to keep.
+
+        Args:
+            weight: [out, in], any float dtype.
+            inputs: Sums over the layer's inputs; None for methods that use no activations.
+            pattern: N:M along the inputs.
+            name: The layer's, for messages.
+
+        Raises:
+            UserError: If the sums can't be used.
+        """
+
+
+class CalibratedMethod(OneShotMethod):
+    """A method that uses the activations of some text.
+
+    Attributes:
+        observer: The sums it needs of a layer's inputs.
+    """
+
+    observer: ClassVar[type[InputObserver]]
+
+
+class Magnitude(OneShotMethod):
+    """The N largest absolute weights of each group; reads no text."""
+
+    @override
+    def prune(
+        self, weight: Tensor, inputs: InputObserver | None, pattern: NMPattern, name: str
+    ) -> LayerResult:
+        return LayerResult(pattern.top(weight.float().abs()))
+
+
+class Wanda(CalibratedMethod):
+    """The N largest |weight| × ‖input‖₂ of each group, the norm taken over all calibration tokens.
+
+    The tokens come in windows packed from documents end to end; the published code, and SparseGPT's, takes a random
+    crop of each of 128 long documents.
+    """
+
+    observer = InputNormObserver
+
+    @override
+    def prune(
+        self, weight: Tensor, inputs: InputObserver | None, pattern: NMPattern, name: str
+    ) -> LayerResult:
+        assert isinstance(inputs, InputNormObserver)
+        return LayerResult(pattern.top(weight.float().abs() * inputs.total.sqrt()))

@@ -1,0 +1,159 @@
+"""Prune a whole model into a mask set, its updated tensors in files."""
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, Self
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers.modeling_utils import PreTrainedModel
+from typing_extensions import override
+
+from roi_lightning.atomic import temporary_name
+from roi_lightning.data import CalibrationDataModule
+from roi_lightning.errors import UserError
+from roi_lightning.export.base_tensors import BaseTensors
+from roi_lightning.export.fingerprint import base_model
+from roi_lightning.layer_mask import LayerMask
+from roi_lightning.layers import input_dim
+from roi_lightning.masks import MaskSet
+from roi_lightning.oneshot.methods import OneShotMethod
+from roi_lightning.oneshot.pipeline import Calibration, prune_layers
+from roi_lightning.pattern import NMPattern
+from roi_lightning.stored_tensors import tensor_sha256
+from roi_lightning.weight_names import stored_weights
+
+_KEY: Final = "tensor"
+
+
+def calibration_windows(data: CalibrationDataModule, count: int, longest: int | None) -> Tensor:
+    """Windows of calibration text.
+
+    Args:
+        data: The text.
+        count: How many windows.
+        longest: Tokens the model was made for, None if it does not say.
+
+    Returns:
+        Token ids, int64 [count, seq_len].
+
+    Raises:
+        UserError: If the text holds fewer windows, or a window more tokens than the model takes.
+    """
+    if longest is not None and data.seq_len > longest:
+        raise UserError(
+            f"windows of {data.seq_len} tokens are longer than the model's {longest}; lower --seq_len"
+        )
+    windows = data.windows("train", count)
+    available = data.train_tokens // data.seq_len
+    if 0 < available < count:  # streamed text has no length
+        raise UserError(
+            f"the calibration text holds {available} windows of {data.seq_len} tokens, {count} are asked for; "
+            "give more text, or lower --windows or --seq_len"
+        )
+    return windows
+
+
+def prune_model(
+    base: BaseTensors,
+    lm: PreTrainedModel,
+    layers: Mapping[str, nn.Module],
+    method: OneShotMethod,
+    pattern: NMPattern,
+    calibration: Calibration | None,
+    keep: Callable[[str, Tensor], None],
+) -> MaskSet:
+    """Prune a model's layers; the model itself stays as it is.
+
+    Args:
+        base: Its tensors as stored.
+        lm: The model.
+        layers: Its layers to prune, by dotted name.
+        method: How.
+        pattern: N:M.
+        calibration: On what; None for methods that read no text.
+        keep: Receives every masked tensor whose kept values changed, by its name on disk.
+
+    Returns:
+        The masks, by names on disk, with the hashes of the base's tensors and of the updated ones.
+
+    Raises:
+        UserError: If the model's layout or its activations do not allow it, or the disk refuses.
+    """
+    stored = stored_weights(base.source, lm, layers)
+    masks: dict[str, LayerMask] = {}
+    hashes: dict[str, str] = {}
+    dtypes = {layer: base[name].dtype for layer, name in stored.items()}
+    for layer, result in prune_layers(lm, layers, method, pattern, calibration, dtypes):
+        name = stored[layer]
+        masks[name] = LayerMask.from_bool(result.mask.cpu(), transposed=input_dim(layers[layer]) == 0)
+        if result.weight is not None:
+            if result.weight.dtype != dtypes[layer]:
+                raise UserError(
+                    f"{name} is stored as {dtypes[layer]} and its update was made in {result.weight.dtype}, "
+                    "which would not fit; run the model in its stored dtype (no --dtype), or take the mask alone "
+                    "(--mask_only)"
+                )
+            keep(name, result.weight)
+            hashes[name] = tensor_sha256(result.weight)
+    ordered = {name: masks[name] for name in stored.values()}
+    return MaskSet(pattern, ordered, base_model(base, ordered), hashes)
+
+
+class TensorStore(Mapping[str, Tensor]):
+    """Tensors on the disk, one file each, so that a whole model's worth of them needs no memory.
+
+    Args:
+        folder: An existing, empty folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files: dict[str, Path] = {}
+
+    @classmethod
+    @contextmanager
+    def beside(cls, path: Path) -> Iterator[Self]:
+        """A store in a hidden folder next to `path`, on the same disk, that is gone when the block ends.
+
+        Raises:
+            UserError: If the folder can't be made.
+        """
+        try:
+            path.absolute().parent.mkdir(parents=True, exist_ok=True)
+            folder = tempfile.TemporaryDirectory(dir=path.absolute().parent, prefix=temporary_name(path))
+        except OSError as error:
+            raise _not_written(path, error) from error
+        with folder as name:
+            yield cls(Path(name))
+
+    def put(self, name: str, tensor: Tensor) -> None:
+        """Write a tensor.
+
+        Raises:
+            UserError: If the disk refuses.
+        """
+        file = self._folder / f"{len(self._files)}.safetensors"
+        try:
+            save_file({_KEY: tensor.detach().cpu().contiguous()}, file)
+        except Exception as error:  # safetensors raises errors of its own beside OSError
+            raise _not_written(file, error) from error
+        self._files[name] = file
+
+    @override
+    def __getitem__(self, name: str) -> Tensor:
+        return load_file(self._files[name])[_KEY]
+
+    @override
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    @override
+    def __len__(self) -> int:
+        return len(self._files)
+
+
+def _not_written(path: Path, error: Exception) -> UserError:
+    return UserError(f"{str(path)!r} can't be written: {error}; free some space or choose another folder")

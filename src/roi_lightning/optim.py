@@ -1,0 +1,179 @@
+"""Optimizer, learning rate and trainer settings of a run: checked before text or weights are read, then applied."""
+
+import math
+from collections.abc import Callable
+from typing import Any, Final, Literal
+
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.cli import OptimizerCallable
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from roi_lightning.data import CalibrationDataModule
+from roi_lightning.errors import UserError
+
+_LOW_PRECISIONS: Final = ("bf16-true", "16-true", "transformer-engine", "transformer-engine-float16")
+
+Decay = Literal["cosine", "linear"]
+
+
+def decay_to(
+    optimizer: Optimizer, end: float, steps: int, shape: Decay = "cosine", warmup: float = 0.0
+) -> LambdaLR:
+    """From the optimizer's own learning rate to `end`, after a straight line up to it from 0 if asked for.
+
+    Args:
+        optimizer: Its groups' rates are those from which the decay starts.
+        end: Learning rate at the end of the run.
+        steps: Optimizer steps of the run.
+        shape: Of the decay: half a cosine or a straight line.
+        warmup: Share of the run that the line up takes, rounded up to whole steps.
+
+    Returns:
+        A function of the step alone, so that a resumed run continues with the very same rates.
+    """
+    rising = math.ceil(warmup * steps)
+    return LambdaLR(
+        optimizer, [_factor(end / group["lr"], steps, shape, rising) for group in optimizer.param_groups]
+    )
+
+
+def keep_configured(trainer: Trainer, optimizer: Optimizer, schedule: LambdaLR) -> None:
+    """Undo what Lightning restores from a checkpoint besides the optimizer's state.
+
+    Args:
+        trainer: About to train on.
+        optimizer: Made afresh from the configuration; its settings are copied to the trainer's.
+        schedule: Likewise.
+    """
+    restored = trainer.lr_scheduler_configs[0].scheduler
+    assert isinstance(restored, LambdaLR)
+    restored.base_lrs = schedule.base_lrs
+    rates = [
+        base * at(restored.last_epoch)
+        for base, at in zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)
+    ]
+    groups = zip(trainer.optimizers[0].param_groups, optimizer.param_groups, rates, strict=True)
+    for group, settings, rate in groups:
+        group.update({key: value for key, value in settings.items() if key != "params"} | {"lr": rate})
+
+
+def _factor(end: float, total: int, shape: Decay, rising: int) -> Callable[[int], float]:
+    def at(step: int) -> float:
+        if step < rising:
+            return step / rising
+        done = min(1.0, (step - rising) / max(1, total - rising))
+        left = (1 + math.cos(math.pi * done)) / 2 if shape == "cosine" else 1 - done
+        return end + (1 - end) * left
+
+    return at
+
+
+def check_trainer(settings: Any) -> None:
+    """Refuse settings under which a mask can't be learned.
+
+    Args:
+        settings: A Trainer, or the section `trainer` of a configuration.
+
+    Raises:
+        UserError: Naming the setting and the remedy.
+    """
+
+    def value(name: str) -> Any:
+        # A section that a file sets to null has lost what it does not name again.
+        return getattr(settings, name, None)
+
+    if value("precision") in _LOW_PRECISIONS:
+        raise UserError(
+            f"trainer.precision {value('precision')!r} would round the logits, which move by less than it can hold; "
+            "use 32-true and choose the frozen weights' type with model.dtype"
+        )
+    if (value("max_steps") or 0) < 1:
+        raise UserError(
+            f"trainer.max_steps is {value('max_steps')}; set it to the number of optimizer steps: "
+            "annealing ends at a fraction of them"
+        )
+    parts, every = value("accumulate_grad_batches"), value("validate_every_steps")
+    if parts is not None and parts < 1:
+        raise UserError(
+            f"trainer.accumulate_grad_batches is {parts}; set it to the number of micro-batches of an optimizer "
+            "step, 1 or more, or leave it to data.windows_per_step"
+        )
+    if every is not None and every < 1:
+        raise UserError(
+            f"trainer.validate_every_steps is {every}; set it to a number of optimizer steps, at least 1, or to null"
+        )
+    clip = value("gradient_clip_val")
+    if clip is not None and not 0 <= clip < math.inf:
+        raise UserError(f"trainer.gradient_clip_val is {clip}; set it to the largest norm, or leave it out")
+
+
+def count_micro_batches(settings: Any, given: Any, data: CalibrationDataModule | None, ranks: int) -> None:
+    """Set Lightning's counts of micro-batches by the windows and optimizer steps that a run was asked for.
+
+    Args:
+        settings: A Trainer, or the section `trainer` of a configuration; what Lightning was given itself stays.
+        given: Its `accumulate_grad_batches`, `val_check_interval` and `validate_every_steps` as they were given; None
+            is left out.
+        data: Where the windows come from, if that counts them.
+        ranks: Processes that learn together.
+
+    Raises:
+        UserError: For windows that can't be divided, or a validation that the run never reaches.
+    """
+    parts = given.accumulate_grad_batches
+    if parts is None:
+        parts = settings.accumulate_grad_batches = 1 if data is None else data.micro_batches(ranks)
+    if given.validate_every_steps is not None and given.val_check_interval is None:
+        settings.val_check_interval = given.validate_every_steps * parts
+        # Or Lightning would count within an epoch, and refuse an interval longer than that.
+        settings.check_val_every_n_epoch = None
+    every, batches = settings.val_check_interval, settings.max_steps * parts
+    counts_within_epoch = settings.check_val_every_n_epoch is not None and settings.limit_val_batches != 0
+    if type(every) is int and every > batches and counts_within_epoch:
+        raise UserError(
+            f"trainer.val_check_interval is {every}, and the run has {batches} micro-batches; lower it, or set "
+            "trainer.check_val_every_n_epoch to null to validate only if the run gets that far"
+        )
+
+
+def check_optimizer(make: OptimizerCallable, lr_end: float, lr_warmup: float) -> None:
+    """Refuse an optimizer that can't be made, and learning rates that are no rates.
+
+    Args:
+        make: Makes the optimizer of a list of parameters.
+        lr_end: The last learning rate.
+        lr_warmup: The share of the run over which it rises first.
+
+    Raises:
+        UserError: Naming the value.
+    """
+    if not 0 <= lr_end < math.inf:
+        raise UserError(f"model.lr_end is {lr_end}; it must be a learning rate, 0 or above")
+    if not 0 <= lr_warmup < 1:
+        raise UserError(f"model.lr_warmup is {lr_warmup}; it is a share of the run, 0 or above and below 1")
+    try:
+        groups = make([torch.nn.Parameter(torch.zeros(1))]).param_groups
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UserError(f"model.optimizer can't be made: {error}; give another value") from error
+    for group in groups:
+        if not 0 < group["lr"] < math.inf:
+            raise UserError(f"model.optimizer has lr {group['lr']}; it must be a positive number")
+
+
+def check_sharded_optimizer(make: OptimizerCallable) -> None:
+    """Refuse an optimizer whose states can't be sharded.
+
+    Args:
+        make: Makes the optimizer of a list of parameters.
+
+    Raises:
+        UserError: Naming the optimizer and the remedy.
+    """
+    optimizer = type(make([torch.nn.Parameter(torch.zeros(1))]))
+    if optimizer.__module__.startswith("torchao"):
+        raise UserError(
+            f"{optimizer.__name__} keeps states in 8 bits, which can't be written as shards; leave "
+            "overlays/adamw8bit.yaml out: AdamW's states are small once they are sharded"
+        )

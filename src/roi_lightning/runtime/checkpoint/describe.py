@@ -1,0 +1,96 @@
+"""Describe a packed directory: its model card, and the bytes that packing saves."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePath
+from typing import Any
+
+from huggingface_hub import ModelCardData
+
+from roi_lightning.export.base_tensors import StoredBase
+from roi_lightning.runtime.checkpoint.tensors import PackedTensors
+
+_TEXT = """Of every masked linear layer only the kept weights are here (`values`), and for each of them a two-bit
+index (`indices`): which input of its group it belongs to. **This is no checkpoint for transformers or an inference
+engine**: `config.json` names a type of model that none of them knows, so that they end with an error. One function
+loads it, without ever holding a dense copy:
+
+```python
+from roi_lightning.runtime import from_packed
+from transformers import AutoTokenizer
+model = from_packed("PATH")
+tokenizer = AutoTokenizer.from_pretrained("PATH", config=model.config)
+```
+
+It computes what the dense directory computes that it was packed from. Every file is hashed while it is loaded, this
+one included, and a directory in which one has changed is refused. `python -m roi_lightning verify PATH --base BASE`
+compares the kept weights with the base model's. What the base model's licence asks for applies here too.
+"""
+
+
+def packed_card(description: Mapping[str, Any]) -> str:
+    """Write the model card.
+
+    Args:
+        description: The sidecar's content.
+
+    Returns:
+        Markdown with a YAML front matter.
+    """
+    base, pattern = description["base"], description["pattern"]
+    name = base["spec"] if base["revision"] else PurePath(base["spec"]).name or base["spec"]
+    data = ModelCardData(
+        base_model=base["spec"] if base["revision"] else None,  # only hub models have one
+        library_name="roi-lightning",
+        pipeline_tag="text-generation",
+        tags=["sparsity", "pruning", pattern, "semi-structured", "roi-lightning"],
+    )
+    return f"---\n{data.to_yaml()}\n---\n\n# {name}, {pattern} sparse, packed\n\n{_TEXT}"
+
+
+@dataclass(frozen=True)
+class PackedSizes:
+    """What packing saves.
+
+    Attributes:
+        layers: How many tensors were packed.
+        linears: Their bytes before.
+        packed: Their bytes after.
+        before: Bytes of all files of the directory that was packed.
+        after: Bytes of all files of the one that was written.
+    """
+
+    layers: int
+    linears: int
+    packed: int
+    before: int
+    after: int
+
+    @property
+    def ratio(self) -> float:
+        """What remains of the bytes of the packed tensors."""
+        return self.packed / self.linears
+
+    def to_json(self) -> dict[str, Any]:
+        """The sizes as JSON can hold them."""
+        return asdict(self) | {"ratio": self.ratio}
+
+
+def packed_sizes(base: StoredBase, packed: PackedTensors) -> PackedSizes:
+    """The sizes of two directories.
+
+    Args:
+        base: The one that was packed.
+        packed: What was made of it.
+    """
+    return PackedSizes(
+        layers=len(packed.layers),
+        linears=sum(base[name].nbytes for name in packed.layers),
+        packed=sum(packed.packed(name).nbytes for name in packed.layers),
+        before=_directory_bytes(base.directory),
+        after=_directory_bytes(packed.directory),
+    )
+
+
+def _directory_bytes(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())

@@ -1,0 +1,251 @@
+/* Products of small batches with a packed 2:4 matrix: y[r, o] = sum of values[o, k] * x[r, input of (o, k)] + bias[o]; and
+ * with a dense one, whose weight k belongs to input k.
+ *
+ * The order of every sum: (kept) weight k of a matrix row goes to partial sum k mod 16, in fp32, in the order of k; the
+ * 16 are added by halves (i and i + 8, then i and i + 4, and so on), then the bias; the result is rounded once. It
+ * depends on neither the number of threads nor what other rows there are.
+ */
+#include <cstdlib>
+#include "numbers.hpp"
+#include "threads.hpp"
+
+/* Inputs of one step, of which it keeps a vector. */
+#define INPUTS (2 * LANES)
+/* Rows of x that one pass over the matrix takes at most; lines of the matrix that share what is loaded of x. */
+#define ROWS 8
+#define LINES 2
+/* Bytes of the values that are fetched ahead: lines are too short for the CPU to predict. */
+#define AHEAD 4096
+#define EACH_ROW _Pragma("GCC unroll 8") for (int r = 0; r < R; r++)
+#define EACH_LINE _Pragma("GCC unroll 2") for (int w = 0; w < LINES; w++)
+
+/* A matrix of `kept` weights a line, with indices or dense; its bias, or null; where the product goes. */
+struct Product {
+    const weight_t *values;
+    const uint8_t *indices;
+    const weight_t *bias;
+    weight_t *y;
+    int64_t outputs, kept;
+};
+
+/* Of 32 inputs in eight groups, those at sixteen indices, two of each group. */
+static inline vec picked(const float *x, uvec index)
+{
+#if defined __AVX512F__
+    uvec at = index | (count_up() >> 1 << 2);
+    return (vec)_mm512_permutex2var_ps(_mm512_loadu_ps(x), (__m512i)at, _mm512_loadu_ps(x + LANES));
+#elif defined __AVX2__
+    __m256i at[2];
+    __m256 found[2];
+    uvec in_eight = index | ((count_up() >> 1 & 1) << 2);
+    std::memcpy(at, &in_eight, sizeof at);
+    for (int h = 0; h < 2; h++, x += LANES) {
+        __m256 first = _mm256_permutevar8x32_ps(_mm256_loadu_ps(x), at[h]);
+        found[h] = _mm256_blend_ps(first, _mm256_permutevar8x32_ps(_mm256_loadu_ps(x + LANES / 2), at[h]), 0xF0);
+    }
+    vec both;
+    std::memcpy(&both, found, sizeof both);
+    return both;
+#else
+    uint32_t at[LANES];
+    float found[LANES];
+    vec all;
+    std::memcpy(at, &index, sizeof at);
+    _Pragma("GCC unroll 1") for (int l = 0; l < LANES; l++) found[l] = x[l / 2 * 4 + at[l]];
+    std::memcpy(&all, found, sizeof all);
+    return all;
+#endif
+}
+
+/* Sixteen indices of two bits each. */
+static inline uvec sixteen_indices(const uint8_t *from)
+{
+    uint32_t word;
+    std::memcpy(&word, from, sizeof word);
+    return ((uvec{} + word) >> (2 * count_up())) & 3u;
+}
+
+/* The values and indices of some lines of the matrix. */
+struct Lines {
+    const weight_t *values[LINES];
+    const uint8_t *indices[LINES];
+};
+
+/* Sixteen inputs as they come. */
+static inline vec sixteen(const float *x)
+{
+    vec inputs;
+    std::memcpy(&inputs, x, sizeof inputs);
+    return inputs;
+}
+
+template <bool PACKED, int R>
+static inline void add_step(const float *x, const Lines &lines, int64_t step, vec sum[LINES][R])
+{
+    EACH_LINE {
+        const weight_t *from = lines.values[w] + step * LANES;
+        weights_t values;
+        uvec index = {};
+        __builtin_prefetch((const char *)from + AHEAD);
+        std::memcpy(&values, from, sizeof values);
+        if (PACKED) {
+            const uint8_t *indices = lines.indices[w] + step * LANES / 4;
+            __builtin_prefetch(indices + AHEAD / (4 * sizeof *from));
+            index = sixteen_indices(indices);
+        }
+        vec value = widen(values);
+        EACH_ROW sum[w][r] += value * (PACKED ? picked(x + r * INPUTS, index) : sixteen(x + r * INPUTS));
+    }
+}
+
+/* What is left of some lines behind the last whole step, with zeros behind. */
+struct Rest {
+    weight_t values[LINES][LANES] = {};
+    uint8_t indices[LINES][LANES / 4] = {};
+    Lines lines;
+
+    Rest(const Lines &whole, int64_t step, int64_t left)
+    {
+        EACH_LINE {
+            std::memcpy(values[w], whole.values[w] + step * LANES, left * sizeof(weight_t));
+            if (whole.indices[w]) std::memcpy(indices[w], whole.indices[w] + step * LANES / 4, (left + 3) / 4);
+            lines.values[w] = values[w], lines.indices[w] = indices[w];
+        }
+    }
+};
+
+static inline float added_up(vec s)
+{
+    s += SHUFFLE(s, s, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
+    s += SHUFFLE(s, s, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
+    s += SHUFFLE(s, s, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
+    return s[0] + s[1];
+}
+
+/* One number of the product for each of the first `rows` rows of x. */
+template <int R> static inline void finish(const vec sum[R], const Product &p, int64_t row, int64_t rows, int64_t o)
+{
+    vec total = {};
+    weights_t bias = {}, out;
+    EACH_ROW total[r] = added_up(sum[r]);
+    if (p.bias) {
+        bias[0] = p.bias[o];
+        total += widen(bias)[0];
+    }
+    narrow(total, out);
+    for (int64_t r = 0; r < rows; r++) p.y[(row + r) * p.outputs + o] = out[r];
+}
+
+/* Where the inputs of a step begin, among R rows that `widen_rows` has laid out. */
+template <bool PACKED, int R> static inline const float *inputs_of(const float *x, int64_t step)
+{
+    return PACKED ? x + step * R * INPUTS : x + step / 2 * R * INPUTS + step % 2 * LANES;
+}
+
+/* R rows of x, of which `rows` count, with lines [from, to) of the matrix. */
+template <bool PACKED, int R>
+static void multiply(const float *x, Product p, int64_t row, int64_t rows, int64_t from, int64_t to)
+{
+    int64_t steps = p.kept / LANES, left = p.kept % LANES, indices_line = (p.kept + 3) / 4;
+    for (int64_t o = from; o < to; o += LINES) {
+        Lines lines;
+        vec sum[LINES][R] = {};
+        EACH_LINE {
+            int64_t line = o + w < to ? o + w : o; /* an odd last one is taken twice */
+            lines.values[w] = p.values + line * p.kept;
+            lines.indices[w] = PACKED ? p.indices + line * indices_line : nullptr;
+        }
+        for (int64_t s = 0; s < steps; s++) add_step<PACKED, R>(inputs_of<PACKED, R>(x, s), lines, s, sum);
+        if (left) {
+            Rest rest(lines, steps, left);
+            add_step<PACKED, R>(inputs_of<PACKED, R>(x, steps), rest.lines, 0, sum);
+        }
+        EACH_LINE if (o + w < to) finish<R>(sum[w], p, row, rows, o + w);
+    }
+}
+
+/* Rows of x in fp32: 32 inputs of each of `wide` rows side by side, then the next 32 of each; zeros where none are. */
+static void widen_rows(const weight_t *x, int64_t rows, int64_t wide, int64_t inputs, float *to)
+{
+    for (int64_t start = 0; start < inputs; start += INPUTS)
+        for (int64_t r = 0; r < wide; r++, to += INPUTS) {
+            weight_t some[INPUTS] = {};
+            int64_t count = inputs - start < INPUTS ? inputs - start : INPUTS;
+            if (r < rows) std::memcpy(some, x + r * inputs + start, count * sizeof *x);
+            for (int i = 0; i < INPUTS; i += LANES) {
+                weights_t part;
+                std::memcpy(&part, some + i, sizeof part);
+                vec numbers = widen(part);
+                std::memcpy(to + i, &numbers, sizeof numbers);
+            }
+        }
+}
+
+/* As many rows of x as are multiplied at a time where so many are left. */
+static inline int64_t wide_for(int64_t rows) { return rows > 4 ? ROWS : rows > 2 ? 4 : rows; }
+
+/* What Python packs: rows [from, to) of the matrix, `part` at a time, in so many threads. */
+struct Call {
+    const weight_t *x;
+    int64_t rows;
+    Product product;
+    int64_t from, to, part;
+    Parallel parallel;
+    int64_t threads;
+};
+
+template <bool PACKED> static int product_of(const Call *call)
+{
+    if (call->rows == 0) return 0;
+    Product product = call->product;
+    int64_t rows = call->rows, inputs = (PACKED ? 2 : 1) * product.kept;
+    int64_t wide_row = (inputs + INPUTS - 1) / INPUTS * INPUTS, all_rows = rows / ROWS * ROWS + wide_for(rows % ROWS);
+    float *wide = (float *)std::aligned_alloc(4 * LANES, all_rows * wide_row * sizeof(float));
+    if (!wide) return 1;
+    for (int64_t row = 0; row < rows; row += ROWS) {
+        int64_t some = rows - row < ROWS ? rows - row : ROWS;
+        widen_rows(call->x + row * inputs, some, wide_for(some), inputs, wide + row * wide_row);
+    }
+    in_threads(call->from, call->to, call->part, call->parallel, call->threads, [=](int64_t from, int64_t to) {
+        for (int64_t row = 0; row < rows; row += ROWS) {
+            const float *here = wide + row * wide_row;
+            int64_t some = rows - row < ROWS ? rows - row : ROWS;
+            switch (wide_for(some)) {
+            case 1: multiply<PACKED, 1>(here, product, row, some, from, to); break;
+            case 2: multiply<PACKED, 2>(here, product, row, some, from, to); break;
+            case 4: multiply<PACKED, 4>(here, product, row, some, from, to); break;
+            default: multiply<PACKED, ROWS>(here, product, row, some, from, to);
+            }
+        }
+    });
+    std::free(wide);
+    return 0;
+}
+
+/* Non-zero where there is no memory for the rows of x in fp32. */
+extern "C" int multiply_packed(const Call *call) { return product_of<true>(call); }
+extern "C" int multiply_dense(const Call *call) { return product_of<false>(call); }
+
+/* Two kept weights of each of four groups, to their indices among sixteen inputs, which are zero. */
+static inline void scatter(const weight_t *values, const uint8_t *indices, int64_t kept, weight_t *to)
+{
+    for (int64_t k = 0; k < kept; k++) to[k / 2 * 4 + (indices[k / 4] >> 2 * (k % 4) & 3)] = values[k];
+}
+
+/* The dense matrix, to `y` of the product. */
+extern "C" int unpack_packed(const Call *call)
+{
+    Product p = call->product;
+    in_threads(call->from, call->to, call->part, call->parallel, call->threads, [=](int64_t from, int64_t to) {
+        int64_t whole = p.kept / 8 * 8;
+        for (int64_t o = from; o < to; o++) {
+            const weight_t *values = p.values + o * p.kept;
+            const uint8_t *indices = p.indices + o * ((p.kept + 3) / 4);
+            weight_t *line = p.y + o * 2 * p.kept;
+            std::memset(line, 0, 2 * p.kept * sizeof *line);
+            for (int64_t k = 0; k < whole; k += 8) scatter(values + k, indices + k / 4, 8, line + 2 * k);
+            scatter(values + whole, indices + whole / 4, p.kept - whole, line + 2 * whole);
+        }
+    });
+    return 0;
+}

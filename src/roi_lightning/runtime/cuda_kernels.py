@@ -1,0 +1,77 @@
+"""Products with packed matrices on GPUs: Triton kernels for small batches, a dense copy for large ones."""
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from roi_lightning.cpp_extension import Fallback
+from roi_lightning.runtime.packed_format import Packed, unpack
+from roi_lightning.runtime.triton_launch import MAX_FEW, few_rows, takes_few, tiles, unpacked
+
+kernels = Fallback(
+    "packed layers are unpacked for every product: Triton's kernels can't be used here", logging.WARNING
+)
+# `few_rows` multiplies up to MAX_FEW rows, `tiles` up to MAX_TILES; beyond, the dense matrix is written out for the
+# vendor's library. Neither threshold has been measured on a GPU: they are a kernel's registers and one tile.
+MAX_TILES: Final = 64
+_warm: set[tuple[tuple[int, int], torch.dtype, torch.device]] = set()
+
+
+def multiply(x: Tensor, packed: Packed, bias: Tensor | None) -> Tensor:
+    """Multiply rows by a packed matrix's transpose and add a bias; no gradient.
+
+    Args:
+        x: [..., in], of the matrix's dtype and on its device.
+        packed: The matrix, contiguous.
+        bias: [out] or None.
+
+    Returns:
+        [..., out] of the same dtype.
+    """
+    rows = x.reshape(-1, x.shape[-1])
+    warm_up(packed)
+    return KERNELS[kernel_for(packed, len(rows))](rows, packed, bias).view(*x.shape[:-1], packed.shape[0])
+
+
+def kernel_for(packed: Packed, rows: int) -> str:
+    """Which of `KERNELS` multiplies so many rows."""
+    if kernels.disabled or rows == 0:
+        return "plain"
+    if rows <= MAX_FEW and takes_few(packed):
+        return "few_rows"
+    return "tiles" if rows <= MAX_TILES else "unpacked"
+
+
+def warm_up(packed: Packed) -> None:
+    """Compile and tune the kernels for the first matrix of a shape and dtype on a device."""
+    key = packed.shape, packed.values.dtype, packed.values.device
+    if key not in _warm:
+        _warm.add(key)
+        kernels.attempt(lambda: _run_all(packed))
+
+
+def _run_all(packed: Packed) -> None:
+    x = packed.values.new_ones(MAX_TILES + 1, packed.shape[1])
+    # Kernels are tuned for powers of two.
+    for rows in (1, 2, 4, 8, 16, 32, MAX_TILES, MAX_TILES + 1):
+        KERNELS[kernel_for(packed, rows)](x[:rows], packed, None)
+
+
+def _unpacked(x: Tensor, packed: Packed, bias: Tensor | None) -> Tensor:
+    return F.linear(x, unpacked(packed), bias)
+
+
+def _plain(x: Tensor, packed: Packed, bias: Tensor | None) -> Tensor:
+    return F.linear(x, unpack(packed), bias)
+
+
+KERNELS: Final[dict[str, Callable[[Tensor, Packed, Tensor | None], Tensor]]] = {
+    "few_rows": few_rows,
+    "tiles": tiles,
+    "unpacked": _unpacked,
+    "plain": _plain,
+}

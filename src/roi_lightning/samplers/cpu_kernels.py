@@ -1,0 +1,107 @@
+"""The samplers' C++ kernels for CPUs, compiled once per machine.
+
+A sampler's passes are a hundred operations on every element, which is read once, kept in registers and written once.
+`torch.compile` loads the elements of a group one by one and takes the exact logarithms of a library, twice the time
+in all.
+"""
+
+import ctypes
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import comb
+from operator import mul
+from pathlib import Path
+from typing import ClassVar, Final
+
+import torch
+from torch import Tensor
+
+from roi_lightning.cpp_extension import Fallback, Recipe, load, share_out
+from roi_lightning.samplers.base import DrawArgs
+
+kernels = Fallback("the samplers' C++ kernels can't be compiled here", logging.INFO)
+SOURCES: Final = Path(__file__).with_name("cpp")
+_DTYPES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+# Groups that one thread works on at least.
+_MIN_GROUPS: Final = 1 << 13
+
+
+class _Draw(ctypes.Structure):
+    """The `Draw` of cpp/entries.hpp."""
+
+    _fields_: ClassVar = [
+        ("groups", ctypes.c_int64),
+        ("key0", ctypes.c_uint32),
+        ("key1", ctypes.c_uint32),
+        ("over_lam", ctypes.c_float),
+        ("over_tau", ctypes.c_float),
+        ("push", ctypes.c_float),
+        ("factor", ctypes.c_float),
+        ("hard", ctypes.c_int32),
+    ]
+
+
+@dataclass(frozen=True)
+class CPUKernel:
+    """The passes of one sampler; see `ops.Kernel`.
+
+    Attributes:
+        source: The file in `cpp`.
+        code_size: What the code grows with, by M and N.
+        max_size: Beyond, compiling would take more than half a minute.
+    """
+
+    source: str
+    code_size: Callable[[int, int], int]
+    max_size: int
+
+    def masked_weight(self, weight: Tensor, logits: Tensor, args: DrawArgs, out: Tensor) -> bool:
+        """Write weight * mask into `out`."""
+        return self._run("masked_weight", args, 0.0, logits, weight, out)
+
+    def logits_gradient(
+        self, weight: Tensor, logits: Tensor, grad: Tensor, factor: Tensor, args: DrawArgs, out: Tensor
+    ) -> bool:
+        """Write the gradient of the logits into `out`."""
+        return self._run("logits_gradient", args, float(factor), logits, weight, grad, out)
+
+    def _run(self, name: str, args: DrawArgs, factor: float, *tensors: Tensor) -> bool:
+        weight = tensors[1]
+        if weight.dtype not in _DTYPES or self.code_size(args.m, args.n) > self.max_size:
+            return False
+        constants = {"M": args.m, "N": args.n, "C": comb(args.m, args.n), "WEIGHT": _DTYPES[weight.dtype]}
+        functions = library(Recipe(SOURCES / self.source, tuple(constants.items())))
+        if functions is None:
+            return False
+        groups, inverse = weight.numel() // args.m, (1 / args.lam, 1 / args.tau)
+        draw = _Draw(groups, args.key0, args.key1, *inverse, args.push, factor, args.hard)
+        run(functions[name], tensors, draw)
+        return True
+
+
+def library(recipe: Recipe) -> ctypes.CDLL | None:
+    """The compiled library; None if this machine can't make it."""
+    return load(recipe) if kernels.attempt(lambda: load(recipe)) else None
+
+
+def run(function: "ctypes._NamedFuncPointer", tensors: tuple[Tensor, ...], draw: _Draw) -> None:
+    """Call a kernel on all groups, in as many threads as torch uses.
+
+    Args:
+        function: Of a library; takes the tensors' addresses, the first group, the one after the last, the draw,
+            OpenMP's entry point or null, and the number of threads.
+        tensors: Contiguous.
+        draw: What all groups share.
+    """
+    addresses = [ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors]
+
+    def work(start: int, end: int, openmp: int, threads: int) -> None:
+        shared = ctypes.byref(draw), ctypes.c_void_p(openmp), threads
+        function(*addresses, ctypes.c_int64(start), ctypes.c_int64(end), *shared)
+
+    share_out(work, draw.groups, _MIN_GROUPS)
+
+
+top_k = CPUKernel("gumbel_top_k.cpp", mul, 256)
+categorical = CPUKernel("categorical.cpp", comb, 512)

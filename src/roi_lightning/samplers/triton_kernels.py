@@ -1,0 +1,163 @@
+"""RoI's sampler in one pass over memory each way, in Triton: the arithmetic of `top_k_eager`, many groups at a time.
+
+A tile is [groups, elements], elements padded to a power of two.
+"""
+
+import triton
+import triton.language as tl
+
+from roi_lightning.noise import MIX_A, MIX_B
+from roi_lightning.samplers.top_k_eager import MAX_LEAD as _MAX_LEAD
+from roi_lightning.samplers.top_k_eager import MIN_EXPONENT as _MIN_EXPONENT
+
+A = tl.constexpr(MIX_A & 0xFFFFFFFF)
+B = tl.constexpr(MIX_B & 0xFFFFFFFF)
+MAX_LEAD = tl.constexpr(_MAX_LEAD)
+MIN_EXPONENT = tl.constexpr(_MIN_EXPONENT)
+TINY = tl.constexpr(1.17549435e-38)
+BEHIND = tl.constexpr(-3e38)
+
+
+@triton.jit
+def masked_weight(
+    logits,
+    weight,
+    out,
+    groups,
+    key0,
+    key1,
+    over_lam,
+    over_tau,
+    push,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    WIDTH: tl.constexpr,
+    HARD: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Write weight * mask into `out`; the mask is the relaxed one, or the hard top-N of its keys."""
+    offset, inside, element = _offsets(groups, M, WIDTH, TILE)
+    key = _keys(logits, offset, inside, element, key0, key1, over_lam, M)
+    if HARD:
+        mask = _hard_mask(key, element, N, WIDTH)
+    else:
+        mask = _soft_mask(_all_keys(key, over_tau, push, element, M, N), over_tau, element, M)
+    mask += tl.where(element < M, key - key, 0.0)  # NaN and infinite logits must show
+    value = tl.load(weight + offset, inside, 0.0)
+    tl.store(out + offset, (value.to(tl.float32) * mask).to(value.dtype, fp_downcast_rounding="rtne"), inside)
+
+
+@triton.jit
+def logits_gradient(
+    logits,
+    weight,
+    grad,
+    out,
+    factor,
+    groups,
+    key0,
+    key1,
+    over_lam,
+    over_tau,
+    push,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    WIDTH: tl.constexpr,
+    HARD: tl.constexpr,
+    KEPT_NORM: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Write the gradient of the logits into `out`."""
+    offset, inside, element = _offsets(groups, M, WIDTH, TILE)
+    keys = _all_keys(
+        _keys(logits, offset, inside, element, key0, key1, over_lam, M), over_tau, push, element, M, N
+    )
+    value = tl.load(weight + offset, inside, 0.0).to(tl.float32)
+    of_mask = tl.load(grad + offset, inside, 0.0).to(tl.float32) * value
+    if KEPT_NORM:
+        mask = _hard_mask(keys[0], element, N, WIDTH) if HARD else _soft_mask(keys, over_tau, element, M)
+        of_mask -= tl.load(factor) * mask * value * value
+    total = tl.zeros_like(of_mask)
+    for k in tl.static_range(N - 1, -1, -1):
+        mu, others, leads, rest, _ = _pick(keys[k], over_tau, element, M)
+        step = (of_mask - tl.sum(mu * of_mask, 1)[:, None]) * mu
+        if k < N - 1:
+            # μ/(1 - μ) of the others; for the leader, whose odds may overflow, μ.
+            through = tl.where(leads, mu, mu / (1.0 - tl.minimum(mu, 0.75))) * total
+            leader = tl.sum(tl.where(leads, through, 0.0), 1) / rest
+            rest_through = tl.sum(tl.where(leads, 0.0, through), 1)
+            step += (others * leader[:, None] + mu * rest_through[:, None] - through) * push
+        total += step * over_tau
+    tl.store(out + offset, total * over_lam, inside)
+
+
+@triton.jit
+def _offsets(groups, M: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr):
+    group = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    element = tl.arange(0, WIDTH)[None, :]
+    return (group * M)[:, None] + element, (group < groups)[:, None] & (element < M), element
+
+
+@triton.jit
+def _keys(logits, offset, inside, element, key0, key1, over_lam, M: tl.constexpr):
+    key = tl.load(logits + offset, inside, 0.0) * over_lam + _gumbel(offset.to(tl.uint32), key0, key1)
+    return tl.where(element < M, key, BEHIND)
+
+
+@triton.jit
+def _gumbel(index, key0, key1):
+    x = index + key0.to(tl.uint32, bitcast=True)
+    x = (x ^ (x >> 16)) * A
+    x = ((x ^ (x >> 15)) + key1.to(tl.uint32, bitcast=True)) * B
+    x = (x ^ (x >> 16)) >> 9
+    return -tl.log(-tl.log((x.to(tl.float32) + 0.5) * 1.1920928955078125e-7))
+
+
+@triton.jit
+def _all_keys(key, over_tau, push, element, M: tl.constexpr, N: tl.constexpr):
+    """The keys of every pick."""
+    keys = (key,)
+    for _k in tl.static_range(N - 1):
+        mu, _, leads, _, leader_log = _pick(key, over_tau, element, M)
+        down = tl.where(leads, leader_log[:, None], tl.log(1.0 - tl.minimum(mu, 0.5)))
+        key += tl.where(element < M, down, 0.0) * push
+        keys = keys + (key,)
+    return keys
+
+
+@triton.jit
+def _pick(key, over_tau, element, M: tl.constexpr):
+    """μ, e without the leader, whether it leads, their sum T, the leader's log(1 - μ): see `top_k_eager`."""
+    first = tl.max(key, 1)[:, None]
+    ahead = key == first
+    below = tl.max(tl.where(ahead, BEHIND, key), 1)[:, None]
+    second = tl.where(tl.sum(ahead.to(tl.int32), 1)[:, None] > 1, first, below)
+    e = tl.exp(tl.minimum(tl.maximum((key - second) * over_tau, MIN_EXPONENT), MAX_LEAD))
+    e = tl.where(element < M, e, 0.0)
+    leads = e > 1.0
+    others = tl.where(leads, 0.0, e)
+    scale = 1.0 / tl.sum(e, 1)
+    rest = tl.maximum(tl.sum(others, 1), TINY)  # of no use where nobody leads
+    beyond = tl.maximum((first - second) * over_tau - MAX_LEAD, 0.0)
+    return e * scale[:, None], others, leads, rest, tl.log(rest * scale) - tl.sum(beyond, 1)
+
+
+@triton.jit
+def _soft_mask(keys, over_tau, element, M: tl.constexpr):
+    mask = tl.zeros_like(keys[0])
+    for k in tl.static_range(len(keys)):
+        mu, _, _, _, _ = _pick(keys[k], over_tau, element, M)
+        mask += mu
+    return mask
+
+
+@triton.jit
+def _hard_mask(key, element, N: tl.constexpr, WIDTH: tl.constexpr):
+    """The N largest; of equal ones the first."""
+    mask = tl.zeros_like(key)
+    for _ in tl.static_range(N):
+        best = tl.max(key, 1)[:, None]
+        place = tl.min(tl.where(key == best, element, WIDTH), 1)[:, None]
+        mask += (element == place).to(tl.float32)
+        key = tl.where(element == place, BEHIND, key)
+    return mask

@@ -1,0 +1,68 @@
+"""Shorten jsonargparse's and Lightning's errors; silence third-party warnings."""
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+
+from roi_lightning.errors import UserError
+
+_ERROR_LINES: Final = 3
+_NOTHING: Final = "Expected a <class 'NoneType'>"
+
+
+def parser_error(message: str) -> str:
+    """A message of jsonargparse in a line.
+
+    Where a value may be of several types it lists all of them first; the reasons and the value come later.
+    """
+    lines = [line.strip().removeprefix("- ") for line in message.splitlines() if line.strip()]
+    chosen = lines[:_ERROR_LINES]
+    if "Errors:" in lines:
+        errors = lines[lines.index("Errors:") + 1 :]
+        reasons = [line for line in errors if not line.startswith(("Given value", _NOTHING))]
+        values = [line for line in errors if line.startswith("Given value:")]
+        chosen = [f"{lines[0]} {reasons[0]}", *reasons[1:_ERROR_LINES], *values[:1]]
+    return "; ".join(chosen).replace(":;", ":")
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """Raise a mistake in the configuration as the UserError behind the parser's exceptions.
+
+    Raises:
+        UserError: What jsonargparse has wrapped, or made of what Lightning or a class raises for values that it
+            can't take.
+    """
+    try:
+        yield
+    except (MisconfigurationException, ValueError, TypeError, OverflowError) as error:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, UserError):
+            cause = cause.__cause__ or cause.__context__
+        if cause is not None:
+            raise cause from None
+        said = parser_error(str(error)) or type(error).__name__
+        raise UserError(f"the configuration can't be used: {said}; give another value") from error
+
+
+def silence_warnings() -> None:
+    """Silence what other libraries warn of on every run and no user could act on."""
+    # Lightning 2.6 asks torch 2.13 about tree leaves the old way.
+    warnings.filterwarnings("ignore", message=".*treespec, LeafSpec", category=FutureWarning)
+    # The order of the text is a function of seed and step; loading it takes no time beside a step.
+    warnings.filterwarnings("ignore", message=".*does not have many workers")
+    # A run has one epoch, so workers are started once.
+    warnings.filterwarnings("ignore", message="Consider setting `persistent_workers=True`")
+    # A run that resumes in its own folder is intended.
+    warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")
+    # A checkpoint of another folder may be named: only its list of checkpoints stays behind.
+    warnings.filterwarnings("ignore", message="The dirpath has changed from")
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_is_no_advice)
+
+
+def _is_no_advice(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith("💡")
