@@ -12,8 +12,8 @@ import json
 from pathlib import Path
 
 from roi_lightning.__main__ import main as roi_lightning
-from roi_lightning.atomic import write_json
-from roi_lightning.tables import markdown_table
+from roi_lightning.utils.atomic_io import write_json
+from roi_lightning.utils.tables import markdown_table
 
 BASE = "smollm2-135m"
 TASKS = ["arc_challenge", "arc_easy", "boolq", "piqa"]

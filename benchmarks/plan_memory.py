@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from roi_lightning.atomic import write_json
-from roi_lightning.commands.plan import make_plan
+from roi_lightning.cli.plan import make_plan
+from roi_lightning.utils.atomic_io import write_json
 
 _STEPS: Final = 3
 _CHILD: Final = """

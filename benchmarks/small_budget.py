@@ -16,10 +16,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from roi_lightning.__main__ import main as roi_lightning
-from roi_lightning.atomic import write_json
 from roi_lightning.evaluation import window_perplexity
-from roi_lightning.loading import load_language_model
-from roi_lightning.source import resolve_model
+from roi_lightning.models.loading import load_language_model
+from roi_lightning.models.source import resolve_model
+from roi_lightning.utils.atomic_io import write_json
 
 WINDOW = 1024
 

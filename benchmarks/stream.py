@@ -23,9 +23,9 @@ from typing import Any, Final
 import psutil
 import torch
 
-from roi_lightning.atomic import write_json
 from roi_lightning.data import CalibrationDataModule, Corpus
-from roi_lightning.tables import print_table
+from roi_lightning.utils.atomic_io import write_json
+from roi_lightning.utils.tables import print_table
 
 _SHARD: Final = 10_000  # documents
 _WORDS: Final = 300  # a document

@@ -25,12 +25,12 @@ import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
 from typing_extensions import override
 
-from roi_lightning.atomic import write_json
 from roi_lightning.errors import UserError
 from roi_lightning.export import verify_export
-from roi_lightning.masks import MaskSet
-from roi_lightning.resume import check_checkpoint
-from roi_lightning.tables import print_table
+from roi_lightning.learning.resume import check_checkpoint
+from roi_lightning.masks.mask_set import MaskSet
+from roi_lightning.utils.atomic_io import write_json
+from roi_lightning.utils.tables import print_table
 
 PHASES = ("step", "checkpoint", "validation", "export")
 _PHASE_FILE = "ROI_SURVIVE_PHASE"

@@ -19,7 +19,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from roi_lightning.api import accelerate, apply, evaluate, learn, prune
-from roi_lightning.source import resolve_model
+from roi_lightning.models.source import resolve_model
 
 folder = Path(mkdtemp())
 manual = list(topics.values())

@@ -34,7 +34,7 @@ LIMIT = 300  # seconds for the default suite
 LONG = (
     "test_distributed",
     "test_eight_bit",
-    "test_native",
+    "test_cpu_kernels",
     "test_bad_configs",
     "test_plan",
     "test_architectures",
@@ -146,7 +146,7 @@ def half_width(monkeypatch):
     """Call it with whether this CPU is to have instructions for bf16 and fp16."""
     import torch
 
-    from roi_lightning import config
+    from roi_lightning.models import config
 
     def pretend(answer):
         able = _capabilities(answer)
@@ -160,7 +160,7 @@ def half_width(monkeypatch):
 def _capabilities(half_width):
     import torch
 
-    from roi_lightning import config
+    from roi_lightning.models import config
 
     names = {name for of_dtype in config._INSTRUCTIONS.values() for name in of_dtype}
     return torch.cpu.get_capabilities() | dict.fromkeys(names, half_width)

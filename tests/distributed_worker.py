@@ -19,19 +19,19 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch.distributed.tensor import DTensor
 
 from cli_helpers import QUICK_TRAINER, Lab, run
-from roi_lightning.callbacks import BaselineSummary, HardenMasks, MaskMonitor, SparseExport
-from roi_lightning.callbacks.interruption import PreemptedError
-from roi_lightning.checkpoint_io import write_sharded
-from roi_lightning.dtensor import full_tensor, local_tensor
 from roi_lightning.errors import UserError
-from roi_lightning.fsdp import FSDP2Strategy
-from roi_lightning.module import RoILightningModule
+from roi_lightning.learning.callbacks import BaselineSummary, HardenMasks, MaskMonitor, SparseExport
+from roi_lightning.learning.callbacks.interruption import PreemptedError
+from roi_lightning.learning.checkpoint_io import write_sharded
+from roi_lightning.learning.fsdp import FSDP2Strategy
+from roi_lightning.learning.priors import ONE_SHOT_PRIORS
+from roi_lightning.learning.proxsparse import ProxSparseModule
+from roi_lightning.learning.roi import RoILightningModule
+from roi_lightning.learning.trainer import RoITrainer
 from roi_lightning.oneshot import Wanda
-from roi_lightning.priors import ONE_SHOT_PRIORS
-from roi_lightning.proxsparse import ProxSparseModule
 from roi_lightning.samplers import Categorical
-from roi_lightning.third_party import silence_warnings
-from roi_lightning.trainer import RoITrainer
+from roi_lightning.utils.dtensor import full_tensor, local_tensor
+from roi_lightning.utils.third_party import silence_warnings
 
 
 def adamw(rate):

@@ -4,7 +4,7 @@ import json
 
 import torch
 
-from roi_lightning.pattern import NMPattern
+from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.runtime import pack, triton_launch, unpack
 
 # One of each: what is interpreted is not tuned.

@@ -4,9 +4,9 @@ from itertools import combinations
 
 import torch
 
-from roi_lightning.noise import noise_key, uniform
-from roi_lightning.pattern import NMPattern
+from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.samplers import Categorical
+from roi_lightning.samplers.noise import noise_key, uniform
 from roi_lightning.samplers.reference import relaxed_top_n
 
 # Just worth compiled code; 336 * 240 / M is no multiple of sixteen groups for every M in the tests.

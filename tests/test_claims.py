@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from cli_helpers import make_lab, plain_text
-from roi_lightning.loading import load_language_model
-from roi_lightning.schedules import Linear
-from roi_lightning.source import resolve_model
+from roi_lightning.models.loading import load_language_model
+from roi_lightning.models.source import resolve_model
+from roi_lightning.samplers.schedules import Linear
 from tiny_models import tiny_gguf
 
 lab = pytest.fixture(make_lab)

@@ -8,17 +8,17 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from roi_lightning.evaluation import window_perplexity
-from roi_lightning.freezing import freeze
-from roi_lightning.layers import prunable_layers
-from roi_lightning.losses import next_token_nll
-from roi_lightning.module import RoILightningModule
-from roi_lightning.noise import gumbel, noise_key
+from roi_lightning.learning.losses import next_token_nll
+from roi_lightning.learning.proximal import apply_prox_
+from roi_lightning.learning.roi import RoILightningModule
+from roi_lightning.masks.pattern import NMPattern
+from roi_lightning.models.freezing import freeze
+from roi_lightning.models.layers import prunable_layers
 from roi_lightning.oneshot import Calibration, SparseGPT, Wanda, prune_layers
-from roi_lightning.pattern import NMPattern
-from roi_lightning.proximal import apply_prox_
 from roi_lightning.runtime import accelerate, cuda_kernels, pack, unpack
 from roi_lightning.runtime import triton_launch as packed_kernels
 from roi_lightning.samplers import Categorical, Draw, GumbelTopK, KeptNorm, StraightThrough, triton_launch
+from roi_lightning.samplers.noise import gumbel, noise_key
 from sampler_truth import relative, tensors
 from tiny_models import tiny_gemma2, tiny_gpt2, tiny_llama
 

@@ -1,8 +1,10 @@
 """Rules about the source text: who may import whom, and what may not be written at all."""
 
 import ast
+import runpy
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -12,95 +14,34 @@ import roi_lightning
 ROOT = Path(roi_lightning.__file__).parent
 REPOSITORY = Path(__file__).resolve().parents[1]
 FILES = sorted(ROOT.rglob("*.py"))
-# Every file imports only from those above it; the files of one package may import each other.
-ORDER = [
-    "errors",
-    "tables",
-    "losses",
-    "experts",
-    "noise",
-    "dtensor",
-    "overlap",
-    "progress",
-    "pattern",
-    "config_files",
-    "stored_tensors",
-    "mask_file",
-    "atomic",
-    "layer_mask",
-    "schedules",
-    "third_party",
-    "summary_table",
-    "proximal",
-    "source",
-    "checkpoint_io",
-    "cpp_extension",
-    "masks",
-    "weight_names",
-    "config",
-    "devices",
-    "samplers",
-    "comparison",
-    "figures",
-    "freezing",
-    "data",
-    "masked_linear",
-    "compare_report",
-    "layers",
-    "loading",
-    "optim",
-    "fsdp",
-    "export",
-    "recipe",
-    "run_folder",
-    "runtime",
-    "publishing",
-    "oneshot",
-    "resume",
-    "evaluation",
-    "bench",
-    "priors",
-    "nonfinite",
-    "steps",
-    "learner",
-    "memory_tracker",
-    "module",
-    "proxsparse",
-    "memory_plan",
-    "callbacks",
-    "trainer",
-    "cli",
-    "api",
-    "commands",
-    "__main__",
-    "__init__",
-]
+DRAWING = runpy.run_path(str(REPOSITORY / "docs" / "draw_rooms.py"))
+ORDER = DRAWING["ORDER"]
 
 
-def relative(path: Path) -> str:
-    return path.relative_to(ROOT).as_posix()
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(("roi_lightning", *(parts[:-1] if parts[-1] == "__init__" else parts)))
 
 
-def level(path: Path) -> str:
-    return path.relative_to(ROOT).with_suffix("").parts[0]
+MODULES_HERE = {module_name(path): path for path in FILES}
 
 
-def imported_levels(path: Path, tree: ast.AST) -> set[tuple[str, int]]:
-    """The top-level parts of this project that a file imports, with line numbers."""
+def imported_modules(path: Path, tree: ast.AST) -> set[tuple[str, int]]:
+    """The modules of this project that a file imports, with line numbers."""
     found = set()
     package = ("roi_lightning", *path.relative_to(ROOT).parts[:-1])
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            targets = [alias.name.split(".") for alias in node.names]
+            names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = list(package[: len(package) - node.level + 1]) if node.level else []
             base += node.module.split(".") if node.module else []
-            targets = [[*base, alias.name] for alias in node.names]
+            module = ".".join(base)
+            named = [f"{module}.{alias.name}" for alias in node.names]
+            names = [name if name in MODULES_HERE else module for name in named]
         else:
             continue
-        found |= {
-            (target[1], node.lineno) for target in targets if target[0] == "roi_lightning" and len(target) > 1
-        }
+        found |= {(name, node.lineno) for name in names if name.split(".")[0] == "roi_lightning"}
     return found
 
 
@@ -144,18 +85,41 @@ def _literal(node: ast.AST | None) -> object:
     return getattr(node, "value", None)
 
 
-def test_files_import_only_from_files_above():
+def test_the_root_holds_three_files_and_the_rooms():
+    files = {path.stem for path in ROOT.glob("*.py")}
+    rooms = {path.name for path in ROOT.iterdir() if (path / "__init__.py").exists()}
+    assert files == {"__init__", "__main__", "errors"}
+    assert files - {"__init__"} | rooms == set(ORDER)
+
+
+def test_rooms_import_only_from_rooms_before_them():
     for path in FILES:
-        assert level(path) in ORDER, (
-            f"{relative(path)}: add {level(path)!r} to ORDER in tests/test_imports.py"
-        )
-        own = ORDER.index(level(path))
-        for name, line in imported_levels(path, ast.parse(path.read_text(encoding="utf-8"))):
-            assert name in ORDER, f"{relative(path)}:{line}: add {name!r} to ORDER in tests/test_imports.py"
-            same_package = name == level(path) and (ROOT / name).is_dir()
-            assert ORDER.index(name) < own or same_package, (
-                f"{relative(path)}:{line} imports {name}, which is not above {level(path)}"
-            )
+        room = module_name(path).split(".")[1:2]
+        if not room:
+            continue  # the package's own face, which loads its names when asked for
+        for name, line in imported_modules(path, ast.parse(path.read_text(encoding="utf-8"))):
+            other = name.split(".")[1:2]
+            assert other, f"{path}:{line} imports the whole package"
+            assert ORDER.index(other[0]) <= ORDER.index(room[0]), f"{path}:{line} imports {name} from above"
+
+
+def test_no_cycle_inside_a_room():
+    graph = {
+        name: {other for other, _ in imported_modules(path, ast.parse(path.read_text(encoding="utf-8")))}
+        for name, path in MODULES_HERE.items()
+        if name != "roi_lightning"
+    }
+    # Raises CycleError, which names the cycle. A package's __init__ imports from its files, never they from it.
+    list(TopologicalSorter(graph).static_order())
+
+
+def test_every_room_says_in_a_sentence_what_it_is():
+    for name in ORDER:
+        assert DRAWING["sentence"](name).endswith("."), name
+
+
+def test_the_picture_of_the_rooms_is_up_to_date():
+    assert DRAWING["PICTURE"].read_text() == DRAWING["picture"](), "run: python docs/draw_rooms.py"
 
 
 def test_nobody_elses_code_is_run():
@@ -204,15 +168,17 @@ def test_the_check_itself_lets_good_code_pass():
 
 def test_import_forms_are_understood():
     lines = [
-        "import roi_lightning.a.b, os",
-        "from roi_lightning import c",
-        "from roi_lightning.d import e",
-        "from ..f import g",
-        "from . import h",
+        "import roi_lightning.masks.pattern, os",
+        "from roi_lightning import errors",
+        "from roi_lightning.models.source import e",
+        "from ..utils import progress",
+        "from . import packing",
     ]
     tree = ast.parse("\n".join(lines))
-    names = {name for name, _ in imported_levels(ROOT / "data" / "x.py", tree)}
-    assert names == {"a", "c", "d", "f", "data"}
+    names = {
+        name.removeprefix("roi_lightning.") for name, _ in imported_modules(ROOT / "data" / "x.py", tree)
+    }
+    assert names == {"masks.pattern", "errors", "models.source", "utils.progress", "data.packing"}
 
 
 def test_the_bare_package_imports_nothing_heavy():

@@ -96,7 +96,7 @@ def test_the_wheel_holds_the_package_and_the_configurations(wheel):
 def test_the_installed_command_starts(installed, tmp_path):
     assert "usage: roi-lightning verify" in output(tmp_path, installed / "roi-lightning", "verify", "--help")
     program = (
-        "import importlib.metadata, roi_lightning; from roi_lightning.config_files import find_config;"
+        "import importlib.metadata, roi_lightning; from roi_lightning.cli.config_files import find_config;"
         "print(roi_lightning.__file__, find_config('quickstart'), sep='\\n');"
         "print(importlib.metadata.version('roi-lightning'))"
     )
@@ -114,7 +114,7 @@ def test_the_installed_package_plans_and_compiles(installed, lab, tmp_path):
     )
     assert "prunable weights" in shown
     program = (
-        "from roi_lightning.cpp_extension import Recipe, load;"
+        "from roi_lightning.utils.cpp_extension import Recipe, load;"
         "from roi_lightning.runtime import cpu_kernels as matmul; from roi_lightning.samplers import cpu_kernels;"
         "load(Recipe(matmul._SOURCE, (('WEIGHT', 1),)));"
         "load(Recipe(cpu_kernels.SOURCES / 'gumbel_top_k.cpp', (('M', 4), ('N', 2), ('C', 6), ('WEIGHT', 0))))"

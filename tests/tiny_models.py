@@ -39,11 +39,12 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from roi_lightning.export import base_model, open_base
-from roi_lightning.layer_mask import LayerMask
-from roi_lightning.masks import MaskSet
-from roi_lightning.pattern import NMPattern
-from roi_lightning.source import ModelSource
+from roi_lightning.masks.layer_mask import LayerMask
+from roi_lightning.masks.mask_set import MaskSet
+from roi_lightning.masks.pattern import NMPattern
+from roi_lightning.models.base_tensors import open_base
+from roi_lightning.models.fingerprint import base_model
+from roi_lightning.models.source import ModelSource
 
 EOS = "<|end|>"
 VOCABULARY = [*sorted(pre_tokenizers.ByteLevel.alphabet()), EOS, "ab"]

@@ -5,10 +5,10 @@ from itertools import product
 
 import torch
 
-from roi_lightning.noise import noise_key
-from roi_lightning.pattern import NMPattern
+from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.samplers import Draw, GumbelTopK, StraightThrough, top_k_eager, triton_launch
 from roi_lightning.samplers.base import DrawArgs
+from roi_lightning.samplers.noise import noise_key
 from sampler_truth import FACTOR, exactly, relative, tensors
 
 PATTERNS = ("2:4", "3:4", "2:6", "4:8")

@@ -24,7 +24,7 @@ from rich.text import Text
 from benchmarks.fuzz.configs import ConfigCases
 from benchmarks.fuzz.masks import MaskCases
 from benchmarks.fuzz.watch import Case, Outcome, limit_memory, watch
-from roi_lightning.tables import print_table
+from roi_lightning.utils.tables import print_table
 
 _SHOWN = 40
 _MASKS = 0.2

@@ -9,9 +9,9 @@ from typing import Any
 
 import yaml
 
-from roi_lightning.cli import build
-from roi_lightning.commands.plan import make_plan
-from roi_lightning.config_files import shipped_configs
+from roi_lightning.cli.config_files import shipped_configs
+from roi_lightning.cli.lightning import build
+from roi_lightning.cli.plan import make_plan
 
 # Planning simulates a step; this fraction of the cases does.
 _PLANNED = 0.1

@@ -27,7 +27,7 @@ from benchmarks.study.references import reference_names, run_references
 from benchmarks.study.run import COST_SKIP, cost_recipe, recipe_of, run_cell, run_cost
 from benchmarks.study.table import as_markdown, make_rows
 from benchmarks.study.work import WorkFailed, check_claim, fetch, put, result_of, sole_user
-from roi_lightning.atomic import write_json, written_aside
+from roi_lightning.utils.atomic_io import write_json, written_aside
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from roi_lightning.__main__ import main as roi_lightning
 from roi_lightning.data import CalibrationDataModule
-from roi_lightning.devices import choose_device
 from roi_lightning.evaluation import window_perplexity
-from roi_lightning.loading import load_language_model
-from roi_lightning.masks import MaskSet
-from roi_lightning.source import resolve_model
+from roi_lightning.masks.mask_set import MaskSet
+from roi_lightning.models.loading import load_language_model
+from roi_lightning.models.source import resolve_model
+from roi_lightning.utils.devices import choose_device
 
 
 def main() -> None:

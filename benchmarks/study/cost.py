@@ -5,7 +5,7 @@ from statistics import median
 from typing import Any, Final
 
 from benchmarks.study.table import one
-from roi_lightning.tables import markdown_table
+from roi_lightning.utils.tables import markdown_table
 
 BASELINE: Final = "roi"
 

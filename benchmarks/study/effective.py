@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import yaml
 
-from roi_lightning.config_files import find_config
+from roi_lightning.cli.config_files import find_config
 
 # Of a configuration; a name does without them.
 _LEVELS: Final = ("class_path", "init_args")

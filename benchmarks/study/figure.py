@@ -11,8 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from benchmarks.study.cells import Cell
-from roi_lightning.atomic import written_aside
-from roi_lightning.figures.layout import (
+from roi_lightning.plots.layout import (
     DASHED,
     FAINT,
     INK,
@@ -23,6 +22,7 @@ from roi_lightning.figures.layout import (
     titled_figure,
     to_png,
 )
+from roi_lightning.utils.atomic_io import written_aside
 
 _NOTE: Final = (
     "Perplexity of the hardened mask on held-out windows, by tokens learned from. Lines: the mean over seeds; "

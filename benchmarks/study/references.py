@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.study.cells import Cell, Study, in_folders
 from benchmarks.study.evaluate import evaluate, evaluation, measured
 from benchmarks.study.work import claim, read_json, result_of, run_commands
-from roi_lightning.atomic import write_json
+from roi_lightning.utils.atomic_io import write_json
 
 
 @dataclass(frozen=True)

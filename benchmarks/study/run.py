@@ -14,7 +14,7 @@ from benchmarks.study.evaluate import evaluate, evaluation, measured
 from benchmarks.study.history import curve, step_times
 from benchmarks.study.settings import cost_settings, fit_arguments, fit_settings
 from benchmarks.study.work import claim, read_json, run_commands
-from roi_lightning.atomic import write_json
+from roi_lightning.utils.atomic_io import write_json
 
 COST_SKIP: Final = 3
 

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any, Final
 
 from benchmarks.study.cells import Cell
-from roi_lightning.tables import markdown_table
+from roi_lightning.utils.tables import markdown_table
 
 _HEAD: Final = (
     "pattern",

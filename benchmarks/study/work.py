@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from roi_lightning.atomic import write_json
+from roi_lightning.utils.atomic_io import write_json
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
 

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from roi_lightning.api.learn import learn
     from roi_lightning.api.prune import prune
     from roi_lightning.data import CalibrationDataModule
-    from roi_lightning.module import RoILightningModule
+    from roi_lightning.learning.roi import RoILightningModule
     from roi_lightning.runtime import accelerate
 
 __all__ = [
@@ -21,21 +21,11 @@ __all__ = [
     "learn",
     "prune",
 ]
-_MODULES: Final = {"CalibrationDataModule": "data", "RoILightningModule": "module"}
-# Where the classes are by now that the configurations of earlier runs name with their modules.
-_MOVED: Final = {
-    "callbacks": "roi_lightning.callbacks",
-    "module": "roi_lightning.module",
-    "proxsparse": "roi_lightning.proxsparse",
-    "schedules": "roi_lightning.schedules",
-    "sharded_strategy": "roi_lightning.fsdp",
-}
+_MODULES: Final = {"CalibrationDataModule": "data", "RoILightningModule": "learning"}
 
 
 def __getattr__(name: str) -> Any:
     """A public name, imported with all it needs when it is first used: the bare package is light."""
-    if name in _MOVED:
-        return import_module(_MOVED[name])
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_MODULES.get(name, 'api')}"), name)

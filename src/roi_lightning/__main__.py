@@ -56,10 +56,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _dispatch(args: list[str]) -> int:
     command, rest = args[0], args[1:]
     if command in _PLAIN or command == "plan":
-        module = import_module(f"roi_lightning.commands.{command}")
+        module = import_module(f"roi_lightning.cli.{command}")
         return int(module.main(rest))
     if command in _CONFIGURED:
-        import_module("roi_lightning.cli").run(args)
+        import_module("roi_lightning.cli.lightning").run(args)
         return 0
     known = ", ".join([*_CONFIGURED, *_PLAIN])
     sys.stderr.write(f"error: no command {command!r}; the commands are {known}\n")

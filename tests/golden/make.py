@@ -18,13 +18,15 @@ sys.path.insert(0, str(HERE.parent))
 
 from cli_helpers import Lab  # noqa: E402
 from data_helpers import write_jsonl  # noqa: E402
-from roi_lightning.export import base_model, open_base, write_export  # noqa: E402
-from roi_lightning.masks import MaskSet  # noqa: E402
-from roi_lightning.layer_mask import LayerMask  # noqa: E402
-from roi_lightning.pattern import NMPattern  # noqa: E402
+from roi_lightning.models.fingerprint import base_model
+from roi_lightning.models.base_tensors import open_base
+from roi_lightning.export import write_export  # noqa: E402
+from roi_lightning.masks.mask_set import MaskSet  # noqa: E402
+from roi_lightning.masks.layer_mask import LayerMask  # noqa: E402
+from roi_lightning.masks.pattern import NMPattern  # noqa: E402
 from roi_lightning.runtime import write_packed  # noqa: E402
-from roi_lightning.source import resolve_model
-from roi_lightning.stored_tensors import StoredTensors
+from roi_lightning.models.source import resolve_model
+from roi_lightning.models.stored_tensors import StoredTensors
 from tiny_models import tiny_qwen2  # noqa: E402
 
 PAIRS = list(combinations(range(4), 2))

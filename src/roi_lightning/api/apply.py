@@ -6,11 +6,11 @@ from torch import Tensor
 from transformers.modeling_utils import PreTrainedModel
 
 from roi_lightning.errors import UserError
-from roi_lightning.export.fingerprint import check_updates
-from roi_lightning.export.masking import apply_masks, check_masks_fit_model
-from roi_lightning.freezing import frozen_view
-from roi_lightning.masks import MaskSet
-from roi_lightning.stored_tensors import tensor_sha256
+from roi_lightning.masks.mask_set import MaskSet
+from roi_lightning.models.fingerprint import check_updates
+from roi_lightning.models.freezing import frozen_view
+from roi_lightning.models.masking import apply_masks, check_masks_fit_model
+from roi_lightning.models.stored_tensors import tensor_sha256
 
 
 def apply(lm: PreTrainedModel, masks: MaskSet, updates: Mapping[str, Tensor] | None = None) -> None:

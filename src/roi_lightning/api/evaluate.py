@@ -11,8 +11,8 @@ from roi_lightning.evaluation.models import EvaluatedModel
 from roi_lightning.evaluation.report import with_averages
 from roi_lightning.evaluation.run import evaluate_models
 from roi_lightning.evaluation.tasks import EvalConfig
-from roi_lightning.freezing import frozen_view
-from roi_lightning.source import ModelSource
+from roi_lightning.models.freezing import frozen_view
+from roi_lightning.models.source import ModelSource
 
 
 def evaluate(

@@ -7,8 +7,8 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from typing_extensions import override
 
 from roi_lightning.data import CalibrationDataModule
-from roi_lightning.module import RoILightningModule
-from roi_lightning.source import ModelSource
+from roi_lightning.learning.roi import RoILightningModule
+from roi_lightning.models.source import ModelSource
 
 
 class LearnerOnModel(RoILightningModule):

@@ -15,21 +15,21 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from roi_lightning.api.in_memory import LearnerOnModel, TextForTokenizer
-from roi_lightning.callbacks import MaskMonitor
-from roi_lightning.callbacks.progress import with_progress
-from roi_lightning.config import check_positions
 from roi_lightning.data import Corpus
 from roi_lightning.errors import UserError
-from roi_lightning.export.fingerprint import base_of
-from roi_lightning.freezing import frozen_view
-from roi_lightning.layers import checked_layers
-from roi_lightning.masks import MaskSet
-from roi_lightning.optim import check_trainer
-from roi_lightning.pattern import NMPattern
+from roi_lightning.learning.callbacks import MaskMonitor
+from roi_lightning.learning.callbacks.progress import with_progress
+from roi_lightning.learning.optim import check_trainer
+from roi_lightning.learning.trainer import RoITrainer
+from roi_lightning.masks.mask_set import MaskSet
+from roi_lightning.masks.pattern import NMPattern
+from roi_lightning.models.config import check_positions
+from roi_lightning.models.fingerprint import base_of
+from roi_lightning.models.freezing import frozen_view
+from roi_lightning.models.layers import checked_layers
 from roi_lightning.samplers import GumbelTopK, Sampler
-from roi_lightning.schedules import Linear, Schedule
-from roi_lightning.third_party import plain_errors, silence_warnings
-from roi_lightning.trainer import RoITrainer
+from roi_lightning.samplers.schedules import Linear, Schedule
+from roi_lightning.utils.third_party import plain_errors, silence_warnings
 
 # With what `overlays/small_budget.yaml` starts.
 _START: Final = {"prior_strength": 0.015, "init_std": 0.003}

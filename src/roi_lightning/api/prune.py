@@ -9,17 +9,17 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from roi_lightning.api.in_memory import TextForTokenizer
-from roi_lightning.config import max_positions
 from roi_lightning.data import Corpus
 from roi_lightning.errors import UserError
-from roi_lightning.export.base_tensors import open_base
-from roi_lightning.export.fingerprint import base_of
-from roi_lightning.freezing import frozen_view
-from roi_lightning.layers import checked_layers
-from roi_lightning.masks import MaskSet
+from roi_lightning.masks.mask_set import MaskSet
+from roi_lightning.masks.pattern import NMPattern
+from roi_lightning.models.base_tensors import open_base
+from roi_lightning.models.config import max_positions
+from roi_lightning.models.fingerprint import base_of
+from roi_lightning.models.freezing import frozen_view
+from roi_lightning.models.layers import checked_layers
 from roi_lightning.oneshot import CalibratedMethod, prune_model
 from roi_lightning.oneshot.config import PruneConfig
-from roi_lightning.pattern import NMPattern
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""Calibration data: text sources, exact packing into windows, and an order that survives a resume."""
+"""Calibration text: its sources, exact packing into windows, and an order that survives a resume."""
 
 from roi_lightning.data.corpora import Corpus, parse_corpus
 from roi_lightning.data.datamodule import CalibrationDataModule

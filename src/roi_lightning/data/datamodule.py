@@ -212,7 +212,7 @@ class CalibrationDataModule(LightningDataModule):
 
     def load_tokenizer(self) -> PreTrainedTokenizerBase:
         """Load the tokenizer; called once. Override it to use one of your own."""
-        from roi_lightning import config
+        from roi_lightning.models import config
 
         return config.load_tokenizer(self.tokenizer, self.tokenizer_revision, self.trust_remote_code)
 

@@ -1,4 +1,4 @@
-"""How good a model is: perplexities over windows of text, and lm-evaluation-harness tasks."""
+"""How good a model is: perplexities, lm-evaluation-harness tasks, and the table of results."""
 
 from roi_lightning.evaluation.perplexity import window_perplexity
 

@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from roi_lightning.errors import UserError
 from roi_lightning.evaluation.scoring import TokenPositions, predict
-from roi_lightning.progress import progress
+from roi_lightning.utils.progress import progress
 
 Request = tuple[Any, list[int], list[int]]
 

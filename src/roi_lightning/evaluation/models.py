@@ -10,18 +10,25 @@ from transformers import PreTrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from roi_lightning.config import GGUF_DTYPE, DType, compute_dtype, load_config, load_tokenizer, max_positions
 from roi_lightning.data.packing import find_bos
 from roi_lightning.errors import UserError
-from roi_lightning.export.base_tensors import SIDECAR, BaseTensors, open_base
-from roi_lightning.export.fingerprint import check_masks_fit
-from roi_lightning.export.masking import apply_masks
 from roi_lightning.export.sidecar import EXPORTED, PACKED, read_sidecar, require_intact
-from roi_lightning.loading import load_language_model
-from roi_lightning.masks import MaskSet
+from roi_lightning.masks.mask_set import MaskSet
+from roi_lightning.models.base_tensors import SIDECAR, BaseTensors, open_base
+from roi_lightning.models.config import (
+    GGUF_DTYPE,
+    DType,
+    compute_dtype,
+    load_config,
+    load_tokenizer,
+    max_positions,
+)
+from roi_lightning.models.fingerprint import check_masks_fit
+from roi_lightning.models.loading import load_language_model
+from roi_lightning.models.masking import apply_masks
+from roi_lightning.models.source import ModelSource, resolve_model
+from roi_lightning.models.stored_tensors import StoredTensors
 from roi_lightning.runtime.checkpoint import from_packed, open_packed
-from roi_lightning.source import ModelSource, resolve_model
-from roi_lightning.stored_tensors import StoredTensors
 
 _WORD_LENGTH: Final = 4096
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from roi_lightning.evaluation.tasks import Task
-from roi_lightning.tables import markdown_table, print_table
+from roi_lightning.utils.tables import markdown_table, print_table
 
 Rank = Literal["", "best", "second"]
 Values = Mapping[str, float | None]

@@ -13,7 +13,7 @@ from roi_lightning.evaluation.harness import Metrics, open_tasks, run_task
 from roi_lightning.evaluation.models import EvaluatedModel
 from roi_lightning.evaluation.perplexity import read_text, token_perplexity
 from roi_lightning.evaluation.tasks import PROTOCOL_2048, EvalConfig, Task
-from roi_lightning.progress import progress
+from roi_lightning.utils.progress import progress
 
 Results = dict[str, dict[str, Metrics]]
 

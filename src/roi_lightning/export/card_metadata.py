@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from huggingface_hub import EvalResult, ModelCardData
 
-from roi_lightning.masks import MaskSet
+from roi_lightning.masks.mask_set import MaskSet
 
 _SUFFIXES: Final = {
     *(".txt", ".json", ".jsonl", ".parquet", ".gz", ".zst", ".xz", ".bz2"),

@@ -9,11 +9,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from roi_lightning.export.base_tensors import BaseTensors, StoredBase, bits, compression_keys, same
 from roi_lightning.export.sidecar import file_sha256, read_sidecar, written_files
-from roi_lightning.masks import MaskSet
-from roi_lightning.progress import progress
-from roi_lightning.stored_tensors import StoredTensors, tensor_sha256
+from roi_lightning.masks.mask_set import MaskSet
+from roi_lightning.models.base_tensors import BaseTensors, StoredBase, bits, compression_keys, same
+from roi_lightning.models.stored_tensors import StoredTensors, tensor_sha256
+from roi_lightning.utils.progress import progress
 
 
 class CheckFailedError(Exception):

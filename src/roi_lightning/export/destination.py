@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from roi_lightning.errors import UserError
-from roi_lightning.export.base_tensors import SIDECAR, BaseTensors
 from roi_lightning.export.sidecar import EXPORTED, PACKED, read_sidecar, written_files
-from roi_lightning.source import ModelSource
+from roi_lightning.models.base_tensors import SIDECAR, BaseTensors
+from roi_lightning.models.source import ModelSource
 
 _MARGIN: Final = 1.05
 

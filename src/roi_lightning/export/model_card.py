@@ -9,9 +9,9 @@ from pathlib import PurePath
 from typing import Any, Final
 
 from roi_lightning.export.card_metadata import MeasuredQuality, Publication, front_matter, hub_id, public_name
-from roi_lightning.masks import MASK_FILE, MaskSet
-from roi_lightning.overlap import by_kind, kind_of
-from roi_lightning.tables import markdown_table
+from roi_lightning.masks.mask_set import MASK_FILE, MaskSet
+from roi_lightning.masks.overlap import by_kind, kind_of
+from roi_lightning.utils.tables import markdown_table
 
 
 def model_card(masks: MaskSet, description: Mapping[str, Any], publication: Publication | None = None) -> str:

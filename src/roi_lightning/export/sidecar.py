@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from roi_lightning.errors import UserError
-from roi_lightning.export.base_tensors import SIDECAR, BaseTensors
 from roi_lightning.export.card_metadata import without_secrets
-from roi_lightning.masks import MASK_FILE, MaskSet
-from roi_lightning.progress import progress
+from roi_lightning.masks.mask_set import MASK_FILE, MaskSet
+from roi_lightning.models.base_tensors import SIDECAR, BaseTensors
+from roi_lightning.utils.progress import progress
 
 EXPORTED: Final = "roi_lightning.sparsity"
 PACKED: Final = "roi_lightning.packed"

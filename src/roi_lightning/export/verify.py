@@ -7,9 +7,9 @@ from typing import Any, ParamSpec
 
 from roi_lightning.errors import UserError
 from roi_lightning.export import checks
-from roi_lightning.export.base_tensors import BaseTensors, open_base
-from roi_lightning.masks import MaskSet
-from roi_lightning.source import ModelSource
+from roi_lightning.masks.mask_set import MaskSet
+from roi_lightning.models.base_tensors import BaseTensors, open_base
+from roi_lightning.models.source import ModelSource
 
 P = ParamSpec("P")
 

@@ -6,17 +6,17 @@ from pathlib import Path
 
 from torch import Tensor
 
-from roi_lightning.atomic import written_aside
 from roi_lightning.errors import UserError
-from roi_lightning.export.base_tensors import BaseTensors, bits, open_base
 from roi_lightning.export.destination import check_destination, check_not_base, needed_bytes
-from roi_lightning.export.fingerprint import check_masks_fit, check_updates
 from roi_lightning.export.model_card import model_card
 from roi_lightning.export.sidecar import command_line, describe, write_sidecar
 from roi_lightning.export.verify import require_verified
-from roi_lightning.masks import MASK_FILE, MaskSet
-from roi_lightning.progress import progress
-from roi_lightning.source import ModelSource
+from roi_lightning.masks.mask_set import MASK_FILE, MaskSet
+from roi_lightning.models.base_tensors import BaseTensors, bits, open_base
+from roi_lightning.models.fingerprint import check_masks_fit, check_updates
+from roi_lightning.models.source import ModelSource
+from roi_lightning.utils.atomic_io import written_aside
+from roi_lightning.utils.progress import progress
 
 
 def write_export(

@@ -1,4 +1,4 @@
-"""Masks without training: magnitude, Wanda and SparseGPT, layer after layer."""
+"""Masks without training: magnitude, Wanda and SparseGPT, block after block."""
 
 from roi_lightning.oneshot.methods import CalibratedMethod, LayerResult, Magnitude, OneShotMethod, Wanda
 from roi_lightning.oneshot.pipeline import Activations, Calibration, prune_layers

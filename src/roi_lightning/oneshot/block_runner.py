@@ -18,8 +18,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from transformers.modeling_utils import PreTrainedModel
 
 from roi_lightning.errors import UserError
-from roi_lightning.layers import decoder_blocks
-from roi_lightning.progress import progress
+from roi_lightning.models.layers import decoder_blocks
+from roi_lightning.utils.progress import progress
 
 _HIDDEN: Final = "hidden_states"
 # What a call may hold and be repeated: anything else may carry something from one block to the next.

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Final
 
 from roi_lightning.data import CalibrationDataModule
-from roi_lightning.devices import choose_device
 from roi_lightning.errors import UserError
 from roi_lightning.oneshot import (
     METHODS,
@@ -18,6 +17,7 @@ from roi_lightning.oneshot import (
     OneShotMethod,
     calibration_windows,
 )
+from roi_lightning.utils.devices import choose_device
 
 # `data` is a field of the command alone.
 _TEXT: Final = ("data", "windows", "seq_len", "seed", "activations", "device", "spill")

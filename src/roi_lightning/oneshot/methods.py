@@ -7,8 +7,8 @@ from typing import ClassVar
 from torch import Tensor
 from typing_extensions import override
 
+from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.oneshot.observers import InputNormObserver, InputObserver
-from roi_lightning.pattern import NMPattern
 
 
 @dataclass(frozen=True)

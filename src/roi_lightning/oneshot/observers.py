@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from roi_lightning.errors import UserError
-from roi_lightning.layers import input_dim
+from roi_lightning.models.layers import input_dim
 
 
 class InputObserver(ABC):

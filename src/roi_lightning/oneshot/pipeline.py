@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from transformers.modeling_utils import PreTrainedModel
 
-from roi_lightning.dtensor import full_tensor
-from roi_lightning.experts import expert_layers, warn_unrouted_experts
-from roi_lightning.layers import input_dim
+from roi_lightning.masks.pattern import NMPattern
+from roi_lightning.models.experts import expert_layers, warn_unrouted_experts
+from roi_lightning.models.layers import input_dim
 from roi_lightning.oneshot.block_runner import BlockRunner
 from roi_lightning.oneshot.methods import CalibratedMethod, LayerResult, Magnitude, OneShotMethod
 from roi_lightning.oneshot.observers import InputObserver, ObserverGroup
-from roi_lightning.pattern import NMPattern
-from roi_lightning.progress import progress
+from roi_lightning.utils.dtensor import full_tensor
+from roi_lightning.utils.progress import progress
 
 Activations = Literal["sequential", "dense"]
 

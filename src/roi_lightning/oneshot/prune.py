@@ -11,19 +11,19 @@ from torch import Tensor, nn
 from transformers.modeling_utils import PreTrainedModel
 from typing_extensions import override
 
-from roi_lightning.atomic import temporary_name
 from roi_lightning.data import CalibrationDataModule
 from roi_lightning.errors import UserError
-from roi_lightning.export.base_tensors import BaseTensors
-from roi_lightning.export.fingerprint import base_model
-from roi_lightning.layer_mask import LayerMask
-from roi_lightning.layers import input_dim
-from roi_lightning.masks import MaskSet
+from roi_lightning.masks.layer_mask import LayerMask
+from roi_lightning.masks.mask_set import MaskSet
+from roi_lightning.masks.pattern import NMPattern
+from roi_lightning.models.base_tensors import BaseTensors
+from roi_lightning.models.fingerprint import base_model
+from roi_lightning.models.layers import input_dim
+from roi_lightning.models.stored_tensors import tensor_sha256
+from roi_lightning.models.weight_names import stored_weights
 from roi_lightning.oneshot.methods import OneShotMethod
 from roi_lightning.oneshot.pipeline import Calibration, prune_layers
-from roi_lightning.pattern import NMPattern
-from roi_lightning.stored_tensors import tensor_sha256
-from roi_lightning.weight_names import stored_weights
+from roi_lightning.utils.atomic_io import temporary_name
 
 _KEY: Final = "tensor"
 

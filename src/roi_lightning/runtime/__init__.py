@@ -1,4 +1,4 @@
-"""Run 2:4 models in less memory: kept weights and a two-bit index for each."""
+"""Run 2:4 models packed: the format, its kernels for CPUs and GPUs, packed checkpoints."""
 
 from roi_lightning.runtime.accelerate import Accelerated, accelerate
 from roi_lightning.runtime.checkpoint import from_packed, verify_packed, write_packed

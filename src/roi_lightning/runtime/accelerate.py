@@ -7,15 +7,15 @@ from torch import Tensor, nn
 from transformers.modeling_utils import PreTrainedModel
 
 from roi_lightning.errors import UserError
-from roi_lightning.experts import split_experts
-from roi_lightning.layers import input_dim
-from roi_lightning.masked_linear import MaskedLinear
+from roi_lightning.models.experts import split_experts
+from roi_lightning.models.layers import input_dim
 from roi_lightning.runtime.dense_linear import speed_up_dense
 from roi_lightning.runtime.packable import Dense, Owners, owners_of, sort_layers
 from roi_lightning.runtime.packed_format import Packed, pack
 from roi_lightning.runtime.packed_linear import PackedLinear
 from roi_lightning.runtime.prepare import prepare_layers, refuse_saving
 from roi_lightning.runtime.semi_structured import check_device
+from roi_lightning.samplers.masked_linear import MaskedLinear
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from roi_lightning.cpp_extension import Fallback, Recipe, load, openmp, threads_for
 from roi_lightning.runtime import packed_format
+from roi_lightning.utils.cpp_extension import Fallback, Recipe, load, openmp, threads_for
 
 kernels = Fallback(
     "packed layers run many times slower: their C++ kernels can't be compiled here", logging.WARNING

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from roi_lightning.cpp_extension import Fallback
 from roi_lightning.runtime.packed_format import Packed, unpack
 from roi_lightning.runtime.triton_launch import MAX_FEW, few_rows, takes_few, tiles, unpacked
+from roi_lightning.utils.cpp_extension import Fallback
 
 kernels = Fallback(
     "packed layers are unpacked for every product: Triton's kernels can't be used here", logging.WARNING

@@ -11,7 +11,7 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from roi_lightning.errors import UserError
-from roi_lightning.layers import input_dim, prunable_layers
+from roi_lightning.models.layers import input_dim, prunable_layers
 from roi_lightning.runtime.packed_format import PATTERN
 
 Dense = nn.Linear | Conv1D

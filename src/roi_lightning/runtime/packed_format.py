@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from roi_lightning.errors import UserError
-from roi_lightning.pattern import NMPattern
+from roi_lightning.masks.pattern import NMPattern
 
 PATTERN: Final = NMPattern("2:4")
 # Indices, two bits each, in one byte.

@@ -1,4 +1,4 @@
-"""Logits to masks."""
+"""Logits to the weight under a sampled mask: noise, temperatures, kernels, and the layer that uses them."""
 
 from roi_lightning.samplers.base import Draw, KeptNorm, Sampler
 from roi_lightning.samplers.categorical import Categorical

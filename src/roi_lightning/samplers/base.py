@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from roi_lightning.pattern import NMPattern
+from roi_lightning.masks.pattern import NMPattern
 
 
 @dataclass(frozen=True)

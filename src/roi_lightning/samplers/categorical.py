@@ -19,11 +19,11 @@ from torch import Tensor
 from typing_extensions import override
 
 from roi_lightning.errors import UserError
-from roi_lightning.noise import noise_key
-from roi_lightning.pattern import NMPattern
+from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.samplers import ops
 from roi_lightning.samplers.base import Draw, DrawArgs, KeptNorm, Sampler
 from roi_lightning.samplers.categorical_eager import candidates
+from roi_lightning.samplers.noise import noise_key
 
 _MAX_CANDIDATES: Final = 20_000
 

@@ -11,8 +11,8 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from roi_lightning.noise import gumbel
 from roi_lightning.samplers.base import DrawArgs
+from roi_lightning.samplers.noise import gumbel
 from roi_lightning.samplers.top_k_eager import MIN_EXPONENT, chunk_size
 
 

@@ -19,11 +19,11 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from roi_lightning.cpp_extension import Fallback
-from roi_lightning.noise import gumbel_of
 from roi_lightning.samplers.base import DrawArgs
 from roi_lightning.samplers.categorical_eager import by_group, first_index, slices
+from roi_lightning.samplers.noise import gumbel_of
 from roi_lightning.samplers.top_k_eager import MIN_EXPONENT
+from roi_lightning.utils.cpp_extension import Fallback
 
 # 28 candidates of 2:8 take some twenty seconds each way, 70 of 4:8 a minute.
 _MAX_CANDIDATES: Final = 32

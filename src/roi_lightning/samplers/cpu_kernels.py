@@ -17,8 +17,8 @@ from typing import ClassVar, Final
 import torch
 from torch import Tensor
 
-from roi_lightning.cpp_extension import Fallback, Recipe, load, share_out
 from roi_lightning.samplers.base import DrawArgs
+from roi_lightning.utils.cpp_extension import Fallback, Recipe, load, share_out
 
 kernels = Fallback("the samplers' C++ kernels can't be compiled here", logging.INFO)
 SOURCES: Final = Path(__file__).with_name("cpp")

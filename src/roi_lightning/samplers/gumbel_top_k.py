@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from roi_lightning.noise import noise_key
-from roi_lightning.pattern import NMPattern
+from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.samplers import ops
 from roi_lightning.samplers.base import Draw, DrawArgs, KeptNorm, Sampler
+from roi_lightning.samplers.noise import noise_key
 from roi_lightning.samplers.reference import PushDown
 
 

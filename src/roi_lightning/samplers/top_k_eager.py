@@ -17,9 +17,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from roi_lightning.noise import gumbel
-from roi_lightning.pattern import top_members
+from roi_lightning.masks.pattern import top_members
 from roi_lightning.samplers.base import DrawArgs
+from roi_lightning.samplers.noise import gumbel
 
 # Beyond this lead, e is capped, and log(1 - μ) makes up for it; the others' probabilities are below 1e-17 there.
 MAX_LEAD: Final = 40.0

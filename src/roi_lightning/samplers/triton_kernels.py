@@ -6,7 +6,7 @@ A tile is [groups, elements], elements padded to a power of two.
 import triton
 import triton.language as tl
 
-from roi_lightning.noise import MIX_A, MIX_B
+from roi_lightning.samplers.noise import MIX_A, MIX_B
 from roi_lightning.samplers.top_k_eager import MAX_LEAD as _MAX_LEAD
 from roi_lightning.samplers.top_k_eager import MIN_EXPONENT as _MIN_EXPONENT
 

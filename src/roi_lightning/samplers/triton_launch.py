@@ -8,8 +8,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from roi_lightning.cpp_extension import Fallback
 from roi_lightning.samplers.base import DrawArgs
+from roi_lightning.utils.cpp_extension import Fallback
 
 kernels = Fallback("Triton's kernels can't be used here", logging.INFO)
 # Weights of one program: eight for each of its threads.

@@ -7,7 +7,7 @@ from typing import Any
 
 from huggingface_hub import ModelCardData
 
-from roi_lightning.export.base_tensors import StoredBase
+from roi_lightning.models.base_tensors import StoredBase
 from roi_lightning.runtime.checkpoint.tensors import PackedTensors
 
 _TEXT = """Of every masked linear layer only the kept weights are here (`values`), and for each of them a two-bit

@@ -13,21 +13,21 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
-from roi_lightning.config import DType, load_config
 from roi_lightning.errors import UserError
-from roi_lightning.experts import expert_layers, split_experts
 from roi_lightning.export.sidecar import PACKED, read_sidecar, require_intact
-from roi_lightning.freezing import meta_language_model
-from roi_lightning.layers import input_dim
-from roi_lightning.loading import read_model
+from roi_lightning.models.config import DType, load_config
+from roi_lightning.models.experts import expert_layers, split_experts
+from roi_lightning.models.freezing import meta_language_model
+from roi_lightning.models.layers import input_dim
+from roi_lightning.models.loading import read_model
+from roi_lightning.models.source import ModelSource, is_packed, resolve_model
+from roi_lightning.models.weight_names import stored_names
 from roi_lightning.runtime.checkpoint.tensors import PackedTensors, packed_layers
 from roi_lightning.runtime.dense_linear import speed_up_dense
 from roi_lightning.runtime.packed_format import Packed
 from roi_lightning.runtime.packed_linear import PackedLinear
 from roi_lightning.runtime.prepare import prepare_layers, refuse_saving
 from roi_lightning.runtime.semi_structured import check_device
-from roi_lightning.source import ModelSource, is_packed, resolve_model
-from roi_lightning.weight_names import stored_names
 
 
 def from_packed(

@@ -15,10 +15,10 @@ from transformers.pytorch_utils import Conv1D
 
 from roi_lightning.errors import UserError
 from roi_lightning.export.sidecar import PACKED, read_sidecar
-from roi_lightning.layer_mask import LayerMask
+from roi_lightning.masks.layer_mask import LayerMask
+from roi_lightning.models.stored_tensors import PACKED_STEM, StoredTensors
+from roi_lightning.models.weight_names import loaded_names
 from roi_lightning.runtime.packed_format import Packed, kept_inputs, unpack
-from roi_lightning.stored_tensors import PACKED_STEM, StoredTensors
-from roi_lightning.weight_names import loaded_names
 
 
 def packed_names(name: str, version: int) -> tuple[str, str]:

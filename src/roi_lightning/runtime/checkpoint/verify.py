@@ -9,14 +9,14 @@ from typing_extensions import override
 
 from roi_lightning.errors import UserError
 from roi_lightning.export import checks
-from roi_lightning.export.base_tensors import INDEX, BaseTensors, open_base
 from roi_lightning.export.sidecar import PACKED, read_sidecar
 from roi_lightning.export.verify import Check, VerifyReport, run_check
-from roi_lightning.masks import BaseModel, MaskSet
-from roi_lightning.progress import progress
+from roi_lightning.masks.mask_set import BaseModel, MaskSet
+from roi_lightning.models.base_tensors import INDEX, BaseTensors, open_base
+from roi_lightning.models.source import DENSE_CONFIG, ModelSource
 from roi_lightning.runtime.checkpoint.tensors import PackedTensors
 from roi_lightning.runtime.packed_format import PATTERN, check_indices
-from roi_lightning.source import DENSE_CONFIG, ModelSource
+from roi_lightning.utils.progress import progress
 
 
 class _PackedExport(checks.Exported):

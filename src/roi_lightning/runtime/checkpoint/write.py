@@ -7,22 +7,22 @@ from typing import Any, Final
 
 from torch import Tensor
 
-from roi_lightning.atomic import written_aside
-from roi_lightning.config import load_config
 from roi_lightning.errors import UserError
 from roi_lightning.export import check_destination, check_not_base
-from roi_lightning.export.base_tensors import INDEX, StoredBase, same, save_tensors
 from roi_lightning.export.sidecar import PACKED, PACKED_VERSION, heading, read_sidecar, write_sidecar
 from roi_lightning.export.verify import require_verified
-from roi_lightning.freezing import meta_language_model
-from roi_lightning.layer_mask import LayerMask
-from roi_lightning.masks import MaskSet
-from roi_lightning.progress import progress
+from roi_lightning.masks.layer_mask import LayerMask
+from roi_lightning.masks.mask_set import MaskSet
+from roi_lightning.models.base_tensors import INDEX, StoredBase, same, save_tensors
+from roi_lightning.models.config import load_config
+from roi_lightning.models.freezing import meta_language_model
+from roi_lightning.models.source import DENSE_CONFIG, ModelSource, is_packed
+from roi_lightning.models.stored_tensors import PACKED_STEM
 from roi_lightning.runtime.checkpoint.describe import PackedSizes, packed_card, packed_sizes
 from roi_lightning.runtime.checkpoint.tensors import PackedTensors, packed_layers, packed_names
 from roi_lightning.runtime.packed_format import PATTERN, pack
-from roi_lightning.source import DENSE_CONFIG, ModelSource, is_packed
-from roi_lightning.stored_tensors import PACKED_STEM
+from roi_lightning.utils.atomic_io import written_aside
+from roi_lightning.utils.progress import progress
 
 _WANTED: Final = "give one that fit, export, prune or apply wrote"
 # transformers knows no such type of model, and classes that ask for no type stumble over the name of the weights:

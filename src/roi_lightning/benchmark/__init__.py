@@ -1,0 +1,1 @@
+"""How fast it is, beside references: sampler, training step, packed linear layer, generation."""

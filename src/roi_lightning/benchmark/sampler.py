@@ -1,0 +1,97 @@
+"""The sampler alone: time and memory per weight, forward and backward, with its noise."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from roi_lightning.benchmark.baselines import PlainMaskLLM, PlainRoI
+from roi_lightning.benchmark.timing import Ratio, Task, in_turns, peak_bytes
+from roi_lightning.masks.pattern import NMPattern
+from roi_lightning.samplers import Categorical, Draw, GumbelTopK, Sampler
+
+_COLUMNS = 4096
+_DRAW = Draw(seed=0, index=0, lam=0.004, tau=0.1)
+
+
+@dataclass(frozen=True)
+class SamplerBenchmark:
+    """What to measure.
+
+    Attributes:
+        weights: About how many, in a layer with 4,096 inputs.
+        patterns: N:M each.
+        rounds: How often.
+        rivals: Also the eager form, plain autograd, and MaskLLM's samplers.
+    """
+
+    weights: int
+    patterns: Sequence[NMPattern]
+    rounds: int
+    rivals: bool
+
+    def run(self, device: torch.device) -> Iterator[Ratio]:
+        """Forward and backward against one simple pass over as many fp32 values.
+
+        That is `torch.exp` on a CPU, where arithmetic is the limit, and `torch.add` on a GPU, where memory is.
+        """
+        rows = max(1, self.weights // _COLUMNS)
+        weight = torch.randn(rows, _COLUMNS, device=device).bfloat16()
+        samplers: dict[str, Sampler] = {"": GumbelTopK()}
+        if self.rivals:
+            samplers |= {
+                "_eager": GumbelTopK(compiled=False),
+                "_autograd": PlainRoI(),
+                "_maskllm": Categorical(),
+                "_maskllm_published": PlainMaskLLM(),
+            }
+        simple = _simple_pass(weight)
+        for pattern in self.patterns:
+            for label, sampler in samplers.items():
+                yield from self._measure(label, sampler, pattern, weight, simple)
+
+    def _measure(
+        self, label: str, sampler: Sampler, pattern: NMPattern, weight: Tensor, simple: tuple[str, Task]
+    ) -> Iterator[Ratio]:
+        shape = sampler.logits_shape(tuple(weight.shape), pattern)
+        logits = (torch.randn(shape, device=weight.device) * 0.01).requires_grad_()
+        draw = partial(sampler.masked_weight, weight, logits, pattern, _DRAW, "layer")
+        saved = _saved_bytes(draw, weight, logits)
+        drawn, gradient = draw(), torch.randn_like(weight)
+        backward = partial(torch.autograd.grad, drawn, logits, gradient, retain_graph=True)
+        passes: dict[str, Task] = {"forward": torch.no_grad()(draw), "backward": backward}
+        reference, _ = simple
+        times = in_turns(dict([simple]) | passes, self.rounds, weight.device)
+        for name, task in passes.items():
+            more = {
+                "weights": weight.numel(),
+                "temporary_bytes_per_weight": peak_bytes(task, weight.device) / weight.numel(),
+                "saved_bytes_per_weight": saved / weight.numel(),
+            }
+            title = f"sampler.{name}{label}"
+            yield Ratio(title, str(pattern), times[name], reference, times[reference], more)
+
+
+def _simple_pass(weight: Tensor) -> tuple[str, Task]:
+    first, second, out = (torch.rand(weight.shape, device=weight.device) for _ in range(3))
+    if weight.is_cuda:
+        return "torch.add", partial(torch.add, first, second, out=out)
+    return "torch.exp", partial(torch.exp, first, out=out)
+
+
+def _saved_bytes(draw: Task, weight: Tensor, logits: Tensor) -> int:
+    """Bytes that a draw keeps for its backward pass; its arguments and its result are there anyway."""
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        drawn = draw()
+    assert isinstance(drawn, Tensor)
+    for own in (weight, logits, drawn):
+        kept.pop(own.untyped_storage().data_ptr(), None)
+    return sum(kept.values())

@@ -1,0 +1,275 @@
+"""The commands that take a configuration: LightningCLI over the learners and the calibration data."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+from jsonargparse import Namespace
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.loggers import TensorBoardLogger
+from typing_extensions import override
+
+from roi_lightning.cli.class_paths import with_current_paths
+from roi_lightning.cli.config_files import ConfigByName
+from roi_lightning.data import CalibrationDataModule
+from roi_lightning.errors import UserError, brief
+
+# Imported so that YAML may name them without their module.
+from roi_lightning.learning.base import MaskLearningModule
+from roi_lightning.learning.callbacks.progress import with_progress
+from roi_lightning.learning.memory_plan import check_fits_device
+from roi_lightning.learning.optim import check_trainer
+from roi_lightning.learning.roi import RoILightningModule
+from roi_lightning.learning.run_folder import CONFIG, RUNS, run_folder
+from roi_lightning.learning.trainer import RoITrainer
+from roi_lightning.models.config import check_length
+from roi_lightning.samplers import schedules  # noqa: F401
+from roi_lightning.utils.third_party import parser_error, plain_errors, silence_warnings
+
+_DEFAULT_LEARNER: Final = f"{RoILightningModule.__module__}.{RoILightningModule.__qualname__}"
+_PROGRAM: Final = "python -m roi_lightning"
+# Options of a subcommand that are no settings of the run.
+_FLAGS: Final = {
+    "overwrite": "Replace the results of an earlier run.",
+    "allow_changed_settings": "Take the checkpoint of --ckpt_path whatever it was learned with.",
+}
+_BEGINNING: Final = ("resume", "ckpt_path", "weights_only", *_FLAGS)
+_REMEDIES: Final = {"No module named 'torchao'": "pip install 'roi-lightning[8bit]'"}
+
+
+class Parser(LightningArgumentParser):
+    """A parser that states an error in a line."""
+
+    reading: Path | None = None
+
+    @override
+    def add_class_arguments(self, theclass: Any, *args: Any, **kwargs: Any) -> list[str]:
+        if theclass is CalibrationDataModule:
+            # A text file is data: as a configuration of its own its words would become the corpus's name.
+            kwargs["sub_configs"] = False
+        added: list[str] = super().add_class_arguments(theclass, *args, **kwargs)
+        return added
+
+    @override
+    def parse_string(self, content: str, *args: Any, **kwargs: Any) -> Namespace:
+        parsed: Namespace = super().parse_string(with_current_paths(content), *args, **kwargs)
+        return parsed
+
+    @override
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        told = brief(parser_error(message))
+        where = f"{str(self.reading)!r}: " if self.reading else ""
+        # Not self.prog: the parser of a class inside the configuration has another name.
+        remedies = [remedy for sign, remedy in _REMEDIES.items() if sign in message]
+        remedy = remedies[0] if remedies else f"{_PROGRAM} --help"
+        sys.stderr.write(f"error: {where}{told}\ntry: {remedy}\n")
+        self.exit(2)
+        raise AssertionError("exit returned")
+
+
+class SaveFitConfig(SaveConfigCallback):
+    """Keeps the configuration of a run that learns; measuring it, or failing to start, leaves the file alone."""
+
+    @override
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Nothing yet: the folder may be an earlier run's, and this run's checkpoint or prior may be refused."""
+
+    @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # How a run began is no setting: other commands read this file too.
+        for name in _BEGINNING:
+            self.config.pop(name, None)
+        if trainer.is_global_zero:
+            folder = run_folder(trainer)
+            folder.mkdir(parents=True, exist_ok=True)
+            self.parser.save(self.config, folder / CONFIG, skip_none=False, overwrite=True)
+
+
+class RoICLI(LightningCLI):
+    """LightningCLI with bare config names, one seed, the tokenizer linked to the model, a folder a run, and `export`.
+
+    Args:
+        args: The command line; its first word is the subcommand, if one is to run.
+        options: As in `LightningCLI`.
+    """
+
+    def __init__(self, args: list[str], **options: Any) -> None:
+        self._typed = args[0] if args else ""
+        super().__init__(args=args, **options)
+
+    trainer: RoITrainer
+
+    @override
+    def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
+        kwargs.setdefault("prog", _PROGRAM)
+        parser = self.parser_class(**kwargs)
+        parser.add_argument(
+            "-c",
+            "--config",
+            action=ConfigByName,
+            help="A YAML file, or the bare name of a shipped one; may be repeated, later files win.",
+        )
+        return parser
+
+    @override
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.set_defaults({"model": {"class_path": _DEFAULT_LEARNER}})
+        parser.link_arguments("model.init_args.lm", "data.tokenizer")
+        parser.link_arguments("model.init_args.revision", "data.tokenizer_revision")
+        parser.link_arguments("model.init_args.trust_remote_code", "data.trust_remote_code")
+        parser.link_arguments("seed_everything", "data.seed", compute_fn=_seed)
+        parser.link_arguments("seed_everything", "model.init_args.seed", compute_fn=_seed)
+        parser.add_argument(
+            "--run",
+            type=str | None,
+            help="Name of the run, which writes to runs/NAME (default: the configurations' names, joined by +). "
+            "With trainer.default_root_dir alone, that is the folder.",
+        )
+
+    @override
+    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
+        skipped = {"model", "train_dataloaders", "val_dataloaders", "dataloaders", "datamodule", *_FLAGS}
+        # Each parser has every option of trainer, learner and text: a second of work for the one that is used.
+        return {self._typed: skipped}
+
+    @override
+    def _add_subcommands(self, parser: LightningArgumentParser, **kwargs: Any) -> None:
+        super()._add_subcommands(parser, **kwargs)
+        if self._typed in ("fit", "export"):
+            for flag, text in _FLAGS.items():
+                self._subcommand_parsers[self._typed].add_argument(
+                    f"--{flag}", action="store_true", help=text
+                )
+
+    @override
+    def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
+        kwargs: dict[str, Any] = super()._prepare_subcommand_kwargs(subcommand)
+        given = self.config_init[subcommand]
+        return kwargs | {flag: given[flag] for flag in _FLAGS if flag in given}
+
+    @override
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        # LightningCLI's own warns when it is given what stands on the command line.
+        try:
+            assert isinstance(args, list)
+            self.config = parser.parse_args([with_current_paths(word) for word in args])
+        except (RecursionError, UnicodeError, OSError) as error:
+            raise UserError(
+                f"the command line or a file it names can't be read: {error}; give another"
+            ) from error
+
+    @override
+    def _set_seed(self) -> None:
+        seed = self._get(self.config, "seed_everything")
+        if type(seed) is int and not 0 <= seed < 2**32:
+            raise UserError(f"seed_everything is {seed}; set it to 0 or above, below {2**32}")
+        super()._set_seed()
+
+    @override
+    def _parse_ckpt_path(self) -> None:
+        """Take no hyperparameters from a checkpoint: the configuration and the command line count."""
+
+    @override
+    def instantiate_classes(self) -> None:
+        with plain_errors():
+            super().instantiate_classes()
+
+    @override
+    def instantiate_trainer(self, **kwargs: Any) -> RoITrainer:
+        config = self._get(self.config_init, "trainer", default={})
+        chosen = config.get("callbacks") or []
+        if config.get("enable_progress_bar") is not False:
+            config["callbacks"] = with_progress(chosen)
+        check_trainer(config)
+        folder = str(self._run_folder(config.get("default_root_dir")))
+        if config.get("logger") in (None, True):
+            # It writes from a thread of its own, wherever the process may be by then.
+            logs = Path(folder).absolute()
+            kwargs["logger"] = TensorBoardLogger(logs, name="", version="", default_hp_metric=False)
+        trainer = super().instantiate_trainer(default_root_dir=folder, **kwargs)
+        assert isinstance(trainer, RoITrainer)
+        return trainer
+
+    def _run_folder(self, root: str | None) -> Path:
+        """Where all of a run goes: the folder that was given, or one of the run's name below it or `runs/`.
+
+        Raises:
+            UserError: If the name is no name of a folder.
+        """
+        name: str | None = self._get(self.config, "run")
+        if name is None and root is not None:
+            return Path(root)
+        if name is None:
+            files = self._get(self.config, "config") or []
+            lm = self._get(self.config, "model")["init_args"]["lm"]
+            name = "+".join(Path(str(file)).stem for file in files) or Path(lm).name
+            # Kept in the run's config.yaml, with which it continues in the same folder.
+            config = self.config[self.subcommand] if self.subcommand else self.config
+            config["run"] = name
+        if Path(name).name != name or name == "..":
+            raise UserError(
+                f"--run is {name!r}; give a plain name, or a folder with --trainer.default_root_dir"
+            )
+        return Path(root or RUNS) / name
+
+    def before_validate(self) -> None:
+        """Refuse to measure a mask that was never learned.
+
+        Raises:
+            UserError: Without a checkpoint.
+        """
+        if self._get(self.config, "ckpt_path") is None:
+            raise UserError("validate needs --ckpt_path; give a file from the run's checkpoints/ folder")
+        self._check_length()
+
+    def before_fit(self) -> None:
+        """Find every mistake that can be found before text is tokenised and weights are read."""
+        self.trainer.count_micro_batches(self.datamodule)
+        self.model.preflight(self.trainer)
+        self._check_length()
+        check_fits_device(self.model, self.trainer)
+
+    def _check_length(self) -> None:
+        check_length(self.model.source, self.datamodule.seq_len, self.model.trust_remote_code)
+
+
+def run(args: Sequence[str]) -> None:
+    """Run `fit`, `validate` or `export`.
+
+    Args:
+        args: The command line after the program's name.
+    """
+    silence_warnings()
+    build(list(args), run=True)
+
+
+def build(args: list[str], run: bool, cli: type[RoICLI] = RoICLI) -> RoICLI:
+    """Make the command line interface.
+
+    Args:
+        args: Command-line arguments.
+        run: Whether the first of them is a subcommand to run; otherwise they are only parsed and instantiated.
+        cli: The class to make.
+    """
+    return cli(
+        model_class=MaskLearningModule,
+        datamodule_class=CalibrationDataModule,
+        trainer_class=RoITrainer,
+        # The data module divides windows over ranks itself; the learner says in a line what it will learn.
+        trainer_defaults={"use_distributed_sampler": False, "max_epochs": 1, "enable_model_summary": False},
+        save_config_callback=SaveFitConfig,
+        save_config_kwargs={"overwrite": True},
+        seed_everything_default=0,
+        subclass_mode_model=True,
+        parser_class=Parser,
+        args=args,
+        run=run,
+        auto_configure_optimizers=False,
+        load_from_checkpoint_support=False,
+    )
+
+
+def _seed(value: bool | int) -> int:
+    return 0 if isinstance(value, bool) else value

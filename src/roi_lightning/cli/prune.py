@@ -1,0 +1,150 @@
+"""`prune MODEL --method METHOD --pattern N:M --out DIR`: a mask without training."""
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import override
+
+from roi_lightning.cli.options import parse_options
+from roi_lightning.data import CalibrationDataModule, Corpus, parse_corpus
+from roi_lightning.errors import UserError
+from roi_lightning.export import check_destination, check_not_base, needed_bytes, write_export
+from roi_lightning.masks.mask_set import MaskSet
+from roi_lightning.masks.pattern import NMPattern
+from roi_lightning.models.base_tensors import BaseTensors, open_base
+from roi_lightning.models.config import DType, load_config, max_positions
+from roi_lightning.models.layers import check_model, prunable_layers
+from roi_lightning.models.loading import load_language_model
+from roi_lightning.models.source import resolve_model
+from roi_lightning.oneshot import CalibratedMethod, OneShotMethod, SparseGPT, TensorStore, prune_model
+from roi_lightning.oneshot.config import PruneConfig
+from roi_lightning.utils.devices import choose_device
+from roi_lightning.utils.tables import print_table
+
+
+@dataclass(frozen=True, kw_only=True)
+class PruneOptions(PruneConfig):
+    """Choose N of every M weights without training, layer after layer.
+
+    Writes the same directory and mask file as a learned mask gets.
+
+    Attributes:
+        model: Hub id, directory, or GGUF file.
+        method: magnitude (reads no text), wanda, sparsegpt.
+        out: The directory to write.
+        overwrite: Replace an earlier export there.
+        data: Calibration text, as in data.corpora: files, globs, hub ids, python-docs, or mappings like
+            '{source: x.jsonl, text_field: body}'.
+        revision: Branch, tag or commit of a hub id.
+        dtype: In which the model runs, and a GGUF model is saved: auto for the stored one, bfloat16 for GGUF.
+        trust_remote_code: Run the model repository's code.
+        mask_only: With sparsegpt, keep the values of what is kept; otherwise they are updated.
+        damping: Of sparsegpt, as a fraction of the Hessian's mean diagonal (default: 0.01).
+        block_size: Of sparsegpt, columns at a time (default: 128).
+    """
+
+    model: str = field(kw_only=False)
+    method: str = field()
+    out: Path
+    overwrite: bool = False
+    data: Sequence[str] = ("python-docs",)
+    revision: str | None = None
+    dtype: DType = "auto"
+    trust_remote_code: bool = False
+    mask_only: bool = False
+    damping: float | None = None
+    block_size: int | None = None
+
+    @cached_property
+    @override
+    def chosen(self) -> OneShotMethod:
+        given: dict[str, Any] = {"mask_only": self.mask_only or None}
+        given |= {"damping": self.damping, "block_size": self.block_size}
+        options = {name: value for name, value in given.items() if value is not None}
+        if not options:
+            return super().chosen
+        if self.method != "sparsegpt":
+            raise UserError(
+                f"--{next(iter(options))} is an option of sparsegpt and means nothing to {self.method}; leave it out"
+            )
+        return SparseGPT(not options.pop("mask_only", False), **options)
+
+    def check_space(self, base: BaseTensors | None) -> None:
+        """Refuse a place that can't take the result, as far as its size is known."""
+        size = None if base is None else needed_bytes(base)
+        # Updated weights wait beside the directory until it is written.
+        if base is not None and isinstance(self.chosen, SparseGPT) and self.chosen.updates_weights:
+            size = needed_bytes(base) + base.nbytes
+        check_destination(self.out, size, overwrite=self.overwrite)
+
+    def text(self) -> CalibrationDataModule:
+        """The calibration text in the model's tokens."""
+        corpora: list[Corpus | str] = [parse_corpus(text) for text in self.data]
+        return CalibrationDataModule(
+            self.model,
+            tokenizer_revision=self.revision,
+            trust_remote_code=self.trust_remote_code,
+            corpora=corpora,
+            val_corpora=corpora,  # so that all of what is given is for calibration
+            seq_len=self.seq_len,
+            seed=self.seed,
+        )
+
+
+def main(argv: Sequence[str]) -> int:
+    """Prune, write, verify, and say what was done.
+
+    Returns:
+        0.
+
+    Raises:
+        UserError: For anything that can't be pruned, read or written.
+    """
+    options = parse_options(PruneOptions, "prune", argv)
+    method, pattern = options.chosen, NMPattern(options.pattern)
+    source = resolve_model(options.model, options.revision)
+    check_model(source, pattern, options.targets, options.ignore, options.trust_remote_code)
+    check_not_base(options.out.absolute(), source)
+    options.check_space(None if source.kind == "gguf" else open_base(source))
+    calibration = None
+    facts = {"method": options.method, **method.facts(), **_selection(options)}
+    if isinstance(method, CalibratedMethod):
+        longest = max_positions(load_config(source, options.trust_remote_code))
+        calibration = options.calibration(options.text(), longest)
+        facts |= {"activations": options.activations, "text": ", ".join(options.data), "seed": options.seed}
+        facts |= {"windows": options.windows, "seq_len": options.seq_len}
+        facts |= {"tokens": calibration.windows.numel()}
+    device = choose_device(options.device)
+    lm = load_language_model(source, options.dtype, options.trust_remote_code, device=device)
+    base = open_base(source, options.dtype, lm)
+    if source.kind == "gguf":  # its size as a directory is known only now
+        options.check_space(base)
+    layers = prunable_layers(lm, options.targets, options.ignore)
+    started = time.monotonic()
+    with TensorStore.beside(options.out) as updates:
+        masks = prune_model(base, lm, layers, method, pattern, calibration, updates.put)
+        facts |= {"seconds": round(time.monotonic() - started, 1)}
+        out = write_export(
+            base, masks, options.out, updates=updates, training=facts, overwrite=options.overwrite
+        )
+    _show(facts, masks)
+    sys.stdout.write(f"{out}: written and verified\n")
+    return 0
+
+
+def _selection(options: PruneOptions) -> dict[str, object]:
+    """Which layers were asked for, where that was not all."""
+    chosen = {"targets": options.targets, "ignore": options.ignore}
+    return {name: " ".join(globs) for name, globs in chosen.items() if tuple(globs) not in (("*",), ())}
+
+
+def _show(facts: dict[str, object], masks: MaskSet) -> None:
+    rows = [[name, str(value)] for name, value in facts.items()]
+    rows.append(["kept", f"{masks.kept:,} of {masks.total:,} weights in {len(masks.layers)} layers"])
+    rows.append(["updated", f"kept weights of {len(masks.updated)} layers" if masks.updated else "no weight"])
+    print_table(["", ""], rows, f"{masks.base.spec} at {masks.pattern}", left=2)

@@ -1,0 +1,78 @@
+"""`verify DIR`: is an exported directory still what the export left?"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from roi_lightning.cli.options import parse_options
+from roi_lightning.errors import UserError
+from roi_lightning.utils.atomic_io import check_writable, write_json
+from roi_lightning.utils.tables import print_table
+
+if TYPE_CHECKING:
+    from roi_lightning.export import VerifyReport
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyOptions:
+    """Check N:M along the input dimension, exact zeros and every file's hash.
+
+    With --base also that kept weights are bit for bit the base model's and nothing else changed.
+
+    Attributes:
+        directory: An exported or packed directory.
+        base: The base model: hub id, directory, or GGUF file.
+        json: Also write the result as JSON there.
+    """
+
+    directory: Path = field(kw_only=False)
+    base: str | None = None
+    json: Path | None = None
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print a row per check.
+
+    Returns:
+        0 if every check holds, else 1.
+
+    Raises:
+        UserError: If there is no such directory or base model.
+    """
+    options = parse_options(VerifyOptions, "verify", argv)
+    from roi_lightning.export import verify_export
+    from roi_lightning.models.source import is_packed, resolve_model
+    from roi_lightning.runtime import verify_packed
+
+    if options.json:
+        check_writable(options.json)
+    base = resolve_model(options.base, _revision(options.directory)) if options.base else None
+    verify = verify_packed if is_packed(options.directory) else verify_export
+    report = verify(options.directory, base)
+    _show(report)
+    if options.json:
+        write_json(options.json, report.to_json())
+    return 0 if report.ok else 1
+
+
+def _revision(directory: Path) -> str | None:
+    from roi_lightning.export.sidecar import EXPORTED, PACKED, read_sidecar
+
+    try:
+        revision: str | None = read_sidecar(directory, (EXPORTED, PACKED))["base"]["revision"]
+    except UserError:
+        return None
+    return revision
+
+
+def _show(report: "VerifyReport") -> None:
+    marks = {True: Text("✓", "green"), False: Text("✗", "bold red")}
+    rows: list[list[str | Text]] = [[check.name, marks[check.ok], check.detail] for check in report.checks]
+    print_table(["check", "", "detail"], rows, left=3)
+    count = len(report.checks)
+    last = f"all {count} checks hold" if report.ok else f"{len(report.failures)} of {count} checks failed"
+    sys.stdout.write(f"{report.directory}: {last}\n")

@@ -1,0 +1,323 @@
+"""The LightningModule that every method extends: frozen model, optimizer, checkpoints, masks for export.
+
+A method says how its parameters are attached to the layers, how a training step draws, and what its hard masks are;
+everything else happens here, so that two methods differ in nothing but themselves.
+"""
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.cli import OptimizerCallable
+from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
+from transformers.modeling_utils import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+from typing_extensions import override
+
+from roi_lightning.learning.fsdp import shard
+from roi_lightning.learning.optim import (
+    Decay,
+    check_optimizer,
+    check_sharded_optimizer,
+    check_trainer,
+    decay_to,
+    keep_configured,
+)
+from roi_lightning.learning.recipe import Recipe, options, run_recipe, spelled
+from roi_lightning.learning.resume import align_loops, check_belongs, mark_checkpoint
+from roi_lightning.learning.steps import MaskedSteps
+from roi_lightning.masks.layer_mask import LayerMask
+from roi_lightning.masks.mask_set import MaskSet
+from roi_lightning.masks.pattern import NMPattern
+from roi_lightning.models.base_tensors import BaseTensors, open_base
+from roi_lightning.models.config import GGUF_DTYPE, DType
+from roi_lightning.models.fingerprint import base_model
+from roi_lightning.models.freezing import enable_checkpointing
+from roi_lightning.models.layers import check_model, check_pattern, prunable_layers
+from roi_lightning.models.loading import load_language_model
+from roi_lightning.models.source import ModelSource, resolve_model
+from roi_lightning.models.weight_names import stored_weights
+from roi_lightning.samplers.masked_linear import MaskedLinear
+
+
+class MaskLearningModule(MaskedSteps):
+    """Learns a mask over the linear layers of a frozen causal language model.
+
+    Args:
+        lm: Hub id, directory, or GGUF file (`gguf:PATH`, or `smollm2-135m`).
+        pattern: N:M, N kept of every M consecutive inputs; see `NMPattern` for what an integer means.
+        revision: Branch, tag or commit of a hub id.
+        dtype: Of the frozen weights; `auto` takes the stored one (bfloat16 for GGUF), and fp32 on CPUs that can't
+            multiply it. What is learned is fp32.
+        targets: Glob patterns of the linear layers to prune.
+        ignore: Glob patterns of layers to leave dense.
+        optimizer: Made from the trainable parameters.
+        lr_end: Learning rate at the end of the run, to which the optimizer's own decays.
+        lr_schedule: How: `cosine` (half of one) or `linear`.
+        lr_warmup: Share of the run, below 1, over which the learning rate rises from 0 on a straight line before.
+        distillation: Share of the loss, from 0 to 1, that is not the text's cross-entropy (the paper's only
+            term) but the divergence of the masked model's next-token distribution from the dense model's; any
+            above 0 costs one more forward pass per micro-batch, and no second copy of the model.
+        activation_checkpointing: Recompute activations in the backward pass to save memory.
+        attn_implementation: Passed to transformers (`sdpa`, `eager`, `flash_attention_2`).
+        trust_remote_code: Let the model repository's own Python code run.
+        seed: Of initial values and noise; linked to `seed_everything` on the command line.
+
+    Raises:
+        UserError: From `preflight`, before any weight is read.
+    """
+
+    lm: PreTrainedModel | None
+
+    def __init__(
+        self,
+        lm: str,
+        pattern: str | int = "2:4",
+        revision: str | None = None,
+        dtype: DType = "auto",
+        targets: Sequence[str] = ("*",),
+        ignore: Sequence[str] = (),
+        optimizer: OptimizerCallable = torch.optim.AdamW,
+        lr_end: float = 1e-4,
+        lr_schedule: Decay = "cosine",
+        lr_warmup: float = 0.0,
+        distillation: float = 0.0,
+        activation_checkpointing: bool = False,
+        attn_implementation: str | None = None,
+        trust_remote_code: bool = False,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(distillation)
+        self.source: ModelSource = resolve_model(lm, revision)
+        self.pattern, self.dtype_name, self.seed = NMPattern(pattern), dtype, seed
+        self.targets, self.ignore = list(targets), list(ignore)
+        self.optimizer, self.lr_end = optimizer, lr_end
+        self.lr_schedule, self.lr_warmup = lr_schedule, lr_warmup
+        self.activation_checkpointing = activation_checkpointing
+        self.attn_implementation, self.trust_remote_code = attn_implementation, trust_remote_code
+        self.lm, self.layers = None, {}
+        self.prior_masks: dict[str, LayerMask] = {}
+        self.run_recipe: Recipe = {}  # of the run, once it begins
+        # Checkpoints hold what is learned; the frozen weights come from the model itself.
+        self.strict_loading = False
+
+    # What a method adds.
+
+    @abstractmethod
+    def attach(
+        self, lm: PreTrainedModel, layers: dict[str, nn.Linear | Conv1D]
+    ) -> Mapping[str, MaskedLinear]:
+        """Replace the layers by learning ones; returns these by the same names."""
+
+    @property
+    @abstractmethod
+    def method(self) -> str:
+        """The method's short name in tables and files."""
+
+    def annealing(self) -> dict[str, float]:
+        """What the method's own schedules give for the current step, by tag, to be logged."""
+        return {}
+
+    # Building.
+
+    def preflight(self, trainer: pl.Trainer) -> None:
+        """Check all settings, and names and shapes on the meta device, before text or weights are read.
+
+        Args:
+            trainer: The one that will run this learner.
+
+        Raises:
+            UserError: For a setting that can't be used, an unreadable model, patterns that match nothing, or a
+                layer M does not divide.
+        """
+        check_trainer(trainer)
+        self.check_settings()
+        if isinstance(trainer.strategy, ModelParallelStrategy):
+            check_sharded_optimizer(self.optimizer)
+        check_model(self.source, self.pattern, self.targets, self.ignore, self.trust_remote_code)
+
+    def check_settings(self) -> None:
+        """Check what only shows when it is used.
+
+        Raises:
+            UserError: For an optimizer that can't be made, or a file that does not fit.
+        """
+        check_optimizer(self.optimizer, self.lr_end, self.lr_warmup)
+
+    def load_lm(self) -> PreTrainedModel:
+        """The model to learn on, frozen; override it to learn on one of your own."""
+        device = torch.device("cpu") if self._trainer is None else self.trainer.strategy.root_device
+        return load_language_model(
+            self.source, self.dtype_name, self.trust_remote_code, self.attn_implementation, device=device
+        )
+
+    @override
+    def setup(self, stage: str) -> None:
+        if stage == "fit":
+            self.run_recipe = run_recipe(self, self.trainer, self.trainer.datamodule)  # type: ignore[attr-defined]
+
+    @override
+    def configure_model(self) -> None:
+        if self.lm is not None:
+            return
+        if self._trainer is not None:
+            check_trainer(self.trainer)
+        lm = self.load_lm()
+        if self.activation_checkpointing:
+            enable_checkpointing(lm)
+        layers = prunable_layers(lm, self.targets, self.ignore)
+        check_pattern(layers, self.pattern)
+        self.layers = self._attached(lm, layers)
+        self.lm = lm
+        learned = sum(p.numel() for p in lm.parameters() if p.requires_grad)
+        rank_zero_info(
+            f"{self.source.spec}: {learned:,} parameters to learn on {len(layers)} layers, {self.pattern}"
+        )
+
+    def _attached(
+        self, lm: PreTrainedModel, layers: dict[str, nn.Linear | Conv1D]
+    ) -> Mapping[str, MaskedLinear]:
+        if self.device_mesh is None:
+            return self.attach(lm, layers)
+        attached: dict[str, MaskedLinear] = {}
+
+        def attach_to(block: str) -> None:
+            mine = {name: layer for name, layer in layers.items() if name.startswith(f"{block}.")}
+            attached.update(self.attach(lm, mine))
+
+        shard(lm, self.device_mesh["data_parallel"], attach_to)
+        return attached
+
+    @property
+    @override
+    def model(self) -> PreTrainedModel:
+        """The language model, built if need be."""
+        self.configure_model()
+        assert self.lm is not None
+        return self.lm
+
+    @override
+    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
+        optimizer, schedule = self._configured()
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def _configured(self) -> tuple[torch.optim.Optimizer, LambdaLR]:
+        optimizer = self.optimizer([p for p in self.parameters() if p.requires_grad])
+        steps = self.trainer.max_steps
+        return optimizer, decay_to(optimizer, self.lr_end, steps, self.lr_schedule, self.lr_warmup)
+
+    @override
+    def on_fit_start(self) -> None:
+        # Asked now, so that a model whose tensors go by other names on disk is refused before it is trained.
+        _ = self.stored_weights
+        self.__dict__.pop("final_masks", None)  # an earlier fit's
+
+    @override
+    def on_train_start(self) -> None:
+        if self.trainer.ckpt_path is not None:
+            keep_configured(self.trainer, *self._configured())
+
+    # Settings.
+
+    def settings(self) -> dict[str, object]:
+        """What the method learns with, by option: plain values, and objects made with such."""
+        optimizer = self.optimizer([nn.Parameter(torch.zeros(1))])
+        names = ("distillation", "lr_end", "lr_schedule", "lr_warmup")
+        return {"optimizer": optimizer} | {name: getattr(self, name) for name in names}
+
+    def recipe(self) -> dict[str, object]:
+        """What the learned mask depends on, by option; see `roi_lightning.learning.recipe`."""
+        settings: dict[str, object] = {
+            "lm": self.source.spec,
+            "revision": self.source.revision,
+            "pattern": str(self.pattern),
+            "dtype": self.dtype_name,
+            "targets": self.targets,
+            "ignore": self.ignore,
+            **self.settings(),
+        }
+        flat = {
+            key: entry
+            for name, value in settings.items()
+            for key, entry in options(f"model.{name}", value).items()
+        }
+        return {"model": type(self).__name__, "seed_everything": self.seed, **flat}
+
+    def training_facts(self) -> dict[str, object]:
+        """How the mask was learned, for an export; plain values."""
+        settings = {name: spelled(value) for name, value in self.settings().items()}
+        return {"learner": type(self).__name__, "method": self.method, "seed": self.seed, **settings}
+
+    # Checkpoints.
+
+    @override
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
+        """Only what is learned; the frozen language model is left out."""
+        learned = self.learned_names()
+        prefix = kwargs.get("prefix", "")
+        state: dict[str, Any] = super().state_dict(*args, **kwargs)
+        return {name: value for name, value in state.items() if name.removeprefix(prefix) in learned}
+
+    def learned_names(self) -> set[str]:
+        """Names of the learned parameters in the module's state dict."""
+        return {f"lm.{name}.{layer.learned}" for name, layer in self.layers.items()}
+
+    @override
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        steps = self.trainer.max_steps
+        mark_checkpoint(checkpoint, self.pattern, self.source.spec, self.run_recipe, steps)
+
+    @override
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.configure_model()
+        check_belongs(checkpoint, self.pattern, self.state_dict())
+        if self._trainer is not None and self.trainer.training:
+            align_loops(checkpoint, self.trainer.accumulate_grad_batches)
+
+    # Export.
+
+    @cached_property
+    def stored_weights(self) -> dict[str, str]:
+        """Layer name → the name of its weight as stored on disk."""
+        return stored_weights(self.source, self.model, self.layers)
+
+    def packed_masks(self) -> dict[str, LayerMask]:
+        """The hard masks by the names of their weights on disk; every rank has to call it, and gets all."""
+        stored = self.stored_weights
+        return {stored[name]: self.layers[name].packed(mask) for name, mask in self.hard_masks()}
+
+    @cached_property
+    def final_masks(self) -> dict[str, LayerMask]:
+        """`packed_masks` at the end of a run, made once for all that write them."""
+        return self.packed_masks()
+
+    def mask_set(self, packed: Mapping[str, LayerMask] | None = None) -> MaskSet:
+        """The hard masks of all layers, with the base model they belong to.
+
+        Args:
+            packed: From `packed_masks`, on a rank that uses them alone.
+        """
+        packed = self.packed_masks() if packed is None else packed
+        return MaskSet(self.pattern, dict(packed), base_model(self.base, packed))
+
+    @cached_property
+    def base(self) -> BaseTensors:
+        """The frozen model's tensors as stored; none is hashed twice."""
+        return open_base(self.source, self.stored_dtype, self.unsharded_lm)
+
+    @property
+    def unsharded_lm(self) -> PreTrainedModel | None:
+        """The language model, if it is loaded and not sharded."""
+        return self.lm if self.device_mesh is None else None
+
+    @property
+    def stored_dtype(self) -> str:
+        """The dtype in which a GGUF model is cast and saved."""
+        return GGUF_DTYPE if self.dtype_name == "auto" else self.dtype_name

@@ -1,0 +1,136 @@
+"""Log how the mask changes: scalars, histograms and images in TensorBoard."""
+
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import TensorBoardLogger
+from torch import Tensor
+from typing_extensions import override
+
+from roi_lightning.errors import UserError
+from roi_lightning.learning.base import MaskLearningModule
+from roi_lightning.learning.callbacks.mask_statistics import (
+    logit_sample,
+    mask_tile,
+    normalised_entropy,
+    settled_groups,
+)
+from roi_lightning.learning.roi import RoILightningModule
+from roi_lightning.masks.layer_mask import LayerMask
+from roi_lightning.masks.overlap import kind_of, shown_layers
+from roi_lightning.samplers.masked_linear import SparseLinear
+
+# Of the blocks whose masks are pictured: the first, the middle and the last.
+_DEPTHS: Final = (0, 0.5, 1)
+
+
+class MaskMonitor(Callback):
+    """Logs a snapshot of the masks every few optimizer steps.
+
+    Scalars `mask/flips` and `mask/flips_from_prior` (fraction of kept weights that were not kept in the previous
+    snapshot, and by the prior), the learner's own annealing (`anneal/tau`, `anneal/lambda`), `lr`, `tokens/seen`,
+    `tokens/per_second` (without validation and snapshots); the top-left 8×8 corner of the mask of three kinds of
+    layer in the first, middle and last block. Where a method has logits, also histograms of them by kind of layer,
+    `mask/entropy` (of the distribution of a pick, softmax(φ/λ), 1 is undecided), and `mask/settled` (fraction of
+    groups whose hard mask a redraw would change at the border with less than 1 % probability). A pick is of an
+    element of a group in RoI, of a candidate mask in MaskLLM. Entropy, settled groups and histograms are of at most
+    `sample` logits of each layer, flips of all weights.
+
+    Args:
+        every_n_steps: Optimizer steps between snapshots.
+        sample: Logits per layer that statistics are taken of.
+
+    Raises:
+        UserError: If a number is below 1.
+    """
+
+    def __init__(self, every_n_steps: int = 50, sample: int = 16384) -> None:
+        if every_n_steps < 1 or sample < 1:
+            raise UserError(f"MaskMonitor needs positive numbers, got {every_n_steps=} and {sample=}")
+        self.every_n_steps, self.sample = every_n_steps, sample
+        self._previous: dict[str, LayerMask] = {}
+        self._logged = -1
+        self._timed_from = self._validation_started = 0.0
+        self._timed_steps = 0
+
+    @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        assert isinstance(pl_module, MaskLearningModule)
+        self._log(trainer, pl_module)
+
+    @override
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._validation_started = time.monotonic()
+
+    @override
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._timed_from += time.monotonic() - self._validation_started
+
+    @override
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        assert isinstance(pl_module, MaskLearningModule)
+        step = trainer.global_step
+        if step == self._logged or (step % self.every_n_steps and step != trainer.max_steps):
+            return
+        tokens = batch["input_ids"].numel() * trainer.world_size * trainer.accumulate_grad_batches
+        self._log(trainer, pl_module, tokens)
+
+    def _log(self, trainer: Trainer, module: MaskLearningModule, tokens_per_step: int | None = None) -> None:
+        step = trainer.global_step
+        scalars = module.annealing() | self._flips(module)
+        scalars["lr"] = trainer.optimizers[0].param_groups[0]["lr"]
+        samples = self._samples(module)
+        if isinstance(module, RoILightningModule):
+            scalars |= _decidedness(module, samples)
+        if tokens_per_step is not None:
+            seconds = time.monotonic() - self._timed_from
+            rate = (step - self._timed_steps) * tokens_per_step / max(seconds, 1e-9)
+            scalars |= {"tokens/seen": float(step * tokens_per_step), "tokens/per_second": rate}
+        for logger in trainer.loggers:
+            logger.log_metrics(scalars, step)
+            if isinstance(logger, TensorBoardLogger):
+                self._pictures(logger, samples, step)
+        self._logged, self._timed_steps, self._timed_from = step, step, time.monotonic()
+
+    def _samples(self, module: MaskLearningModule) -> dict[str, Tensor]:
+        """Some logits of every layer that has any, [groups, choices]."""
+        layers = module.layers.items()
+        return {n: logit_sample(x, self.sample) for n, x in layers if isinstance(x, SparseLinear)}
+
+    def _flips(self, module: MaskLearningModule) -> dict[str, float]:
+        now = {name: module.layers[name].packed(mask) for name, mask in module.hard_masks()}
+        earlier = {"mask/flips": self._previous, "mask/flips_from_prior": module.prior_masks}
+        self._previous = now
+        return {tag: _changed(before, now) for tag, before in earlier.items() if before}
+
+    def _pictures(self, logger: TensorBoardLogger, samples: Mapping[str, Tensor], step: int) -> None:
+        by_kind: dict[str, list[Tensor]] = {}
+        for name, sample in samples.items():
+            by_kind.setdefault(kind_of(name), []).append(sample.flatten().cpu())
+        for kind, logits in by_kind.items():
+            logger.experiment.add_histogram(f"logits/{kind}", torch.cat(logits), step)
+        for name in shown_layers(list(self._previous), _DEPTHS):
+            logger.experiment.add_image(f"mask/{name}", mask_tile(self._previous[name]), step)
+
+
+def _decidedness(module: RoILightningModule, samples: Mapping[str, Tensor]) -> dict[str, float]:
+    lam = module.lam.at(module.trainer.global_step, module.trainer.max_steps)
+    picks = module.state.sampler.picks(module.pattern)
+    return {
+        "mask/entropy": _mean([normalised_entropy(sample, lam) for sample in samples.values()]),
+        "mask/settled": _mean([settled_groups(sample, picks, lam) for sample in samples.values()]),
+    }
+
+
+def _mean(values: list[Tensor]) -> float:
+    return float(torch.stack(values).mean())
+
+
+def _changed(before: Mapping[str, LayerMask], now: Mapping[str, LayerMask]) -> float:
+    kept = sum(mask.kept for mask in now.values())
+    return 1 - sum(mask.kept_with(before[name]) for name, mask in now.items()) / kept

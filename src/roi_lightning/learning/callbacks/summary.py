@@ -1,0 +1,91 @@
+"""The table that a run ends with: the learned mask beside those that need no training."""
+
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+
+from lightning.pytorch import LightningModule, Trainer
+from typing_extensions import override
+
+from roi_lightning.data import CalibrationDataModule
+from roi_lightning.errors import UserError
+from roi_lightning.evaluation import window_perplexity
+from roi_lightning.learning.base import MaskLearningModule
+from roi_lightning.learning.callbacks.base import FinishCallback
+from roi_lightning.learning.callbacks.write_masks import SparseExport
+from roi_lightning.learning.priors import NAMED_PRIORS
+from roi_lightning.learning.roi import RoILightningModule
+from roi_lightning.learning.run_folder import SUMMARY, run_folder
+from roi_lightning.oneshot import Magnitude, prune_layers
+from roi_lightning.utils.atomic_io import write_json
+from roi_lightning.utils.summary_table import show_summary
+
+
+class BaselineSummary(FinishCallback):
+    """Held-out perplexity and zeros of the dense model, the magnitude mask, the prior and the learned mask.
+
+    Printed as a table and written as `summary.json` into the run folder: perplexities by name, the learned mask
+    under its method's (`roi`, `maskllm`, `proxsparse`), seconds since this process set up the run (a resumed run
+    counts its last leg), and the path of the export, if there was one. List it after `SparseExport`.
+
+    Args:
+        windows: Held-out windows measured, at most as many as the data module holds out.
+
+    Raises:
+        UserError: If `windows` is below 1.
+    """
+
+    def __init__(self, windows: int = 16) -> None:
+        if windows < 1:
+            raise UserError(f"BaselineSummary.windows is {windows}; it must be at least 1")
+        super().__init__()
+        self.windows = windows
+        self._started = time.monotonic()
+
+    @override
+    def finish(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        assert isinstance(pl_module, MaskLearningModule)
+        data = trainer.datamodule  # type: ignore[attr-defined]
+        assert isinstance(data, CalibrationDataModule)
+        windows = data.windows("val", min(self.windows, data.val_tokens // data.seq_len))
+        perplexity = {}
+        for name, context in _candidates(pl_module):
+            with context:
+                perplexity[name] = window_perplexity(pl_module.model, windows)
+        folder = run_folder(trainer)
+        # Every rank has taken part so far: the model may be sharded.
+        if not trainer.is_global_zero:
+            return
+        export = next((c.path for c in trainer.callbacks if isinstance(c, SparseExport)), None)  # type: ignore[attr-defined]
+        summary = {
+            "perplexity": perplexity,
+            "pattern": str(pl_module.pattern),
+            "zeros": _zero_fractions(pl_module),
+            "held_out_tokens": windows.numel(),
+            "steps": trainer.global_step,
+            "seconds": round(time.monotonic() - self._started, 1),
+            "export": None if export is None else str(export),
+        }
+        path = folder / SUMMARY
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, summary)
+        show_summary(path)
+
+
+def _candidates(module: MaskLearningModule) -> Iterator[tuple[str, AbstractContextManager[None]]]:
+    yield "dense", module.dense()
+    magnitude = prune_layers(module.model, module.layers, Magnitude(), module.pattern)
+    yield "magnitude", module.under_masks({name: result.mask for name, result in magnitude})
+    if isinstance(module, RoILightningModule) and module.prior_masks and module.prior != "magnitude":
+        name = module.prior if module.prior in NAMED_PRIORS else "prior"
+        yield name, module.under_masks({name: mask.to_rows() for name, mask in module.prior_masks.items()})
+    yield module.method, module.under_masks()
+
+
+def _zero_fractions(module: MaskLearningModule) -> dict[str, float]:
+    """Fraction of zeros that the pattern makes among the prunable weights, and among all parameters."""
+    fraction = 1 - module.pattern.n / module.pattern.m
+    pruned = sum(layer.weight.numel() for layer in module.layers.values())
+    learned = sum(layer.get_parameter(layer.learned).numel() for layer in module.layers.values())
+    every = sum(p.numel() for p in module.model.parameters()) - learned
+    return {"prunable": fraction, "model": fraction * pruned / every}

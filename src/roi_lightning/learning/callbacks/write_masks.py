@@ -1,0 +1,152 @@
+"""Write what a run has learned: mask files, and the sparse checkpoint when training ends."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_info
+from typing_extensions import override
+
+from roi_lightning.data import CalibrationDataModule
+from roi_lightning.errors import UserError
+from roi_lightning.export import check_destination, needed_bytes, write_export
+from roi_lightning.learning.base import MaskLearningModule
+from roi_lightning.learning.callbacks.base import FinishCallback
+from roi_lightning.learning.recipe import callback_recipes, fingerprint
+from roi_lightning.learning.run_folder import EXPORT, MASK, MASKS, run_folder
+from roi_lightning.masks.mask_set import MaskSet
+
+
+class HardenMasks(FinishCallback):
+    """Write the hard mask, top-N of the logits without noise, as a mask file.
+
+    At the end of fit it goes to `<run folder>/mask.safetensors`; with `every_n_steps` also during the run, to
+    `<run folder>/masks/step-<step>.safetensors`.
+
+    Args:
+        every_n_steps: Optimizer steps between masks written during the run; none if left out.
+
+    Raises:
+        UserError: If `every_n_steps` is below 1.
+    """
+
+    def __init__(self, every_n_steps: int | None = None) -> None:
+        if every_n_steps is not None and every_n_steps < 1:
+            raise UserError(f"HardenMasks.every_n_steps is {every_n_steps}; it must be at least 1")
+        super().__init__()
+        self.every_n_steps = every_n_steps
+        self._last = 0
+
+    @override
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: object) -> None:
+        step = trainer.global_step
+        if self.every_n_steps and step != self._last and step % self.every_n_steps == 0:
+            self._last = step
+            self._write(trainer, pl_module, f"{MASKS}/step-{step:06d}.safetensors")
+
+    @override
+    def finish(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._write(trainer, pl_module, MASK)
+
+    def _write(self, trainer: Trainer, learner: LightningModule, name: str) -> None:
+        assert isinstance(learner, MaskLearningModule)
+        masks = learner.final_masks if name == MASK else learner.packed_masks()
+        path = run_folder(trainer) / name
+        if trainer.is_global_zero:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            learner.mask_set(masks).save(path)
+            rank_zero_info(f"hardened {learner.pattern} mask: {path}")
+
+
+class SparseExport(FinishCallback):
+    """Write and verify a Hugging Face directory with the hardened mask at the end of fit.
+
+    Args:
+        out: The directory; `<run folder>/export` if left out. Checked before training starts.
+
+    Attributes:
+        overwrite: Whether another run's export there may be replaced, as `fit` was called with.
+    """
+
+    def __init__(self, out: str | None = None) -> None:
+        super().__init__()
+        self.out, self.overwrite = out, False
+        self.path: Path | None = None
+
+    def destination(self, trainer: Trainer) -> Path:
+        """The directory this run will write."""
+        return Path(self.out) if self.out else run_folder(trainer) / EXPORT
+
+    def preflight(self, trainer: Trainer, recipe: Mapping[str, Any], size: int | None = None) -> None:
+        """Refuse a destination that is not this run's to replace, before any work is done.
+
+        Args:
+            trainer: Of the run.
+            recipe: The run's; its own earlier export may be replaced.
+            size: In bytes, see `needed_bytes`, once it is known.
+
+        Raises:
+            UserError: Naming the directory.
+        """
+        check_destination(self.destination(trainer), size, overwrite=self.overwrite, run=fingerprint(recipe))
+
+    @override
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        assert isinstance(pl_module, MaskLearningModule)
+        self.preflight(trainer, pl_module.run_recipe, needed_bytes(pl_module.base))
+
+    @override
+    def finish(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        assert isinstance(pl_module, MaskLearningModule)
+        masks, recipe = pl_module.final_masks, pl_module.run_recipe
+        if not trainer.is_global_zero:
+            return
+        perplexity = trainer.callback_metrics.get("val/perplexity")
+        data, steps = trainer.datamodule, trainer.global_step  # type: ignore[attr-defined]
+        text: dict[str, object] = {}
+        if isinstance(data, CalibrationDataModule):
+            text = data.facts(steps * trainer.accumulate_grad_batches * trainer.world_size * data.batch_size)
+        self.path = export_learned(
+            pl_module,
+            trainer,
+            pl_module.mask_set(masks),
+            self.destination(trainer),
+            steps,
+            text,
+            recipe,
+            perplexity=None if perplexity is None else {"held-out": float(perplexity)},
+            overwrite=self.overwrite,
+            run=fingerprint(recipe),
+        )
+        rank_zero_info(f"exported and verified: {self.path}")
+
+
+def export_learned(
+    learner: MaskLearningModule,
+    trainer: Trainer,
+    masks: MaskSet,
+    out: Path,
+    steps: int,
+    text: Mapping[str, object],
+    recipe: Mapping[str, Any],
+    **options: Any,
+) -> Path:
+    """Write what a learner has learned, with how it was learned for the sidecar and the card.
+
+    Args:
+        learner: On any model, configured as in the run.
+        trainer: Likewise.
+        masks: From its `mask_set`.
+        out: The directory to make.
+        steps: Optimizer steps made.
+        text: What to record of the text.
+        recipe: Of the run.
+        options: Of `write_export`.
+
+    Returns:
+        The directory, absolute.
+    """
+    method = learner.training_facts() | callback_recipes(trainer)
+    training = {"steps": steps, **method, **text, "fingerprint": fingerprint(recipe)}
+    return write_export(learner.base, masks, out, training=training, **options)

@@ -1,0 +1,136 @@
+"""FSDP2: weights and logits sharded over all ranks, each decoder block gathered while it is used.
+
+Lightning's strategy for it, data-parallel over all ranks, with this project's checkpoints.
+"""
+
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch.strategies import ModelParallelStrategy
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_map_only
+from transformers.modeling_utils import PreTrainedModel
+from typing_extensions import override
+
+from roi_lightning.learning.checkpoint_io import read_checkpoint, write_checkpoint, write_sharded
+from roi_lightning.models.layers import decoder_blocks
+from roi_lightning.utils.dtensor import distribute_like
+
+
+def shard(lm: PreTrainedModel, mesh: DeviceMesh, prepare: Callable[[str], None]) -> None:
+    """Shard a model over the ranks of a mesh, in place: each decoder block by itself, then what is outside them.
+
+    Args:
+        lm: Every parameter becomes a `DTensor`, cut along its first dimension.
+        mesh: Of one dimension.
+        prepare: Called with the name of every block before that is sharded, to attach what is learned: a rank then
+            never holds all of it.
+    """
+    blocks = decoder_blocks(lm)
+    for name, block in lm.get_submodule(blocks).named_children():
+        prepare(f"{blocks}.{name}")
+        fully_shard(block, mesh=mesh)
+    fully_shard(lm, mesh=mesh)
+
+
+class FSDP2Strategy(ModelParallelStrategy):
+    """Shards weights, logits, gradients and optimizer states over all ranks, each with its own text and masks.
+
+    Args:
+        save_distributed_checkpoint: Every rank writes its own shards, into a folder of safetensors files; otherwise
+            the first rank gathers them, one tensor at a time, into a file like any other run's. From either kind a
+            run resumes on any number of ranks, with or without this strategy.
+        process_group_backend: `nccl`, `gloo`; what suits the device if left out.
+        timeout: How long ranks wait for each other.
+    """
+
+    def __init__(
+        self,
+        save_distributed_checkpoint: bool = True,
+        process_group_backend: str | None = None,
+        timeout: timedelta | None = torch.distributed.default_pg_timeout,
+    ) -> None:
+        super().__init__(
+            tensor_parallel_size=1,
+            save_distributed_checkpoint=save_distributed_checkpoint,
+            process_group_backend=process_group_backend,
+            timeout=timeout,
+        )
+
+    @override
+    def setup_environment(self) -> None:
+        self._data_parallel_size = self.num_nodes * self.num_processes
+        super().setup_environment()
+
+    @property
+    @override
+    def lightning_restore_optimizer(self) -> bool:
+        return True
+
+    @override
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        assert self.lightning_module is not None
+        return self.lightning_module.state_dict()
+
+    @override
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        return optimizer.state_dict()
+
+    @override
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None
+    ) -> None:
+        path = Path(self.broadcast(str(filepath)))
+        if self._save_distributed_checkpoint:
+            write_sharded(checkpoint, path)
+            return
+        gathered = _gathered(checkpoint, keep=self.is_global_zero)
+        if self.is_global_zero:
+            write_checkpoint(gathered, path)
+        self.barrier()
+
+    @override
+    def load_checkpoint(
+        self, checkpoint_path: str | Path, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        path = Path(self.broadcast(str(checkpoint_path)))
+        return read_checkpoint(path, self.lightning_module_state_dict())
+
+    @override
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        own = self.lightning_module_state_dict()
+        for name, value in checkpoint["state_dict"].items():
+            own[name].copy_(_sharded(value, own[name]))
+
+    @override
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
+            parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            sharded = {
+                index: {key: _sharded(value, parameters[index]) for key, value in values.items()}
+                for index, values in state["state"].items()
+            }
+            optimizer.load_state_dict(state | {"state": sharded})
+
+
+def _sharded(value: Any, parameter: Tensor) -> Any:
+    """A state sharded as its parameter is, if it has that shape and was read unsharded."""
+    fits = isinstance(value, Tensor) and not isinstance(value, DTensor) and value.shape == parameter.shape
+    return distribute_like(value, parameter) if fits else value
+
+
+def _gathered(tree: Any, keep: bool) -> Any:
+    """The same tree with every sharded tensor gathered, on the CPU, if it is to be kept."""
+
+    def gather(tensor: DTensor) -> Tensor | None:
+        full = tensor.full_tensor()
+        return full.cpu() if keep else None
+
+    return tree_map_only(DTensor, gather, tree)

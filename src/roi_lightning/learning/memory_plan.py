@@ -1,0 +1,169 @@
+"""What a run will learn and hold in memory, and whether its device has that much: no weight is read."""
+
+import os
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.strategies import ModelParallelStrategy
+from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from roi_lightning.errors import UserError
+from roi_lightning.learning.base import MaskLearningModule
+from roi_lightning.learning.memory_tracker import LiveBytes, step_bytes
+from roi_lightning.models.config import GGUF_DTYPE, compute_dtype, load_config
+from roi_lightning.models.freezing import meta_language_model
+from roi_lightning.models.layers import check_pattern, prunable_layers
+
+# Large enough for tables that a tensor has once not to count.
+_PROBE: Final = 1 << 20
+_PARTS: Final = ("masked_weights", "activations", "loss")
+_CONTAINER_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")
+
+
+@dataclass(frozen=True)
+class Step:
+    """How an optimizer step is made of micro-batches.
+
+    Attributes:
+        batch_size: Windows of a micro-batch on one device.
+        seq_len: Tokens of a window.
+        accumulate: Micro-batches of a step.
+        checkpointing: Whether activations are computed again in the backward pass.
+    """
+
+    batch_size: int
+    seq_len: int
+    accumulate: int
+    checkpointing: bool
+
+    def smaller(self) -> "Step | None":
+        """As many windows in micro-batches of half the size, or less; None if they are of one window."""
+        for size in range(self.batch_size // 2, 0, -1):
+            if self.batch_size % size == 0:
+                return replace(self, batch_size=size, accumulate=self.accumulate * self.batch_size // size)
+        return None
+
+
+class Planner:
+    """Counts what a learner learns and what a step of it holds.
+
+    Args:
+        learner: Not yet built.
+        device: Where it will learn, if that is known, see `compute_dtype`.
+
+    Raises:
+        UserError: For an unreadable model, patterns that match nothing, or a layer M does not divide.
+    """
+
+    def __init__(self, learner: MaskLearningModule, device: torch.device | None = None) -> None:
+        self.learner = learner
+        self._lives: dict[tuple[tuple[int, int], bool, bool], LiveBytes] = {}
+        config = load_config(learner.source, learner.trust_remote_code)
+        lm = meta_language_model(config, learner.trust_remote_code)
+        layers = prunable_layers(lm, learner.targets, learner.ignore)
+        check_pattern(layers, learner.pattern)
+        self.layers = len(layers)
+        self.dtype = _dtype(learner, config, device)
+        self.weights = sum(p.numel() for p in lm.parameters()) * self.dtype.itemsize
+        self.prunable = sum(layer.weight.numel() for layer in layers.values())
+        attached = learner.attach(lm, layers).values()
+        self.learned = sum(layer.get_parameter(layer.learned).numel() for layer in attached)
+
+    @cached_property
+    def state_bytes(self) -> float:
+        """Bytes of optimizer state per learned parameter."""
+        return state_bytes(self.learner.optimizer)
+
+    def sizes(self, step: Step, per_parameter: float | None = None) -> dict[str, int]:
+        """Bytes on one device, by part; `total` is the peak, less than the sum where parts take turns.
+
+        Args:
+            step: How a step is made up.
+            per_parameter: Bytes of optimizer state per learned parameter; those of the configured one if None.
+        """
+        live = self._played(step)
+        state = self.state_bytes if per_parameter is None else per_parameter
+        learned = self.learned * torch.float32.itemsize
+        sizes = {
+            "weights": self.weights,
+            "logits": learned,
+            "gradients": learned,
+            "optimizer": round(self.learned * state),
+            **{part: live.peaks[part] for part in _PARTS},
+        }
+        return sizes | {"total": sizes["optimizer"] + max(live.peak, self.weights + 2 * learned)}
+
+    def _played(self, step: Step) -> LiveBytes:
+        key = (step.batch_size, step.seq_len), step.accumulate > 1, step.checkpointing
+        if key not in self._lives:
+            self._lives[key] = step_bytes(self.learner, self.dtype, *key)
+        return self._lives[key]
+
+
+def _dtype(learner: MaskLearningModule, config: Any, device: torch.device | None) -> torch.dtype:
+    if learner.dtype_name != "auto":
+        chosen: torch.dtype = getattr(torch, learner.dtype_name)
+        return chosen
+    stored: torch.dtype = config.get_text_config().dtype or torch.float32
+    if learner.source.kind == "gguf":
+        stored = getattr(torch, GGUF_DTYPE)
+    return stored if device is None else compute_dtype(stored, device)
+
+
+def state_bytes(optimizer: Any) -> float:
+    """Bytes of state per parameter, seen by taking one step on a tensor of zeros.
+
+    Args:
+        optimizer: Makes an optimizer of a list of parameters.
+    """
+    probe = torch.nn.Parameter(torch.zeros(_PROBE))
+    probe.grad = torch.zeros_like(probe)
+    made = optimizer([probe])
+    with torch.compiler.set_stance("force_eager"):
+        made.step()
+    held = (value for value in made.state[probe].values() if isinstance(value, Tensor) and value.ndim)
+    return sum(map(_bytes, held)) / probe.numel()
+
+
+def _bytes(tensor: Any) -> int:
+    if is_traceable_wrapper_subclass(tensor):
+        names, _ = tensor.__tensor_flatten__()
+        return sum(_bytes(getattr(tensor, name)) for name in names)
+    size: int = tensor.untyped_storage().nbytes()
+    return size
+
+
+def check_fits_device(learner: MaskLearningModule, trainer: Trainer) -> None:
+    """Refuse a run whose weights, logits, gradients and optimizer states alone are more than its device has.
+
+    Args:
+        learner: Not yet built.
+        trainer: The one that will run it.
+
+    Raises:
+        UserError: Saying how much is needed, how much there is, and where to look for what would fit.
+    """
+    planner = Planner(learner, trainer.strategy.root_device)
+    fixed = planner.weights + planner.learned * (2 * torch.float32.itemsize + planner.state_bytes)
+    ranks = trainer.world_size if isinstance(trainer.strategy, ModelParallelStrategy) else 1
+    limit = memory_of(trainer.strategy.root_device)
+    if fixed / ranks > limit:
+        raise UserError(
+            f"weights, logits, gradients and optimizer states take {fixed / ranks / 1e9:.1f} GB a device, which has "
+            f"{limit / 1e9:.1f} GB; python -m roi_lightning plan --fit_in {limit // 10**9}GB shows what would fit, "
+            "and overlays/fsdp2.yaml shards them across devices"
+        )
+
+
+def memory_of(device: torch.device) -> int:
+    """Bytes that a device has; of a CPU, what this machine or its container may use."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    allowed = _CONTAINER_LIMIT.read_text().strip() if _CONTAINER_LIMIT.is_file() else "max"
+    return min(installed, int(allowed)) if allowed.isdigit() else installed

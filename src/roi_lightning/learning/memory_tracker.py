@@ -1,0 +1,152 @@
+"""The memory of a training step, found by playing it through with tensors that have shapes and no storage.
+
+The model is built and run as in training, forward and backward, checkpointed where training is. What is alive at any
+moment is counted storage by storage.
+"""
+
+from collections import Counter
+from functools import partial
+from typing import Any, Final, cast
+from weakref import finalize
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import AutoModelForCausalLM
+from transformers.modeling_utils import PreTrainedModel
+from typing_extensions import override
+
+from roi_lightning.learning.base import MaskLearningModule
+from roi_lightning.learning.losses import objective
+from roi_lightning.models.config import load_config
+from roi_lightning.models.experts import SplitExperts, split_experts
+from roi_lightning.models.freezing import cast_weights, enable_checkpointing, freeze
+from roi_lightning.models.layers import prunable_layers
+from roi_lightning.samplers import Draw
+from roi_lightning.samplers.masked_linear import SharedState, in_mode
+from roi_lightning.samplers.ops import GRADIENTS
+
+# What these attention implementations keep for the backward pass is alike, and none needs a device to be planned for.
+_PLANNED_ATTENTION: Final = "sdpa"
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts the bytes of all storages that are alive, by what they are for.
+
+    Attributes:
+        peak: The largest number alive at once.
+        peaks: That of each kind.
+    """
+
+    def __init__(self, vocabulary: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.peak, self.peaks = 0, Counter[str]()
+        self._vocabulary, self._known, self._now = vocabulary, dict[int, tuple[str, int]](), Counter[str]()
+
+    def count(self, tensor: Tensor, kind: str) -> None:
+        """Count a tensor's storage until it is freed; one that is known becomes of this kind."""
+        storage = tensor.untyped_storage()
+        if id(storage) in self._known:
+            self._forget(id(storage))
+        else:
+            finalize(storage, self._forget, id(storage))
+        self._known[id(storage)] = (kind, storage.nbytes())
+        self._now[kind] += storage.nbytes()
+        self.peak = max(self.peak, self._now.total())
+        self.peaks[kind] = max(self.peaks[kind], self._now[kind])
+
+    def _kind(self, tensor: Tensor) -> str | None:
+        known = self._known.get(id(tensor.untyped_storage()))
+        return known and known[0]
+
+    def _new_kind(self, tensor: Tensor, func: Any, args: tuple[Any, ...]) -> str:
+        """What a new tensor is for; of what is learned, a forward pass only makes masked weights."""
+        if func in GRADIENTS:
+            return "gradients"
+        if tensor.ndim and any(isinstance(arg, Tensor) and self._kind(arg) == "learned" for arg in args):
+            return "masked_weights"
+        return "loss" if tensor.ndim and tensor.shape[-1] == self._vocabulary else "activations"
+
+    def _forget(self, key: int) -> None:
+        kind, size = self._known.pop(key)
+        self._now[kind] -= size
+
+    @override
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, Tensor) and self._kind(leaf) is None:
+                self.count(leaf, self._new_kind(leaf, func, args))
+        return out
+
+
+def step_bytes(
+    learner: MaskLearningModule,
+    dtype: torch.dtype,
+    windows: tuple[int, int],
+    accumulating: bool,
+    checkpointing: bool,
+) -> LiveBytes:
+    """Play through one micro-batch.
+
+    Args:
+        learner: Not yet built; only its settings are looked at.
+        dtype: Of the frozen weights.
+        windows: Windows of a micro-batch, and tokens of each.
+        accumulating: Whether gradients of an earlier micro-batch of the same step are there.
+        checkpointing: Whether activations are computed again in the backward pass.
+
+    Returns:
+        Bytes of `weights`, `learned`, `masked_weights`, `activations`, `loss` and `gradients`; optimizer states are
+        not among them.
+    """
+    with FakeTensorMode():
+        lm = _language_model(learner, dtype)
+        if checkpointing:
+            enable_checkpointing(lm)
+        layers = learner.attach(lm, prunable_layers(lm, learner.targets, learner.ignore))
+        live = LiveBytes(lm.config.get_text_config().vocab_size)
+        for parameter in lm.parameters():
+            live.count(parameter, "weights")
+        for layer in layers.values():
+            learned = layer.get_parameter(layer.learned)
+            live.count(learned, "learned")
+            if accumulating:
+                learned.grad = torch.empty_like(learned)
+                live.count(learned.grad, "gradients")
+            learned.register_post_accumulate_grad_hook(partial(_count_gradient, live))
+        input_ids = torch.zeros(windows, dtype=torch.long)
+        state = next(iter(layers.values())).state
+        if isinstance(state, SharedState):
+            state.draw = Draw(0, 0, 1.0, 1.0)
+        with live, in_mode(state, "sample"):
+            loss, _ = objective(lm, input_ids, learner.distillation, in_mode(state, "dense"))
+            loss.backward()
+    return live
+
+
+def _count_gradient(live: LiveBytes, learned: Tensor) -> None:
+    assert learned.grad is not None
+    live.count(learned.grad, "gradients")
+
+
+def _language_model(learner: MaskLearningModule, dtype: torch.dtype) -> PreTrainedModel:
+    config = load_config(learner.source, learner.trust_remote_code)
+    wanted = learner.attn_implementation
+    options = {"attn_implementation": "eager" if wanted == "eager" else _PLANNED_ATTENTION}
+    lm = AutoModelForCausalLM.from_config(config, trust_remote_code=learner.trust_remote_code, **options)
+    split_experts(lm)
+    for module in lm.modules():
+        if isinstance(module, SplitExperts):
+            module.tokens_per_expert = partial(_equal_tokens, module.count)  # type: ignore[method-assign]
+    freeze(lm)
+    cast_weights(lm, dtype)
+    return cast(PreTrainedModel, lm)
+
+
+def _equal_tokens(count: int, top_k_index: Tensor) -> list[int]:
+    """Stands for the choices of a router: every expert is sent as many tokens as the next."""
+    each, more = divmod(top_k_index.numel(), count)
+    return [each + (i < more) for i in range(count)]

@@ -1,0 +1,95 @@
+"""The folder of a run: everything that a run writes is in it, and no run overwrites another's results."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from typing_extensions import override
+
+from roi_lightning.errors import UserError
+from roi_lightning.export import check_destination
+from roi_lightning.models.base_tensors import SIDECAR
+
+RUNS: Final = Path("runs")
+CHECKPOINTS: Final = "checkpoints"
+EXPORT: Final = "export"
+MASK: Final = "mask.safetensors"
+MASKS: Final = "masks"
+SUMMARY: Final = "summary.json"
+CONFIG: Final = "config.yaml"
+_EVENTS: Final = "events.out.tfevents.*"
+
+
+def run_folder(trainer: Trainer) -> Path:
+    """Where a run writes: its trainer's `default_root_dir`."""
+    return Path(trainer.default_root_dir)
+
+
+def model_checkpoints(trainer: Trainer) -> list[ModelCheckpoint]:
+    """The callbacks that keep checkpoints."""
+    return [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, ModelCheckpoint)]
+
+
+def keep_checkpoints_in_folder(trainer: Trainer) -> None:
+    """Let every `ModelCheckpoint` that names no folder write to `checkpoints/` in the run's."""
+    for callback in model_checkpoints(trainer):
+        if callback.dirpath is None:
+            callback.dirpath = str((run_folder(trainer) / CHECKPOINTS).absolute())
+
+
+def claim_folder(trainer: Trainer, ckpt_path: str | None, overwrite: bool) -> None:
+    """Refuse a folder with the results of another run, or have them replaced when training starts.
+
+    Args:
+        trainer: About to fit.
+        ckpt_path: The checkpoint that this run resumes from; if it is in the folder, so are this run's own results.
+        overwrite: Whether results of another run may be removed.
+
+    Raises:
+        UserError: Naming the results and the remedies, if there are any and they may not be removed.
+    """
+    folder = run_folder(trainer).absolute()
+    if ckpt_path is not None and Path(ckpt_path).absolute().is_relative_to(folder):
+        return
+    results = list(_results(folder))
+    if results and not overwrite:
+        raise UserError(
+            f"{str(results[0])!r} is the result of an earlier run; resume that run with its own settings and "
+            "--resume auto, replace it with --overwrite, or name this run (--run NAME)"
+        )
+    if (folder / EXPORT / SIDECAR).is_file():
+        check_destination(folder / EXPORT, overwrite=overwrite)
+    if overwrite:
+        trainer.callbacks.insert(0, RemoveAtStart([*results, *folder.glob(_EVENTS), folder / CONFIG]))  # type: ignore[attr-defined]
+
+
+def _results(folder: Path) -> Iterator[Path]:
+    """What earlier runs have left in a folder of runs, apart from logs."""
+    for pattern in (f"{CHECKPOINTS}/*.ckpt", MASK, f"{MASKS}/*.safetensors", SUMMARY):
+        yield from sorted(folder.glob(pattern))
+    if (folder / EXPORT / SIDECAR).is_file():
+        yield folder / EXPORT
+
+
+class RemoveAtStart(Callback):
+    """Removes an earlier run's files once this run is certain to train.
+
+    Args:
+        paths: Files and folders.
+    """
+
+    def __init__(self, paths: list[Path]) -> None:
+        self.paths = paths
+
+    @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.is_global_zero:
+            for path in self.paths:
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink(missing_ok=True)
+        self.paths = []

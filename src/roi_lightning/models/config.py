@@ -1,0 +1,136 @@
+"""A model's configuration and tokenizer, and the dtype that its weights are held in; no weight is read."""
+
+from copy import deepcopy
+from functools import cache, lru_cache
+from typing import Any, Final, Literal
+
+import torch
+from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+from roi_lightning.errors import UserError
+from roi_lightning.models.source import HUB_REMEDY, ModelSource, resolve_model
+
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+# What a GGUF file's weights are cast to unless told otherwise, and written as.
+GGUF_DTYPE: Final = "bfloat16"
+# Any of these will do; CPUs of other kinds list none of them.
+_INSTRUCTIONS: Final = {
+    torch.bfloat16: ("amx_bf16", "avx512_bf16", "avx10_2", "bf16", "sve_bf16"),
+    torch.float16: ("amx_fp16", "avx512_fp16", "avx10_2", "fp16_arith"),
+}
+_LONGEST_REASON: Final = 200
+
+
+def compute_dtype(stored: torch.dtype, device: torch.device) -> torch.dtype:
+    """The dtype in which frozen weights are held: fp32 on a CPU that has no instructions for the stored one.
+
+    PyTorch would convert them within every matrix product there, at a third of fp32's speed or less.
+
+    Args:
+        stored: The weights' own.
+        device: Where they are multiplied.
+    """
+    return torch.float32 if device.type == "cpu" and _is_slow(stored) else stored
+
+
+@cache
+def _is_slow(dtype: torch.dtype) -> bool:
+    """Whether this CPU is known to have no instructions for matrix products of a dtype."""
+    able = getattr(torch.cpu, "get_capabilities", dict[str, Any])()  # older releases can't tell
+    listed = [able[name] for name in _INSTRUCTIONS.get(dtype, ()) if name in able]
+    return bool(listed) and not any(listed)
+
+
+def load_config(source: ModelSource, trust_remote_code: bool = False) -> PreTrainedConfig:
+    """Read a model's configuration; no weight is touched.
+
+    Raises:
+        UserError: If transformers can't read it.
+    """
+    if source.kind != "gguf" or source.path is None:
+        return _read_config(source, trust_remote_code)
+    # A GGUF file tells its configuration after its whole vocabulary, which takes seconds.
+    stat = source.path.stat()
+    return deepcopy(_known_config(source, trust_remote_code, (stat.st_mtime_ns, stat.st_size)))
+
+
+@lru_cache(maxsize=4)
+def _known_config(source: ModelSource, trust_remote_code: bool, _stamp: tuple[int, int]) -> PreTrainedConfig:
+    return _read_config(source, trust_remote_code)
+
+
+def _read_config(source: ModelSource, trust_remote_code: bool) -> PreTrainedConfig:
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(
+            **source.configured, trust_remote_code=trust_remote_code
+        )
+        return config
+    except Exception as error:
+        raise unreadable(source, error) from error
+
+
+def max_positions(config: PreTrainedConfig) -> int | None:
+    """The longest sequence a model was made for, in tokens; None where its configuration names no limit."""
+    text = config.get_text_config()
+    found = (getattr(text, key, None) for key in ("max_position_embeddings", "n_positions", "n_ctx"))
+    return next((int(value) for value in found if value is not None), None)
+
+
+def check_length(source: ModelSource, seq_len: int, trust_remote_code: bool = False) -> None:
+    """Refuse windows longer than a model takes.
+
+    Raises:
+        UserError: Naming both lengths, or if the configuration can't be read.
+    """
+    check_positions(source.spec, load_config(source, trust_remote_code), seq_len)
+
+
+def check_positions(spec: str, config: PreTrainedConfig, seq_len: int) -> None:
+    """Refuse windows longer than the model of a configuration takes.
+
+    Raises:
+        UserError: Naming both lengths.
+    """
+    longest = max_positions(config)
+    if longest is not None and seq_len > longest:
+        raise UserError(
+            f"data.seq_len is {seq_len} and model {spec!r} reads at most {longest} tokens; lower it"
+        )
+
+
+def load_tokenizer(
+    spec: str, revision: str | None = None, trust_remote_code: bool = False
+) -> PreTrainedTokenizerBase:
+    """The tokenizer that belongs to a model.
+
+    Raises:
+        UserError: If the model can't be found or has no tokenizer.
+    """
+    source = resolve_model(spec, revision, packed=True)
+    options = {"config": load_config(source, trust_remote_code)} if source.kind == "packed" else {}
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            **source.pretrained, trust_remote_code=trust_remote_code, **options
+        )
+    except Exception as error:
+        raise unreadable(source, error) from error
+    if len(tokenizer) <= len(set(tokenizer.all_special_tokens)):
+        # What transformers makes of a directory that has lost its tokenizer.json.
+        raise UserError(f"model {source.spec!r} has no tokenizer that knows any text; fetch it again")
+    return tokenizer
+
+
+def unreadable(source: ModelSource, error: Exception) -> UserError:
+    """What to raise when transformers can't read a model, for the reason it gives."""
+    remedy = HUB_REMEDY if source.kind == "hub" else "fetch it again, or give another model"
+    if "trust_remote_code" in str(error):
+        remedy = "set trust_remote_code if you trust it, or give another model"
+    return UserError(f"model {source.spec!r} ({source.kind}) can't be read: {reason(error)}; {remedy}")
+
+
+def reason(error: Exception) -> str:
+    """The first line that says something of another library's error, cut to 200 characters."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    said = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+    return said if len(said) <= _LONGEST_REASON else f"{said[:_LONGEST_REASON]} …"

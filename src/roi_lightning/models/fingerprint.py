@@ -1,0 +1,130 @@
+"""Which model masks belong to: the hash of every masked tensor, taken when they are made, compared when applied."""
+
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import torch
+from huggingface_hub import try_to_load_from_cache
+from torch import Tensor, nn
+from transformers.modeling_utils import PreTrainedModel
+
+from roi_lightning.errors import UserError
+from roi_lightning.masks.mask_set import BaseModel, MaskSet
+from roi_lightning.models.base_tensors import BaseTensors, open_base
+from roi_lightning.models.source import ModelSource, resolve_model
+from roi_lightning.models.stored_tensors import StoredTensors
+from roi_lightning.models.weight_names import stored_weights
+from roi_lightning.utils.progress import progress
+
+_REMEDY: Final = "give the model it was made for"
+_WEIGHT_FILES: Final = ("model.safetensors", "model.safetensors.index.json")
+
+
+def base_model(base: BaseTensors, names: Iterable[str]) -> BaseModel:
+    """Describe the model that a mask is made for, with a hash per masked tensor.
+
+    Args:
+        base: The model's tensors.
+        names: The masked ones by their names on disk.
+
+    Raises:
+        UserError: If the model has no tensor of such a name.
+    """
+    source, hashes, dtypes = base.source, {}, set()
+    for name in progress(list(names), "hashing the base model"):
+        if name not in base.files:
+            raise UserError(f"{source.spec!r} stores no tensor {name!r}")
+        hashes[name] = base.sha256(name)
+        dtypes.add(str(base[name].dtype).removeprefix("torch."))
+    return BaseModel(source.spec, source.commit, ", ".join(sorted(dtypes)), hashes)
+
+
+def check_masks_fit(source: ModelSource | BaseTensors, masks: MaskSet) -> None:
+    """Refuse masks that were made for another model.
+
+    Args:
+        source: The model they are to be applied to.
+        masks: Any.
+
+    Raises:
+        UserError: Naming the first tensor whose name, shape or bytes differ.
+    """
+    base = open_base(source, masks.base.dtype)
+    other = f"mask file of another model: it was made for {masks.base.spec!r}, and in {base.source.spec!r}"
+    for name, layer in progress(list(masks.layers.items()), "checking the base model"):
+        if name not in base.files:
+            raise UserError(f"{other} there is no tensor {name!r}; {_REMEDY}")
+        if base.shape(name) != layer.stored_shape:
+            shapes = f"{list(base.shape(name))}, not {list(layer.stored_shape)}"
+            raise UserError(f"{other} {name!r} is {shapes}; {_REMEDY}")
+        if base.sha256(name) != masks.base.sha256[name]:
+            raise UserError(f"{other} {name!r} has other values; {_REMEDY}")
+
+
+def check_updates(masks: MaskSet, updates: Mapping[str, Tensor]) -> None:
+    """Refuse masks whose method updated weights that are not given.
+
+    Raises:
+        UserError: Saying how many are missing.
+    """
+    missing = masks.updated.keys() - updates.keys()
+    if missing:
+        raise UserError(
+            f"these masks belong to weights that their method updated in {len(missing)} tensors, {min(missing)!r} "
+            "first; they can't be applied to the base model's own: use the directory they were written with"
+        )
+
+
+def base_of(lm: PreTrainedModel, layers: Mapping[str, nn.Module]) -> ModelSource:
+    """Where the weights of a model's layers are stored.
+
+    Args:
+        lm: The model, its experts split.
+        layers: Those to be pruned, by name.
+
+    Returns:
+        The directory or hub model it was loaded from, if the layers hold exactly what is stored there (in the same
+        dtype or a wider one); else a source of kind `memory`. Warns of weights that have changed since.
+    """
+    memory = ModelSource(type(lm).__name__, "memory")
+    source = _loaded_from(lm)
+    if source is None:
+        return memory
+    if _holds(lm, layers, source):
+        return source
+    warnings.warn(
+        f"this {memory.spec} does not hold the weights of {source.spec!r}, whose name it has: its masks are made for "
+        "the weights in memory; save the model to apply them there",
+        stacklevel=3,
+    )
+    return memory
+
+
+def _loaded_from(lm: PreTrainedModel) -> ModelSource | None:
+    """The directory, or the hub model in the cache, that bears the model's name; never fetched."""
+    name, commit = lm.name_or_path or "", getattr(lm.config, "_commit_hash", None)
+    try:
+        source = resolve_model(name, commit)
+        if source.kind == "directory":
+            StoredTensors(source.directory)
+    except UserError:  # no name, or nothing there that a mask could be of
+        return None
+    cached = (try_to_load_from_cache(name, file, revision=commit) for file in _WEIGHT_FILES)
+    return source if source.kind == "directory" or any(isinstance(path, str) for path in cached) else None
+
+
+def _holds(lm: PreTrainedModel, layers: Mapping[str, nn.Module], source: ModelSource) -> bool:
+    tensors = StoredTensors(source.directory)
+    try:
+        names = stored_weights(source, lm, layers)
+    except UserError:  # another model's files
+        return False
+    stored = progress(list(names.items()), "comparing with the stored weights")
+    return all(_same(layers[layer].get_parameter("weight"), tensors[name]) for layer, name in stored)
+
+
+def _same(weight: Tensor, stored: Tensor) -> bool:
+    mine = weight.detach().cpu()
+    cast = mine.to(stored.dtype)
+    return torch.equal(cast, stored) and torch.equal(cast.to(mine.dtype), mine)

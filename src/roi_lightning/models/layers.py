@@ -1,0 +1,173 @@
+"""Find the linear layers of a language model that can be pruned."""
+
+import re
+import warnings
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+from functools import cache
+
+from torch import nn
+from transformers.modeling_utils import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from roi_lightning.errors import UserError
+from roi_lightning.masks.pattern import NMPattern
+from roi_lightning.models.config import load_config
+from roi_lightning.models.experts import is_router
+from roi_lightning.models.freezing import meta_language_model
+from roi_lightning.models.source import ModelSource
+
+
+def prunable_layers(
+    lm: PreTrainedModel,
+    targets: Sequence[str] = ("*",),
+    ignore: Sequence[str] = (),
+) -> dict[str, nn.Linear | Conv1D]:
+    """Every linear layer inside the decoder blocks, by name, in the model's order.
+
+    Embeddings and `lm_head` are outside the blocks and never among them; routers of experts are left out.
+    Matrices in the blocks that are no linear layer stay dense: a warning lists them, once a process.
+
+    Args:
+        lm: Any causal language model whose blocks are a `ModuleList` of the configured length.
+        targets: Glob patterns of layers to prune, matched against the whole dotted name or its end
+            (`q_proj`, `mlp.*`, `model.layers.0.*`).
+        ignore: Patterns of layers to leave dense.
+
+    Raises:
+        UserError: If no blocks are found, a pattern matches nothing, or no layer remains.
+    """
+    candidates = _block_linears(lm)
+    for label, patterns in (("targets", targets), ("ignore", ignore)):
+        for pattern in patterns:
+            if not any(_matches(name, pattern) for name in candidates):
+                raise UserError(
+                    f"{label}: {pattern!r} matches none of the {len(candidates)} linear layers; "
+                    f"they are named like {next(iter(candidates))!r}"
+                )
+    chosen = {
+        name: layer
+        for name, layer in candidates.items()
+        if _any_match(name, targets) and not _any_match(name, ignore)
+    }
+    if not chosen:
+        raise UserError(f"ignore: {list(ignore)} leaves no layer to prune; remove a pattern")
+    unknown = [x for x in _unknown(lm) if _any_match(x, targets) and not _any_match(x, ignore)]
+    if unknown:
+        _warn(
+            f"{type(lm).__name__} has {len(unknown)} matrices of a layout that is not known, which stay dense: "
+            + ", ".join(dict.fromkeys(re.sub(r"\b\d+\b", "*", name) for name in unknown))
+        )
+    return chosen
+
+
+@cache
+def _warn(text: str) -> None:
+    # A run looks at the layers more than once, and Python's own rule for repeated warnings is easily upset.
+    warnings.warn(text, stacklevel=3)
+
+
+def _block_linears(lm: PreTrainedModel) -> dict[str, nn.Linear | Conv1D]:
+    blocks = decoder_blocks(lm)
+    found = {
+        name: module
+        for name, module in lm.named_modules()
+        if isinstance(module, (nn.Linear, Conv1D)) and name.startswith(f"{blocks}.") and not is_router(name)
+    }
+    if not found:
+        raise UserError(f"{type(lm).__name__} has no linear layers inside {blocks!r}; give another model")
+    return found
+
+
+def _unknown(lm: PreTrainedModel) -> list[str]:
+    """Parameters in the blocks with rows and columns that no layer known here holds."""
+    blocks, found = decoder_blocks(lm), []
+    for name, module in lm.get_submodule(blocks).named_modules(prefix=blocks):
+        if not isinstance(module, (nn.Linear, Conv1D, nn.Embedding)) and not is_router(name):
+            parameters = module.named_parameters(prefix=name, recurse=False)
+            found += [own for own, parameter in parameters if parameter.ndim > 1]
+    return found
+
+
+def decoder_blocks(lm: PreTrainedModel) -> str:
+    """The dotted name of the list of decoder blocks.
+
+    Raises:
+        UserError: If the model has no list as long as its configuration says.
+    """
+    depth = lm.config.get_text_config().num_hidden_layers
+    for name, module in lm.named_modules():
+        if isinstance(module, nn.ModuleList) and len(module) == depth:
+            return str(name)
+    raise UserError(f"{type(lm).__name__} has no list of {depth} decoder blocks; give a model that has one")
+
+
+def _any_match(name: str, patterns: Iterable[str]) -> bool:
+    return any(_matches(name, pattern) for pattern in patterns)
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return fnmatchcase(name, pattern) or fnmatchcase(name, f"*.{pattern}")
+
+
+def check_pattern(layers: dict[str, nn.Linear | Conv1D], pattern: NMPattern) -> None:
+    """Refuse a pattern that does not divide some layer's input.
+
+    Raises:
+        UserError: Naming the first such layer.
+    """
+    for name, layer in layers.items():
+        pattern.check(layer.weight.shape[input_dim(layer)], name)
+
+
+def input_dim(layer: nn.Module) -> int:
+    """The input dimension of the layer's weight: 0 for GPT-2's `Conv1D` ([in, out]), else 1 ([out, in])."""
+    return 0 if isinstance(layer, Conv1D) else 1
+
+
+def check_model(
+    source: ModelSource,
+    pattern: NMPattern,
+    targets: Sequence[str] = ("*",),
+    ignore: Sequence[str] = (),
+    trust_remote_code: bool = False,
+) -> None:
+    """Check names and shapes on the meta device, before text or weights are read.
+
+    Raises:
+        UserError: For an unreadable model, an encoder, patterns that match nothing, or a layer M does not divide.
+    """
+    lm = meta_language_model(load_config(source, trust_remote_code), trust_remote_code)
+    checked_layers(source.spec, lm, pattern, targets, ignore)
+
+
+def checked_layers(
+    spec: str, lm: PreTrainedModel, pattern: NMPattern, targets: Sequence[str], ignore: Sequence[str]
+) -> dict[str, nn.Linear | Conv1D]:
+    """The layers of a model to be pruned, see `prunable_layers`, once they have been found fit for it.
+
+    Args:
+        spec: The model's name, for the error.
+        lm: The model; shapes are enough.
+        pattern: N:M.
+        targets: Layers to prune.
+        ignore: Layers to leave dense.
+
+    Raises:
+        UserError: For an encoder, patterns that match nothing, or a layer M does not divide.
+    """
+    layers = prunable_layers(lm, targets, ignore)
+    check_pattern(layers, pattern)
+    _check_causal(spec, lm, layers)
+    return layers
+
+
+def _check_causal(spec: str, lm: PreTrainedModel, layers: Iterable[str]) -> None:
+    """Refuse an encoder, which transformers would run as if it were a decoder that sees what it is to predict."""
+    owners = [lm.get_submodule(name.rpartition(".")[0]) for name in layers]
+    causal = {owner.is_causal for owner in owners if hasattr(owner, "is_causal")}
+    if causal == {False}:
+        raise UserError(
+            f"model {spec!r} is an encoder ({type(lm).__name__} attends to the text that follows); "
+            "give a causal language model"
+        )

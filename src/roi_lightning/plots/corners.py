@@ -1,0 +1,117 @@
+"""The top-left corner of a few layers, a row per layer and a column per mask."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
+
+from roi_lightning.masks.layer_mask import LayerMask
+from roi_lightning.masks.mask_set import MaskSet
+from roi_lightning.masks.pattern import NMPattern
+from roi_lightning.plots.layout import (
+    ACCENT,
+    FAINT,
+    INK,
+    KEPT,
+    NAME,
+    PRUNED,
+    own_style,
+    percent,
+    titled_figure,
+    wrap,
+)
+
+CORNER: Final = 8
+
+
+def corner(mask: LayerMask, columns: int = CORNER) -> "np.ndarray[tuple[int, int], np.dtype[np.bool_]]":
+    """The top-left corner of a mask, kept = True.
+
+    Args:
+        mask: Of one layer.
+        columns: How many inputs to show.
+
+    Returns:
+        [outputs, inputs], whatever the orientation of the tensor on disk: 8 outputs by `columns` inputs, or as
+        many as there are.
+    """
+    shown = min(columns, mask.shape[1])
+    packed = mask.packed[:CORNER, : -(-shown // 8)].numpy()
+    return np.unpackbits(packed, axis=-1, count=shown, bitorder="little").astype(np.bool_)
+
+
+def mask_figure(masks: Mapping[str, MaskSet], reference: str, layers: Sequence[str]) -> Figure:
+    """Draw the corners of some layers, a row per layer and a column per mask.
+
+    Every panel's title is the mask's name and its overlap with the reference over that whole layer.
+
+    Args:
+        masks: By the name to show; all of the same layers and pattern.
+        reference: The name of the one that the others are measured against.
+        layers: Names of tensors.
+    """
+    pattern = masks[reference].pattern
+    columns = max(CORNER, pattern.m)
+    panel = min(max(1.4, 0.17 * columns), 2.8)
+    titles = [wrap(label, int(13 * panel), 4) for label in masks]
+    lines = max(title.count("\n") for title in titles) + 2
+    width = max(1.9 + (panel + 0.25) * len(masks), 5.2)
+    height = len(layers) * (panel * CORNER / columns + 0.15 * lines + 0.25)
+    with own_style():
+        title = f"{pattern} masks: top-left {CORNER} × {columns} weights"
+        figure = titled_figure(title, _note(pattern, columns), width, height)
+        panels = figure.subplots(len(layers), len(masks), squeeze=False)
+        for row, name in enumerate(layers):
+            panels[row, 0].set_ylabel(_layer_label(name), rotation=0, ha="right", va="center", **NAME)
+            own = masks[reference].layers[name]
+            for column, label in enumerate(masks):
+                axes, mask = panels[row, column], masks[label].layers[name]
+                axes.set_label(f"{row},{column}")
+                _draw_cells(axes, corner(mask, columns), pattern)
+                overlap = (
+                    "reference" if label == reference else f"{100 * (mask.kept_with(own) / own.kept):.1f} %"
+                )
+                _frame(axes, f"{titles[column]}\n{overlap}", label == reference)
+    return figure
+
+
+def _draw_cells(
+    axes: Axes, shown: "np.ndarray[tuple[int, int], np.dtype[np.bool_]]", pattern: NMPattern
+) -> None:
+    rows, columns = shown.shape
+    axes.imshow(
+        shown,
+        cmap=ListedColormap([PRUNED, KEPT]),
+        vmin=0,
+        vmax=1,
+        extent=(0, columns, rows, 0),
+        interpolation="nearest",
+    )
+    axes.set(xticks=[], yticks=[])
+    axes.hlines(range(1, rows), 0, columns, colors="white", linewidth=0.5)
+    axes.vlines(range(1, columns), 0, rows, colors="white", linewidth=0.5)
+    axes.vlines(range(pattern.m, columns, pattern.m), 0, rows, colors="white", linewidth=2)
+
+
+def _frame(axes: Axes, title: str, is_reference: bool) -> None:
+    axes.set_title(title, pad=4, color=ACCENT if is_reference else INK, **NAME)
+    axes.spines[:].set(color=ACCENT if is_reference else FAINT, linewidth=2.2 if is_reference else 0.6)
+
+
+def _note(pattern: NMPattern, columns: int) -> str:
+    groups = f"Gaps part the groups of {pattern.m} inputs. " if pattern.m < columns else ""
+    return (
+        f"Rows: outputs; columns: inputs. Dark: kept; light: pruned. {groups}Percent: of the weights that the "
+        f"reference keeps in the whole layer, those kept here too ({percent(pattern.n / pattern.m)} by chance)."
+    )
+
+
+def _layer_label(name: str) -> str:
+    """The path to a layer's block, and below it the layer's place there."""
+    match = re.fullmatch(r"(.*?\.\d+)\.(.+)", name.removesuffix(".weight"))
+    parts = match.groups() if match else [name.removesuffix(".weight")]
+    return "\n".join(wrap(part, 22, 3) for part in parts)

@@ -1,0 +1,196 @@
+"""Linear layers with a frozen weight and something learnable, put in the place of the dense ones.
+
+What a forward pass does is explicit state, shared by all layers of a model: `dense` uses the weight as it
+is, `sample` what is being learned, `fixed` a weight masked beforehand. It never follows `module.training`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import ClassVar, Literal, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers.pytorch_utils import Conv1D
+from typing_extensions import override
+
+from roi_lightning.masks.layer_mask import LayerMask
+from roi_lightning.masks.pattern import NMPattern
+from roi_lightning.samplers.base import Draw, KeptNorm, Sampler
+from roi_lightning.utils.dtensor import distribute_like, full_tensor
+
+Mode = Literal["dense", "sample", "fixed"]
+
+
+@dataclass
+class LayerState:
+    """What all layers of one model have in common, whatever is learned on them.
+
+    Attributes:
+        pattern: The N:M pattern.
+        mode: What a forward pass does.
+    """
+
+    pattern: NMPattern
+    mode: Mode = "dense"
+
+
+@dataclass(kw_only=True)
+class SharedState(LayerState):
+    """What all layers with logits have in common.
+
+    Attributes:
+        sampler: Turns logits into masks.
+        draw: Which mask to draw in `sample` mode. Each layer draws in its own forward, so recomputation
+            under activation checkpointing draws the same mask again.
+        kept_norm: A term of the loss that grows out of the drawn weights, or None.
+    """
+
+    sampler: Sampler
+    draw: Draw | None = None
+    kept_norm: KeptNorm | None = None
+
+
+class MaskedLinear(nn.Module, ABC):
+    """Stands in for an `nn.Linear` or GPT-2's `Conv1D`, with the same parameter names and one learned beside.
+
+    Args:
+        dense: The layer replaced; its parameters are shared, but for a `Conv1D`'s weight, of which this has a
+            transposed copy.
+        name: Its dotted name in the model.
+        state: Shared by all layers.
+
+    Attributes:
+        learned: The name of the learned parameter.
+        weight: [out, in].
+        transposed: Whether the model's own weight is [in, out].
+    """
+
+    learned: ClassVar[str]
+    state: LayerState
+
+    def __init__(self, dense: nn.Linear | Conv1D, name: str, state: LayerState) -> None:
+        super().__init__()
+        self.weight, self.bias = dense.weight, dense.bias
+        self.name, self.state = name, state
+        self.transposed = isinstance(dense, Conv1D)
+        if self.transposed:
+            self.weight = nn.Parameter(dense.weight.detach().t().contiguous(), requires_grad=False)
+        self._fixed: Tensor | None = None
+
+    @abstractmethod
+    def drawn_weight(self) -> Tensor:
+        """The weight of `sample` mode, differentiable in what is learned."""
+
+    @abstractmethod
+    def hard_mask(self) -> Tensor:
+        """The mask learned so far, boolean [out, in]; gathered where the layer is sharded."""
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.effective_weight(), self.bias)
+
+    def effective_weight(self) -> Tensor:
+        """The weight that a forward pass uses now, of the shape and dtype of `weight`."""
+        if self.state.mode == "dense":
+            return self.weight
+        if self.state.mode == "fixed":
+            assert self._fixed is not None, f"{self.name} has no fixed mask"
+            return full_tensor(self._fixed)
+        return self.drawn_weight()
+
+    def packed(self, mask: Tensor) -> LayerMask:
+        """A boolean mask [out, in] as it is stored."""
+        return LayerMask.from_rows(mask, self.transposed)
+
+    def fix(self, mask: Tensor | None) -> None:
+        """Set the weight of `fixed` mode: masked by `mask`, or free its memory with None."""
+        weight = self.weight.detach()
+        self._fixed = None if mask is None else weight.masked_fill(~distribute_like(mask, weight), 0)
+
+
+class SparseLinear(MaskedLinear):
+    """A layer with `logits`, from which every forward pass in `sample` mode draws a mask."""
+
+    learned = "logits"
+    logits: nn.Parameter
+    state: SharedState
+
+    def __init__(self, dense: nn.Linear | Conv1D, name: str, state: SharedState) -> None:
+        super().__init__(dense, name, state)
+        shape = state.sampler.logits_shape(tuple(self.weight.shape), state.pattern)
+        self.logits = nn.Parameter(torch.zeros(shape, dtype=torch.float32, device=self.weight.device))
+
+    @override
+    def drawn_weight(self) -> Tensor:
+        state = self.state
+        assert state.draw is not None, "sample mode needs a draw"
+        return state.sampler.masked_weight(
+            self.weight, self.logits, state.pattern, state.draw, self.name, state.kept_norm
+        )
+
+    @override
+    def hard_mask(self) -> Tensor:
+        return self.state.sampler.hard_mask(full_tensor(self.logits), self.state.pattern)
+
+
+_Layer = TypeVar("_Layer", bound=MaskedLinear)
+_State = TypeVar("_State", bound=LayerState)
+
+
+def attach(
+    lm: nn.Module,
+    layers: Mapping[str, nn.Linear | Conv1D],
+    state: _State,
+    kind: Callable[[nn.Linear | Conv1D, str, _State], _Layer],
+) -> dict[str, _Layer]:
+    """Replace layers of a model by learning ones, in place.
+
+    Args:
+        lm: The model.
+        layers: Dense layers by dotted name.
+        state: Shared by the new layers.
+        kind: The class of the new layers.
+
+    Returns:
+        The new layers by the same names.
+    """
+    learning = {name: kind(layer, name, state) for name, layer in layers.items()}
+    for name, layer in learning.items():
+        lm.set_submodule(name, layer)
+    return learning
+
+
+@contextmanager
+def in_mode(state: LayerState, mode: Mode) -> Iterator[None]:
+    """Run the model in another mode, then return to the one before."""
+    before, state.mode = state.mode, mode
+    try:
+        yield
+    finally:
+        state.mode = before
+
+
+@contextmanager
+def fixed_masks(
+    layers: Mapping[str, MaskedLinear], masks: Mapping[str, Tensor] | None = None
+) -> Iterator[None]:
+    """Run the model under given masks, then return to the mode before.
+
+    Args:
+        layers: All learning layers of a model.
+        masks: Boolean masks by layer name; the layers' own hard masks if None.
+    """
+    if not layers:
+        yield
+        return
+    try:
+        for name, layer in layers.items():
+            layer.fix(layer.hard_mask() if masks is None else masks[name])
+        with in_mode(next(iter(layers.values())).state, "fixed"):
+            yield
+    finally:
+        for layer in layers.values():
+            layer.fix(None)

@@ -1,0 +1,187 @@
+"""Small C++ kernels for the CPU: compiled once per machine with its own compiler, run in torch's own threads.
+
+The sources are plain C++ without any header of torch's, so that one compiles in a second or a few; headers that they
+share are in `cpp`. Whoever uses one has a slower fallback for machines without a compiler, see `Fallback`.
+"""
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from roi_lightning.utils.atomic_io import written_aside
+
+_SHARED: Final = Path(__file__).with_name("cpp")
+_COMPILERS: Final = ("c++", "g++", "clang++")
+# Scheduled before registers are given out, the members of a group do not wait for each other: a fifth faster.
+_SPEED: Final = ("-O3", "-fschedule-insns", "-fno-math-errno", "-fno-trapping-math")
+_FLAGS: Final = ("-std=gnu++17", *_SPEED, "-fPIC", "-shared")
+# Whichever a compiler takes first; the last one is slow and works everywhere.
+_TUNED: Final = (("-march=native", "-ffp-contract=fast"), ("-mcpu=native", "-ffp-contract=fast"), ())
+_PATIENCE: Final = 300  # seconds for the compiler
+
+# Called with the first index, the one after the last, OpenMP's entry point or 0, and the number of threads.
+Work = Callable[[int, int, int, int], object]
+_log: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What to compile.
+
+    Attributes:
+        source: The file; its headers are in the same folder or shared.
+        constants: Preprocessor constants.
+    """
+
+    source: Path
+    constants: tuple[tuple[str, int], ...]
+
+
+@cache
+def load(recipe: Recipe) -> ctypes.CDLL:
+    """The compiled library.
+
+    Raises:
+        OSError: If this machine can't make it; the message is the compiler's own.
+    """
+    compiler = _compiler()
+    sources = sorted((*recipe.source.parent.iterdir(), *_SHARED.iterdir()))
+    texts = (path.read_text() for path in sources)
+    made_of = [recipe.source.name, recipe.constants, _FLAGS, _TUNED, _machine(), _version(compiler), *texts]
+    name = hashlib.sha256("\n".join(map(str, made_of)).encode()).hexdigest()[:24]
+    file = _folder() / f"{recipe.source.stem}-{name}.so"
+    if not file.exists():
+        with written_aside(file) as partial:
+            _compile(compiler, recipe, partial)
+    return ctypes.CDLL(str(file))
+
+
+def share_out(work: Work, count: int, least: int) -> None:
+    """Run a loop of `count` iterations in torch's own OpenMP threads; in this one if torch has none.
+
+    Args:
+        work: Splits the loop itself.
+        count: Iterations.
+        least: The fewest iterations that are worth another thread.
+    """
+    entry = openmp()
+    work(0, count, entry, threads_for(count, least) if entry else 1)
+
+
+def threads_for(count: int, least: int, available: int | None = None) -> int:
+    """How many threads, of those available or else of torch's, get at least `least` of `count` iterations."""
+    return max(1, min(available or torch.get_num_threads(), count // least))
+
+
+@cache
+def openmp() -> int:
+    """The address of `GOMP_parallel` in torch's own OpenMP; 0 if torch does not use it.
+
+    Its threads spin for a while after their work: a second pool would compete with them for the cores.
+    """
+    try:
+        runtime = ctypes.CDLL(torch._C.__file__)  # with everything it was linked to
+        return ctypes.cast(runtime.GOMP_parallel, ctypes.c_void_p).value or 0
+    except (AttributeError, OSError):
+        return 0
+
+
+def _compile(compiler: str, recipe: Recipe, out: Path) -> None:
+    constants = [f"-D{name}={value}" for name, value in recipe.constants]
+    fixed = [*_FLAGS, "-I", str(_SHARED), *constants, str(recipe.source), "-o", str(out)]
+    for tuned in _TUNED:
+        command = [compiler, *tuned, *fixed]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE, check=False)
+        if done.returncode == 0:
+            return
+    reason = next((line for line in done.stderr.splitlines() if "error" in line), f"status {done.returncode}")
+    raise OSError(f"{compiler}: {reason}")
+
+
+def _compiler() -> str:
+    for name in filter(None, (os.environ.get("CXX"), *_COMPILERS)):
+        if found := shutil.which(name):
+            return found
+    raise OSError(f"none of {', '.join(_COMPILERS)} is installed")
+
+
+@cache
+def _version(compiler: str) -> str:
+    return subprocess.run(
+        [compiler, "--version"], capture_output=True, text=True, timeout=60, check=True
+    ).stdout
+
+
+@cache
+def _machine() -> str:
+    """What a library compiled for this CPU depends on."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.platform() + platform.processor()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.machine())
+
+
+def _folder() -> Path:
+    """Where compiled libraries are kept: ROI_CACHE, the user's cache, or else a temporary folder."""
+    try:
+        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        folder = Path(os.environ.get("ROI_CACHE") or Path(base) / "roi_lightning")
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            return folder
+    except (OSError, RuntimeError):  # the latter where nobody has a home
+        pass
+    return Path(_own_folder().name)
+
+
+@cache
+def _own_folder() -> "tempfile.TemporaryDirectory[str]":
+    """Goes with the process."""
+    return tempfile.TemporaryDirectory(prefix="roi_lightning-")
+
+
+class Fallback:
+    """An optional fast path, disabled after its first failure: a slower one is always there.
+
+    Args:
+        message: What to log the first time it fails; the reason follows in brackets.
+        level: At which level.
+
+    Attributes:
+        disabled: Whether it has failed.
+    """
+
+    def __init__(self, message: str, level: int) -> None:
+        self.message, self.level = message, level
+        self.disabled = False
+
+    def attempt(self, act: Callable[[], object]) -> bool:
+        """Run it, unless it has failed before; whether it succeeded."""
+        if self.disabled:
+            return False
+        try:
+            act()
+        except Exception as error:  # whatever a compiler may fail with
+            self.disabled = True
+            _log.log(self.level, "%s (%s)", self.message, _reason(error))
+            return False
+        return True
+
+
+def _reason(error: Exception) -> str:
+    """The first line that says something: wrappers announce the real one with a colon."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return next((line for line in lines if not line.endswith(":")), type(error).__name__)

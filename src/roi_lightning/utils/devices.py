@@ -1,0 +1,58 @@
+"""Choose the device of a command; set the floating-point mode of the CPU's threads."""
+
+import ctypes
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import torch
+
+from roi_lightning.errors import UserError
+from roi_lightning.utils.cpp_extension import openmp
+
+_REGION: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_PARALLEL: Final = ctypes.CFUNCTYPE(None, _REGION, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+
+
+def choose_device(name: str = "auto") -> torch.device:
+    """The device of a name.
+
+    Args:
+        name: `cpu`, `cuda`, `cuda:N`, or `auto` for a GPU where there is one.
+
+    Raises:
+        UserError: If the name is none of these or the machine has no such device.
+    """
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name == "auto":
+        return torch.device("cuda" if gpus else "cpu")
+    if name == "cpu" or (name == "cuda" and gpus):
+        return torch.device(name)
+    kind, _, number = name.partition(":")
+    if kind == "cuda" and number.isdigit() and int(number) < gpus:
+        return torch.device(name)
+    raise UserError(f"--device {name!r}: use auto, cpu, cuda or cuda:N; this machine has {gpus} GPUs")
+
+
+@contextmanager
+def denormals_as_zero() -> Iterator[None]:
+    """Flush denormals to zero in this thread and torch's OpenMP threads; afterwards the setting is what it was.
+
+    Annealed softmaxes make many denormals, which cost a CPU a hundred times as much as other values.
+    """
+    before = sys.float_info.min / 2 == 0  # torch has a setter and no getter
+    in_every_thread(lambda: torch.set_flush_denormal(True))
+    try:
+        yield
+    finally:
+        in_every_thread(lambda: torch.set_flush_denormal(before))
+
+
+def in_every_thread(act: Callable[[], object]) -> None:
+    """Call something in this thread and, where torch runs on OpenMP, in each of its threads."""
+    threads = torch.get_num_threads()
+    if threads > 1 and openmp():
+        _PARALLEL(openmp())(_REGION(lambda _: act()), None, threads, 0)
+    else:
+        act()

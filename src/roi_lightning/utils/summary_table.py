@@ -1,0 +1,26 @@
+"""The table that a run ends with, from its `summary.json`; imports no torch, so that a script shows it at once."""
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from roi_lightning.utils.tables import print_table
+
+
+def show_summary(path: Path) -> None:
+    """Print the table of a `summary.json`, and where the results are."""
+    summary = json.loads(path.read_text())
+    perplexity: Mapping[str, float] = summary["perplexity"]
+    rows = []
+    for name, value in perplexity.items():
+        zeros = {"prunable": 0.0, "model": 0.0} if name == "dense" else summary["zeros"]
+        ratio = f"{value / perplexity['dense']:.2f}"
+        rows.append([name, f"{value:,.2f}", ratio, f"{zeros['prunable']:.1%}", f"{zeros['model']:.1%}"])
+    head = ["mask", "perplexity", "÷ dense", "zeros, pruned layers", "zeros, model"]
+    title = (
+        f"held-out perplexity at {summary['pattern']}: {summary['steps']} steps, {summary['seconds']:.0f} s"
+    )
+    print_table(head, rows, title)
+    checkpoint = f"checkpoint {summary['export']}\n" if summary["export"] else ""
+    sys.stdout.write(f"metrics    {path}\n{checkpoint}")

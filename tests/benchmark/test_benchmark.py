@@ -1,0 +1,140 @@
+"""`benchmark`: its figures against sizes that can be counted, its rivals against the samplers they stand for."""
+
+import json
+from itertools import combinations
+
+import pytest
+import torch
+
+from cli_helpers import make_lab, plain_text, run
+from roi_lightning.benchmark.baselines import PlainMaskLLM, PlainRoI
+from roi_lightning.benchmark.timing import in_turns, peak_bytes
+from roi_lightning.masks.pattern import NMPattern
+from roi_lightning.samplers import Categorical, Draw, GumbelTopK
+
+lab = pytest.fixture(make_lab)
+CPU = torch.device("cpu")
+MEGABYTE = 1 << 20
+
+
+def rows_of(lab, *args, status=0):
+    out = lab.folder / "figures.json"
+    assert run("benchmark", *args, "--device", "cpu", "--rounds", "3", "--json", out) == status
+    return {
+        (row["name"], row["pattern"], row.get("weights")): row for row in json.loads(out.read_text())["rows"]
+    }
+
+
+# Time and memory.
+
+
+def test_alternatives_are_taken_in_turns():
+    done = []
+    times = in_turns({"a": lambda: done.append("a"), "b": lambda: done.append("b")}, 3, CPU)
+    assert done == ["a", "b"] * 4, "each once before, uncounted"
+    assert [len(seconds) for seconds in times.values()] == [3, 3]
+
+
+def test_the_most_that_is_held_at_once():
+    def task():
+        first = torch.zeros(MEGABYTE, dtype=torch.uint8)
+        second = first + 1
+        del first
+        return second + 1  # where the first one was
+
+    assert peak_bytes(task, CPU) == pytest.approx(2 * MEGABYTE, rel=0.01)
+
+
+# The sampler.
+
+
+def test_the_sampler_keeps_nothing_and_its_rivals_do(lab, capsys):
+    rows = rows_of(lab, "sampler", "--patterns", "2:4,2:8", "--weights", "65536,131072", "--rivals")
+    for spec, candidates in (("2:4", 6), ("2:8", 28)):
+        for weights in (65536, 131072):
+            ours, eager, naive, maskllm, published = (
+                rows[f"sampler.forward{kind}", spec, weights]
+                for kind in ("", "_eager", "_autograd", "_maskllm", "_maskllm_published")
+            )
+            assert ours["saved_bytes_per_weight"] == eager["saved_bytes_per_weight"] == 0
+            assert maskllm["saved_bytes_per_weight"] == 0
+            assert naive["saved_bytes_per_weight"] >= 4 * NMPattern(spec).n, "a share per pick at least"
+            m = NMPattern(spec).m
+            assert published["saved_bytes_per_weight"] >= 4 * candidates / m, "the shares of all candidates"
+            backward = rows["sampler.backward", spec, weights]
+            assert backward["temporary_bytes_per_weight"] == pytest.approx(4, abs=0.1), "the gradient alone"
+    for row in rows.values():
+        assert row["reference"] == "torch.exp"
+    printed = plain_text(capsys.readouterr().out)
+    assert "published" in printed
+    assert "÷ exp" in printed
+
+
+def test_plain_roi_has_the_sampler_s_distribution():
+    torch.manual_seed(0)
+    logits, weight, pattern = (
+        torch.randn(1, 4).expand(20_000, 4).contiguous() * 0.3,
+        torch.ones(20_000, 4),
+        NMPattern("2:4"),
+    )
+    draw = Draw(0, 0, 0.7, 0.05)
+    shares = [
+        sampler.masked_weight(weight, logits, pattern, draw, "layer").mean(0)
+        for sampler in (PlainRoI(), GumbelTopK(compiled=False))
+    ]
+    torch.testing.assert_close(*shares, atol=0.02, rtol=0)
+
+
+def test_plain_maskllm_has_the_softmax_of_its_candidates():
+    torch.manual_seed(0)
+    logits, pattern = torch.randn(6), NMPattern("2:4")
+    many = logits[:, None, None].expand(6, 20_000, 1).contiguous()
+    mask = PlainMaskLLM().masked_weight(torch.ones(20_000, 4), many, pattern, Draw(0, 0, 0.5, 0.01), "layer")
+    wanted = torch.zeros(4)
+    for share, kept in zip((logits / 0.5).softmax(0), combinations(range(4), 2), strict=True):
+        wanted[list(kept)] += share
+    torch.testing.assert_close(mask.mean(0), wanted, atol=0.02, rtol=0)
+    assert Categorical().logits_shape((20_000, 4), pattern) == tuple(many.shape)
+
+
+# A step.
+
+
+def test_a_step_beside_its_rivals(lab, capsys):
+    rows = rows_of(lab, "step", "--lm", str(lab.model), "--seq_len", "32", "--rivals")
+    names = {name.removeprefix("step.roi_over_") for name, *_ in rows}
+    assert names == {"dense", "maskllm", "maskllm_published", "roi_autograd"}
+    prunable = 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128)
+    for (name, *_), row in rows.items():
+        assert row["held_bytes"] == 16 * prunable
+        assert row["tokens"] == 2 * 32
+        if "maskllm" in name:
+            assert row["reference_held_bytes"] == 1.5 * row["held_bytes"]
+    assert rows["step.roi_over_roi_autograd", "2:4", None]["reference_bytes"] > row["bytes"]
+    assert "maskllm published" in plain_text(capsys.readouterr().out)
+
+
+def test_random_weights_need_a_configuration_alone(lab):
+    folder = lab.folder / "shape"
+    folder.mkdir()
+    (folder / "config.json").write_text((lab.model / "config.json").read_text())
+    rows = rows_of(lab, "step", "--lm", str(folder), "--random", "--checkpointing", "--seq_len", "32")
+    assert {name for name, *_ in rows} == {"step.roi_over_dense", "step.roi_over_maskllm"}
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (("sampler", "--patterns", "5:4"), "5:4"),
+        (("sampler", "--rounds", "0"), "--rounds 0"),
+        (("sampler", "--weights", "many"), "--weights 'many'"),
+        (("sampler", "--device", "cuda:9"), "cuda:9"),
+        (("step", "--lm", "nowhere", "--seq_len", "32"), "nowhere"),
+        (("step", "--seq_len", "1"), "--seq_len 1"),
+        (("step", "--batch_size", "0"), "--batch_size 0"),
+    ],
+    ids=str,
+)
+def test_bad_input(lab, capsys, args, told):
+    assert run("benchmark", *args) == 1
+    assert told in capsys.readouterr().err

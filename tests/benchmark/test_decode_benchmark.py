@@ -1,0 +1,267 @@
+"""`benchmark decode`: tokens against a slow loop, bytes against sums of stored tensors, ties by hand."""
+
+import json
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from transformers import AutoTokenizer
+
+from cli_helpers import plain_text, run
+from roi_lightning.benchmark import timing
+from roi_lightning.benchmark.decode import DecodeBenchmark, Divergence, divergence, first_differences, gap
+from roi_lightning.benchmark.generation import (
+    GenerationConfig,
+    generate,
+    random_prompts,
+    scores_at,
+    text_prompts,
+)
+from roi_lightning.benchmark.models import Pair, make_pair, random_model, stored_model
+from roi_lightning.benchmark.timing import mean_cache_bytes, weight_bytes
+from roi_lightning.export import write_export
+from roi_lightning.models.source import resolve_model
+from roi_lightning.runtime import Accelerated
+from tiny_models import random_masks, tiny_gpt2, tiny_llama, tiny_qwen2
+
+CPU = torch.device("cpu")
+PROMPT, TOKENS = 6, 9
+PRUNABLE = 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128)
+
+
+@pytest.fixture(autouse=True)
+def _small_caches(monkeypatch):
+    """As if caches held next to nothing, so that little is read to learn what memory gives."""
+    monkeypatch.setattr(timing, "_MIN_BYTES", {"cpu": 1 << 16, "cuda": 1 << 24})
+    monkeypatch.setattr(timing, "_TIMES_THE_CACHE", 0)
+
+
+def export(folder, build, pattern="2:4", **options):
+    source = resolve_model(str(build(folder / "base", **options)))
+    return write_export(source, random_masks(source, pattern), folder / "export")
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    """A 2:4 Llama in float32, where nothing is near a tie; its head is a matrix of its own."""
+    return export(tmp_path_factory.mktemp("llama"), tiny_llama)
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory):
+    """A 2:4 Qwen2 in bfloat16, its head tied to the embeddings."""
+    return export(tmp_path_factory.mktemp("qwen"), tiny_qwen2)
+
+
+def load(directory):
+    return stored_model(resolve_model(str(directory)), CPU)
+
+
+def greedy(lm, ids, tokens):
+    """New tokens and the logits that each was chosen from, by whole passes without a cache."""
+    logits = []
+    with torch.no_grad():
+        for _ in range(tokens):
+            logits.append(lm(ids, use_cache=False).logits[:, -1])
+            ids = torch.cat([ids, logits[-1].argmax(-1, keepdim=True)], 1)
+    return ids[:, -tokens:], torch.stack(logits, 1)
+
+
+# Generation.
+
+
+def test_generation_is_that_of_a_slow_loop_and_no_token_ends_it(llama):
+    lm, ids = load(llama), random_prompts(256, 2, PROMPT)
+    wanted, logits = greedy(lm, ids, TOKENS)
+    lm.generation_config.eos_token_id = int(wanted[0, 1])
+    made = generate(lm, ids, GenerationConfig(TOKENS))
+    assert made.tokens.tolist() == wanted.tolist()
+    stored = 2 * 2 * 2 * 16 * 4  # blocks, keys and values, heads, numbers in each, bytes of a number
+    assert made.cache_bytes == 2 * (PROMPT + TOKENS - 1) * stored
+    found = scores_at(lm, ids, GenerationConfig(TOKENS), {0: 3, 1: 0})
+    for sequence, position in ((0, 3), (1, 0)):
+        torch.testing.assert_close(found[sequence], logits[sequence, position], rtol=1e-4, atol=1e-5)
+
+
+def test_prompts_are_text_and_those_of_fewer_sequences_come_first(llama):
+    tokenizer = AutoTokenizer.from_pretrained(llama)
+    four, one = (text_prompts(tokenizer, batch, 40) for batch in (4, 1))
+    assert four.shape == (4, 40)
+    assert one.tolist() == four[:1].tolist()
+    assert len({tuple(row) for row in four.tolist()}) == 4
+    assert tokenizer.decode(one[0]).isascii()
+
+
+# Divergence.
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("size", [0.011, 1.0, 1.999, 27.3])
+def test_a_unit_is_the_step_to_the_next_number(dtype, size):
+    high = torch.tensor(size).to(dtype)
+    up = torch.nextafter(high, torch.tensor(torch.inf, dtype=dtype)).double()
+    low = (high.double() - 3 * (up - high.double())).float()
+    assert gap(torch.stack([high.float(), low]), 0, 1, dtype) == pytest.approx(3, rel=1e-4)
+
+
+def test_units_of_logits_below_0_are_those_of_the_larger_one():
+    assert gap(torch.tensor([-31.0, -40.0]), 0, 1, torch.bfloat16) == 9 / 0.25
+
+
+def test_where_two_generations_part():
+    ours = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8], [1, 1, 1, 1]])
+    theirs = torch.tensor([[1, 2, 9, 4], [5, 6, 7, 8], [1, 0, 1, 1]])
+    assert first_differences(ours, theirs) == {0: 2, 2: 1}
+    logits = {0: torch.zeros(10), 2: torch.zeros(10)}
+    logits[0][[3, 9]] = torch.tensor([1.0, 1.0])
+    logits[2][[1, 0]] = torch.tensor([64.5, 64.0])  # half a number is one unit of bfloat16 at this size
+    other = {0: logits[0], 2: torch.zeros(10)}
+    asked = []
+    scores = tuple(lambda positions, own=own: asked.append(positions) or own for own in (logits, other))
+    assert divergence((ours, theirs), scores, torch.bfloat16) == Divergence(2, 1, 1.0)
+    assert asked == [{0: 2, 2: 1}] * 2
+    assert divergence((ours, ours), scores, torch.bfloat16) is None
+
+
+def test_models_that_differ_are_told_apart_where_slow_loops_part(llama, tmp_path):
+    lm, other = load(llama), load(llama)
+    generator = torch.Generator().manual_seed(1)
+    weight = other.lm_head.weight.data
+    weight += 0.02 * torch.randn(weight.shape, generator=generator)
+    benchmark = DecodeBenchmark(
+        Pair(lm, other, Accelerated({}, {}, 0, 0)),
+        lambda *size: random_prompts(256, *size),
+        [3],
+        PROMPT,
+        GenerationConfig(TOKENS),
+        1,
+    )
+    decode = next(one for one in benchmark.run(CPU) if one.name == "decode.packed_over_dense")
+    ids = random_prompts(256, 3, PROMPT)
+    (ours, high), (theirs, low) = greedy(lm, ids, TOKENS), greedy(other, ids, TOKENS)
+    part = [(i, next((t for t in range(TOKENS) if ours[i, t] != theirs[i, t]), None)) for i in range(3)]
+    part = [(i, t) for i, t in part if t is not None]
+    assert part, "the other weights are too near for this test"
+    gaps = []
+    for i, t in part:
+        a, b = ours[i, t], theirs[i, t]
+        for logits, difference in ((high, high[i, t, a] - high[i, t, b]), (low, low[i, t, b] - low[i, t, a])):
+            size = torch.maximum(logits[i, t, a].abs(), logits[i, t, b].abs())
+            gaps.append(float(difference / (torch.nextafter(size, torch.tensor(torch.inf)) - size)))
+    found = decode.more["divergence"]
+    assert (found["sequences"], found["position"]) == (len(part), min(t for _, t in part))
+    assert found["gap"] == pytest.approx(max(gaps), rel=0.01)
+    assert not decode.more["same_tokens"]
+
+
+# Bytes.
+
+
+@pytest.mark.parametrize(("name", "tied"), [("llama", False), ("qwen", True)])
+def test_a_step_reads_every_weight_once(name, tied, request):
+    directory = request.getfixturevalue(name)
+    lm = load(directory)
+    stored = load_file(directory / "model.safetensors")
+    frequencies = sum(buffer.nbytes for buffer in lm.buffers())
+    embeddings = 0 if tied else stored["model.embed_tokens.weight"].nbytes
+    dense = sum(tensor.nbytes for tensor in stored.values()) - embeddings
+    assert weight_bytes(lm) == dense + frequencies
+    pair = make_pair(lm, large_batches=False)
+    itemsize = lm.dtype.itemsize
+    fewer = PRUNABLE * itemsize - (PRUNABLE // 2 * itemsize + PRUNABLE // 8)
+    assert weight_bytes(pair.packed) == dense + frequencies - fewer
+    assert weight_bytes(pair.dense) == dense + frequencies, "the twin shares nothing with it"
+
+
+def test_the_mean_of_what_the_steps_read_of_the_cache():
+    prompt, tokens, each = 5, 4, 10
+    reads = [each * (prompt + step) for step in range(1, tokens)]  # a step reads what it adds, too
+    assert mean_cache_bytes(reads[-1], prompt, tokens) == pytest.approx(sum(reads) / len(reads))
+
+
+@pytest.mark.parametrize("build", [tiny_llama, tiny_gpt2])
+def test_random_models_keep_two_of_every_four_inputs(tmp_path, build):
+    directory = build(tmp_path / "model")
+    (directory / "model.safetensors").unlink()
+    lm = random_model(resolve_model(str(directory)), CPU)
+    weight = (
+        lm.transformer.h[1].mlp.c_fc.weight.T if build is tiny_gpt2 else lm.model.layers[1].mlp.up_proj.weight
+    )
+    assert (weight.reshape(128, 16, 4).ne(0).sum(-1) == 2).all()
+    assert lm.dtype == torch.bfloat16
+    assert not lm.training
+
+
+# The command.
+
+
+def test_rows_of_every_batch(llama, tmp_path, capsys):
+    out, picture = tmp_path / "rows.json", tmp_path / "rows.png"
+    size = ("--batch", "1,3", "--prompt", PROMPT, "--tokens", TOKENS, "--rounds", "2", "--device", "cpu")
+    assert run("benchmark", "decode", "--model", llama, *size, "--json", out, "--figure", picture) == 0
+    rows = {(row["name"], row["batch"]): row for row in json.loads(out.read_text())["rows"]}
+    assert set(rows) == {(f"{phase}.packed_over_dense", b) for phase in ("prefill", "decode") for b in (1, 3)}
+    for (name, batch), row in rows.items():
+        count = PROMPT if name.startswith("prefill") else TOKENS - 1
+        assert row["tokens_per_s"] == pytest.approx(batch * count / row["median_s"])
+        assert (row["attention"], row["dtype"], row["layers_left_dense"]) == ("sdpa", "float32", 0)
+    cache = 2 * 2 * 2 * 16 * 4 * (PROMPT + TOKENS / 2)
+    for batch in (1, 3):
+        row = rows["decode.packed_over_dense", batch]
+        weights = weight_bytes(load(llama))
+        assert row["same_tokens"]
+        assert row["dense_weight_bytes"] == weights - PRUNABLE * 4
+        rate = row["bandwidth_bytes_per_s"] / row["reference_bytes_per_token"]
+        assert row["reference_most_tokens_per_s"] == pytest.approx(rate)
+        assert row["reference_bytes_per_token"] == pytest.approx(weights / batch + cache)
+    with Image.open(picture) as image:
+        assert image.format == "PNG"
+    assert "sdpa attention" in plain_text(capsys.readouterr().out)
+
+
+def test_random_weights_need_a_configuration_alone(llama, tmp_path):
+    folder, out = tmp_path / "shape", tmp_path / "rows.json"
+    folder.mkdir()
+    (folder / "config.json").write_text((llama / "config.json").read_text())
+    size = ("--batch", "2", "--prompt", "3", "--tokens", "2", "--rounds", "1", "--device", "cpu")
+    assert run("benchmark", "decode", "--random", "--lm", folder, *size, "--json", out) == 0
+    assert [row["dtype"] for row in json.loads(out.read_text())["rows"]] == ["bfloat16"] * 2
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        ((), "--model DIR"),
+        (("--model", "a", "--lm", "b", "--random"), "--model DIR"),
+        (("--lm", "b"), "--random"),
+        (("--model", "a", "--random"), "--random"),
+        (("--model", "./nowhere"), "./nowhere"),
+        (("--model", "./nowhere", "--tokens", "1"), "--tokens 1"),
+        (("--model", "./nowhere", "--prompt", "0"), "--prompt 0"),
+        (("--model", "./nowhere", "--batch", "0"), "--batch '0'"),
+        (("--model", "./nowhere", "--device", "cuda:9"), "cuda:9"),
+        (("--model", "./nowhere", "--figure", "."), "'.'"),
+    ],
+    ids=str,
+)
+def test_bad_input(capsys, args, told):
+    assert run("benchmark", "decode", *args) == 1
+    assert told in capsys.readouterr().err
+
+
+def test_what_can_t_be_run_is_refused_before_weights_are_read(tmp_path, capsys):
+    directory = export(tmp_path, tiny_llama, "4:8")
+    (directory / "model.safetensors").write_bytes(b"never read")
+    assert run("benchmark", "decode", "--model", directory, "--prompt", "100", "--tokens", "29") == 1
+    assert "make 129 tokens" in capsys.readouterr().err
+    assert run("benchmark", "decode", "--model", directory, "--prompt", "10", "--tokens", "29") == 1
+    assert "4:8 sparse" in capsys.readouterr().err
+
+
+def test_a_dense_model_and_a_second_packing_on_a_cpu_are_refused(llama, tmp_path, capsys):
+    size = ("--prompt", "10", "--tokens", "9", "--device", "cpu")
+    assert run("benchmark", "decode", "--model", llama, *size, "--large_batches") == 1
+    assert "large_batches needs a GPU" in capsys.readouterr().err
+    assert run("benchmark", "decode", "--model", tiny_llama(tmp_path / "dense"), *size) == 1
+    assert "2:4" in capsys.readouterr().err

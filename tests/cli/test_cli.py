@@ -1,0 +1,267 @@
+"""Whole runs from the command line, and the files they leave."""
+
+import json
+import math
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+import yaml
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from cli_helpers import Lab, make_lab, plain_text, run
+from roi_lightning.cli.lightning import build
+from roi_lightning.masks.mask_set import MaskSet
+from roi_lightning.utils.summary_table import show_summary
+
+lab = pytest.fixture(make_lab)
+# Lightning's remark on a second run in the same folder.
+pytestmark = pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory):
+    """A finished run of `quickstart.yaml`."""
+    folder = tmp_path_factory.mktemp("quick")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        made = Lab(folder, tmp_path_factory.getbasetemp() / "lab")
+        assert run("fit", *made.quick()) == 0
+        yield made
+
+
+def held_out_perplexity(lab, model):
+    """Of the quickstart's held-out windows, by transformers alone."""
+    data = build([str(word) for word in lab.quick()], run=False).datamodule
+    data.setup("validate")
+    ids = data.windows("val", data.val_tokens // data.seq_len)
+    with torch.no_grad():
+        logits = AutoModelForCausalLM.from_pretrained(model)(ids).logits[:, :-1].float()
+    return math.exp(F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()))
+
+
+def weights(directory):
+    return {name: x for file in directory.glob("*.safetensors") for name, x in load_file(file).items()}
+
+
+def assert_same_weights(one, other):
+    one, other = weights(one), weights(other)
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_quickstart_leaves_its_summary(quick, capsys):
+    folder = quick.folder / "runs" / "quickstart"
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["perplexity"].keys() == {"dense", "magnitude", "activation", "roi"}
+    export = quick.folder / summary["export"]
+    for name, model in (("dense", quick.model), ("roi", export)):
+        assert summary["perplexity"][name] == pytest.approx(held_out_perplexity(quick, model), rel=1e-3), name
+    lm = AutoModelForCausalLM.from_pretrained(export)
+    zeros = {name: int((x == 0).sum()) for name, x in lm.named_parameters()}
+    pruned = {name: x.numel() for name, x in lm.named_parameters() if "_proj.weight" in name}
+    total = sum(x.numel() for x in lm.parameters())
+    assert summary["zeros"]["prunable"] == sum(zeros[name] for name in pruned) / sum(pruned.values()) == 0.5
+    assert summary["zeros"]["model"] == pytest.approx(sum(zeros.values()) / total)
+    assert summary["seconds"] > 0
+    assert (quick.folder / summary["export"]).resolve() == (folder / "export").resolve()
+    assert run("verify", summary["export"], "--base", quick.model) == 0
+    assert re.search(r"all \d+ checks hold", plain_text(capsys.readouterr().out))
+    assert (folder / "mask.safetensors").is_file()
+    assert list(folder.glob("events.out.tfevents.*"))
+
+
+def test_a_summary_is_shown_in_full(quick, capsys):
+    path = quick.folder / "runs" / "quickstart" / "summary.json"
+    show_summary(path)
+    shown, summary = plain_text(capsys.readouterr().out), json.loads(path.read_text())
+    assert "held-out perplexity at 2:4: 4 steps" in shown
+    for name, value in summary["perplexity"].items():
+        zeros = "0.0% 0.0%" if name == "dense" else f"50.0% {summary['zeros']['model']:.1%}"
+        assert f"{name} {value:,.2f} {value / summary['perplexity']['dense']:.2f} {zeros}" in shown
+    assert f"checkpoint {summary['export']}" in shown
+
+
+def test_validate_prints_what_the_summary_says(quick, capsys):
+    folder = quick.folder / "runs" / "quickstart"
+    before = (folder / "config.yaml").read_text()
+    command = [*quick.quick(), "--ckpt_path", folder / "checkpoints" / "last.ckpt"]
+    assert run("validate", *command, "--trainer.logger", "false") == 0
+    printed = plain_text(capsys.readouterr().out)
+    value = float(printed.split("val/perplexity")[1].split()[0])
+    wanted = json.loads((folder / "summary.json").read_text())["perplexity"]["roi"]
+    assert value == pytest.approx(wanted, rel=1e-3)
+    assert (folder / "config.yaml").read_text() == before, "the run's own configuration"
+
+
+def test_export_apply_and_verify_agree_with_the_run(quick, tmp_path):
+    folder = quick.folder / "runs" / "quickstart"
+    checkpoint = folder / "checkpoints" / "last.ckpt"
+    assert run("export", *quick.quick(), "--ckpt_path", checkpoint, "--out", tmp_path / "exported") == 0
+    assert run("apply", quick.model, folder / "mask.safetensors", "--out", tmp_path / "applied") == 0
+    for name in ("exported", "applied"):
+        assert run("verify", tmp_path / name, "--base", quick.model) == 0
+        assert_same_weights(tmp_path / name, folder / "export")
+
+
+def test_a_runs_own_configuration_exports_it(quick, tmp_path):
+    folder = quick.folder / "runs" / "quickstart"
+    saved = folder / "config.yaml"
+    checkpoint = folder / "checkpoints" / "last.ckpt"
+    assert run("export", "--config", saved, "--ckpt_path", checkpoint, "--out", tmp_path / "out") == 0
+    assert_same_weights(tmp_path / "out", folder / "export")
+    assert yaml.safe_load(saved.read_text())["trainer"]["max_steps"] == 4
+
+
+def test_apply_takes_an_exported_directory_for_a_mask(quick, tmp_path):
+    folder = quick.folder / "runs" / "quickstart"
+    assert run("apply", quick.model, folder / "export", "--out", tmp_path / "out") == 0
+    assert_same_weights(tmp_path / "out", folder / "export")
+
+
+def test_the_papers_configuration_runs_as_it_is_written(lab):
+    command = ["--config", "qwen0.5b_2of4.yaml", *lab.options(accumulate=2)]
+    for more in ([], ["--overwrite"]):
+        assert run("fit", *command, "--trainer.val_check_interval", "4", *more) == 0
+        folder = lab.folder / "runs" / "qwen0.5b_2of4"
+        assert run("verify", folder / "export", "--base", lab.model) == 0
+        assert str(MaskSet.load(folder / "mask.safetensors").pattern) == "2:4"
+        assert list(folder.glob("events.out.tfevents.*"))
+        assert (folder / "checkpoints" / "last.ckpt").exists()
+
+
+CONFIGS = {"qwen0.5b_2of4.yaml": "runs/qwen0.5b_2of4", "quickstart.yaml": "runs/quickstart"}
+
+
+@pytest.mark.parametrize(
+    ("config", "place"),
+    [pytest.param(*pair, marks=[pytest.mark.slow] * ("qwen" in pair[0])) for pair in CONFIGS.items()],
+    ids=CONFIGS,
+)
+def test_without_a_logger_and_twice_in_the_same_folder(lab, config, place):
+    folder = lab.folder / place
+    command = ["--config", config, *lab.options(), "--trainer.logger", "false"]
+    if "qwen" in config:
+        command += ["--trainer.val_check_interval", "4"]
+    written = []
+    for more in ([], ["--overwrite"]):
+        assert run("fit", *command, *more) == 0
+        assert run("verify", folder / "export", "--base", lab.model) == 0
+        assert (folder / "mask.safetensors").is_file()
+        written.append((folder / "export" / "config.json").stat().st_mtime_ns)
+    assert written[0] < written[1], "the second run replaced the export"
+    assert not list(folder.rglob("events.out.tfevents.*"))
+
+
+@pytest.mark.parametrize(
+    "overlay",
+    [
+        *("straight_through", "small_budget"),
+        *(pytest.param(f"{kind}_anneal", marks=pytest.mark.slow) for kind in ("linear", "exponential")),
+    ],
+)
+def test_overlays_run(lab, overlay):
+    command = ["-c", "quickstart", "-c", f"overlays/{overlay}.yaml", *lab.options(max_steps=2)]
+    assert run("fit", *command, "--model.prior_windows", "2", "--trainer.val_check_interval", "1") == 0
+    assert run("verify", f"runs/quickstart+{overlay}/export") == 0
+
+
+COMMANDS = [
+    *(
+        "fit",
+        "validate",
+        "export",
+        "plan",
+        "prune",
+        "apply",
+        "verify",
+        "pack",
+        "publish",
+        "evaluate",
+        "compare",
+    ),
+]
+
+
+# One that no other command has, where there is one.
+OPTIONS = {
+    **{
+        "fit": "--resume",
+        "validate": "--ckpt_path",
+        "export": "--out",
+        "plan": "--fit_in",
+        "prune": "--spill",
+    },
+    **{
+        "apply": "--dtype",
+        "verify": "--base",
+        "pack": "--out",
+        "publish": "--push",
+        "evaluate": "--task_data",
+    },
+    "compare": "--reference",
+}
+
+
+def test_the_overview_names_every_command(capsys):
+    assert run("--help") == 0
+    overview = capsys.readouterr().out
+    assert all(f"  {command} " in overview for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(command, capsys, monkeypatch):
+    monkeypatch.setattr(
+        "roi_lightning.learning.base.load_language_model", lambda *a, **k: pytest.fail("loaded a model")
+    )
+    assert run(command, "--help") == 0
+    shown = capsys.readouterr().out
+    assert "usage:" in shown
+    assert OPTIONS[command] in shown
+
+
+LIGHT = """
+import sys
+from roi_lightning.__main__ import main
+try:
+    status = main(sys.argv[1:])
+except SystemExit as stop:
+    status = stop.code
+heavy = {"torch", "transformers", "lightning"} & set(sys.modules)
+assert not heavy, heavy
+sys.exit(status)
+"""
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["verify", "--help"], ["apply", "--help"]], ids=" ".join)
+def test_help_is_quick(arguments):
+    done = subprocess.run([sys.executable, "-c", LIGHT, *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "usage:" in done.stdout
+
+
+def test_a_run_cut_off_after_its_last_step_is_finished_by_resuming(lab):
+    """Lightning trains no step then, and calls no end of training; mask, export and table must come all the same."""
+    assert run("fit", *lab.quick(max_steps=2)) == 0
+    folder = lab.folder / "runs" / "quickstart"
+    made = (folder / "mask.safetensors").read_bytes()
+    for name in ("mask.safetensors", "summary.json", "export/roi_sparsity.json"):
+        (folder / name).unlink()
+    shutil.rmtree(folder / "export")
+    checkpoint = folder / "checkpoints" / "last.ckpt"
+    if not checkpoint.exists():
+        checkpoint = next((folder / "checkpoints").glob("*.ckpt"))
+    assert run("fit", *lab.quick(max_steps=2), "--ckpt_path", checkpoint) == 0
+    assert (folder / "mask.safetensors").read_bytes() == made
+    assert json.loads((folder / "summary.json").read_text())["steps"] == 2
+    assert run("verify", folder / "export", "--base", lab.model) == 0
+
+
+def test_validate_refuses_a_mask_that_was_never_learned(lab, capsys):
+    assert run("validate", *lab.quick()) == 1
+    assert "--ckpt_path" in capsys.readouterr().err

@@ -1,0 +1,188 @@
+"""The shipped configurations: they fit the code's signatures, the paper's numbers, and any folder."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+from cli_helpers import make_lab, run
+from roi_lightning.cli.config_files import find_config, shipped_configs
+from roi_lightning.cli.lightning import build
+from roi_lightning.errors import UserError
+from roi_lightning.learning.callbacks import HardenMasks, SparseExport
+from roi_lightning.learning.fsdp import FSDP2Strategy
+from roi_lightning.learning.roi import RoILightningModule
+from roi_lightning.masks.pattern import NMPattern
+from roi_lightning.samplers import GumbelTopK, StraightThrough
+from roi_lightning.samplers.schedules import Exponential, Linear
+
+lab = pytest.fixture(make_lab)
+ROOT = Path(__file__).resolve().parents[2]
+BASES = sorted(path.name for path in (ROOT / "configs").glob("*.yaml"))
+OVERLAYS = sorted(path.name for path in (ROOT / "configs" / "overlays").glob("*.yaml"))
+PAPER = [name for name in BASES if name != "quickstart.yaml"]
+
+
+def instantiate(*args):
+    return build([str(arg) for arg in args], run=False)
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_every_configuration_instantiates(lab, name):
+    cli = instantiate("--config", name, "--model.lm", lab.model)
+    cli.model.preflight(cli.trainer)
+    assert cli.datamodule.tokenizer == str(lab.model)
+    assert {HardenMasks, SparseExport} <= {type(callback) for callback in cli.trainer.callbacks}
+    assert cli.model.lm is None, "nothing is loaded yet"
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+@pytest.mark.parametrize("base", ["quickstart.yaml", "qwen0.5b_2of4.yaml"])
+def test_every_overlay_instantiates_on_a_base(lab, base, overlay):
+    if overlay == "adamw8bit.yaml" and find_spec("torchao") is None:
+        pytest.skip("torchao is not installed")
+    more = ["--model.strength", "1"] if overlay == "proxsparse.yaml" else []
+    cli = instantiate("-c", base, "-c", f"overlays/{overlay}", "--model.lm", lab.model, *more)
+    cli.model.preflight(cli.trainer)
+
+
+OLD_PATHS = """
+model:
+  class_path: roi_lightning.module.RoILightningModule
+  init_args:
+    sampler: { class_path: roi_lightning.samplers.GumbelTopK }
+    lam: { class_path: roi_lightning.schedules.Linear, init_args: { start: 0.5, end: 0.1 } }
+trainer:
+  strategy: { class_path: roi_lightning.sharded_strategy.ShardedStrategy }
+  callbacks:
+    - class_path: roi_lightning.callbacks.HardenMasks
+    - class_path: roi_lightning.callbacks.sparse_export.SparseExport
+"""
+
+
+def test_class_paths_of_earlier_versions_are_taken_and_named(lab, tmp_path, capsys):
+    (tmp_path / "old.yaml").write_text(OLD_PATHS)
+    cli = instantiate("-c", "quickstart.yaml", "-c", str(tmp_path / "old.yaml"), *lab.options())
+    assert type(cli.model) is RoILightningModule
+    assert cli.model.lam.start == 0.5
+    assert isinstance(cli.trainer.strategy, FSDP2Strategy)
+    assert {type(callback) for callback in cli.trainer.callbacks} >= {HardenMasks, SparseExport}
+    told = capsys.readouterr().err
+    assert "roi_lightning.module.RoILightningModule is roi_lightning.learning.RoILightningModule now" in told
+    assert "ShardedStrategy is roi_lightning.learning.fsdp.FSDP2Strategy now" in told
+    assert "HardenMasks is roi_lightning.learning.callbacks.HardenMasks now" in told
+    assert "samplers.GumbelTopK is" not in told
+
+
+@pytest.mark.parametrize(
+    ("option", "old"),
+    [("--trainer.strategy", "ShardedStrategy"), ("--model.tau", "roi_lightning.schedules.Exponential")],
+)
+def test_old_names_are_taken_on_the_command_line(lab, option, old, capsys):
+    instantiate("-c", "quickstart.yaml", *lab.options(), option, f"{{class_path: {old}}}")
+    assert f"{old} is " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_the_papers_numbers(lab, name):
+    cli = instantiate("--config", name, "--model.lm", lab.model)
+    model, data, trainer = cli.model, cli.datamodule, cli.trainer
+    assert str(model.pattern) == name.split("_")[-1].removesuffix(".yaml").replace("of", ":")
+    assert trainer.max_steps == 2000
+    assert all(data.micro_batches(ranks) * ranks * data.batch_size == 256 for ranks in (1, 2, 8, 16))
+    assert data.seq_len == 4096
+    for schedule, end in ((model.tau, 0.05), (model.lam, 0.002)):
+        assert isinstance(schedule, Exponential)
+        assert schedule.at(0, 2000) == 1
+        assert schedule.at(1499, 2000) > end
+        assert schedule.at(1500, 2000) == schedule.at(2000, 2000) == pytest.approx(end)
+        assert schedule.at(750, 2000) == pytest.approx(end**0.5)
+    optimizer = model.optimizer([torch.nn.Parameter(torch.zeros(1))])
+    assert type(optimizer) is torch.optim.AdamW
+    wanted = {"lr": 1e-3, "betas": (0.9, 0.95), "weight_decay": 0.05}
+    group = optimizer.param_groups[0]
+    assert {key: tuple(group[key]) if key == "betas" else group[key] for key in wanted} == wanted
+    assert model.lr_end == 1e-4
+    assert model.init_std == 0.01
+    assert model.prior == "none"
+    assert model.state.sampler == GumbelTopK()
+    assert trainer.precision == "32-true"
+    assert trainer.validate_every_steps == 250
+
+
+def test_what_the_overlays_change(lab):
+    start = ["-c", "qwen0.5b_2of4", "--model.lm", lab.model]
+    assert type(instantiate(*start, "-c", "overlays/straight_through").model.state.sampler) is StraightThrough
+    model = instantiate(*start, "-c", "overlays/linear_anneal.yaml").model
+    assert (model.tau, model.lam) == (Linear(1.0, 0.05, 0.75), Linear(1.0, 0.002, 0.75))
+    small = instantiate(*start, "-c", "overlays/small_budget.yaml")
+    small.trainer.count_micro_batches(small.datamodule)
+    assert (small.trainer.accumulate_grad_batches, small.datamodule.batch_size) == (4, 1)
+    assert small.trainer.val_check_interval == 50 * 4
+    assert small.trainer.max_steps * 4 * small.datamodule.seq_len < 1e6
+    assert small.model.prior == "activation"
+    assert 0 < small.model.distillation < 1
+    assert (type(small.model.tau), type(small.model.lam)) == (Linear, Linear)
+    papers = instantiate(
+        *start, "-c", "overlays/small_budget.yaml", "-c", "overlays/exponential_anneal.yaml"
+    ).model
+    assert (papers.tau, papers.lam) == (Exponential(0.2, 0.05, 0.75), Exponential(0.005, 0.002, 0.75))
+    assert model.distillation == 0, "the paper learns from the text alone"
+
+
+NAMES = ["quickstart.yaml", "quickstart", "overlays/linear_anneal.yaml", "overlays/linear_anneal"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_shipped_names_are_found_from_anywhere(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    found = find_config(name)
+    assert found.read_text() == (ROOT / "configs" / name).with_suffix(".yaml").read_text()
+    assert found.is_relative_to(shipped_configs())
+
+
+def test_the_users_own_files_come_first(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("configs").mkdir()
+    for place in ("configs", "."):
+        Path(place, "quickstart.yaml").write_text(f"# {place}")
+        assert find_config("quickstart").read_text() == f"# {place}"
+
+
+@pytest.mark.parametrize("name", ["quickstrat.yaml", "qwen0.5_2of4", "overlays/linear.yaml"])
+def test_an_unknown_name_offers_the_nearest(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    right = {"quickstrat.yaml": "quickstart", "qwen0.5_2of4": "qwen0.5b_2of4"}.get(name, "linear_anneal")
+    with pytest.raises(UserError, match=f"no configuration '{name}'.*did you mean.*{right}.yaml"):
+        find_config(name)
+
+
+SPELLINGS = {"quoted": '"{}"', "unquoted": "{}"}
+
+
+@pytest.mark.parametrize("pattern", ["2:4", "16:32"])
+@pytest.mark.parametrize("spelling", SPELLINGS.values(), ids=SPELLINGS)
+def test_a_pattern_means_the_same_with_and_without_quotes(lab, pattern, spelling):
+    own = lab.folder / "own.yaml"
+    own.write_text(f"model:\n  init_args:\n    pattern: {spelling.format(pattern)}\n")
+    start = ["-c", "quickstart.yaml", "--model.lm", lab.model]
+    assert instantiate(*start, "--model.pattern", pattern).model.pattern == NMPattern(pattern)
+    written = instantiate(*start, "-c", own)
+    assert written.model.pattern == NMPattern(pattern)
+    saved = lab.folder / "saved.yaml"
+    saved.write_text(written.parser.dump(written.config))
+    assert instantiate("-c", saved).model.pattern == NMPattern(pattern)
+
+
+def test_later_configurations_and_overrides_win(lab):
+    (lab.folder / "a.yaml").write_text("trainer: {max_steps: 7}\ndata: {seq_len: 16}\n")
+    (lab.folder / "b.yaml").write_text("trainer: {max_steps: 9}\n")
+    cli = instantiate("-c", "quickstart", "-c", "a.yaml", "-c", "b.yaml", "--model.lm", lab.model)
+    assert (cli.trainer.max_steps, cli.datamodule.seq_len, cli.datamodule.batch_size) == (9, 16, 2)
+
+
+def test_an_unknown_configuration_is_a_failure(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert run("fit", "--config", "qiuckstart.yaml") != 0
+    assert "quickstart.yaml" in capsys.readouterr().err

@@ -1,0 +1,442 @@
+"""`evaluate` from the command line: figures, tables, files, and what it refuses."""
+
+import importlib.util
+import io
+import json
+import math
+import re
+import shutil
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from rich.console import Console
+
+from cli_helpers import plain_text, run
+from roi_lightning.cli import evaluate
+from roi_lightning.evaluation.models import resolve_models
+from roi_lightning.evaluation.perplexity import read_text
+from roi_lightning.evaluation.report import as_json, caption
+from roi_lightning.evaluation.results_table import make_tables
+from roi_lightning.evaluation.run import shorten
+from roi_lightning.evaluation.tasks import TASKS, EvalConfig, choose_tasks
+from roi_lightning.export import write_export
+from roi_lightning.export.sidecar import read_sidecar, write_sidecar
+from roi_lightning.masks.mask_set import MaskSet
+from roi_lightning.models.loading import load_language_model
+from roi_lightning.models.source import resolve_model
+from slow_perplexity import by_a_loop
+from tiny_models import random_masks, tiny_llama, tiny_qwen2, tiny_tokenizer
+
+TEXT = "A text of some length, so that it fills more than two windows. " * 9 + "End."
+needs_harness = pytest.mark.skipif(importlib.util.find_spec("lm_eval") is None, reason="needs lm-eval")
+
+
+class Place:
+    """A folder with a base model, an export of it, a text, and a few questions."""
+
+    def __init__(self, folder):
+        self.base, self.export = folder / "base", folder / "export"
+        self.mask, self.text, self.data = (
+            self.export / "roi_mask.safetensors",
+            folder / "text.txt",
+            folder / "data",
+        )
+        source = resolve_model(str(tiny_qwen2(self.base)))
+        write_export(source, random_masks(source), self.export)
+        self.text.write_text(TEXT)
+        self.data.mkdir()
+        choices = {"text": ["a stone", "an apple", "tin"], "label": ["A", "B", "C"]}
+        self.rows(
+            "arc_easy", [{"question": f"{x} eats?", "choices": choices, "answerKey": "B"} for x in "abc"]
+        )
+        self.rows(
+            "piqa", [{"goal": "open it", "sol1": "pull", "sol2": "sing a song", "label": i} for i in (0, 1)]
+        )
+        self.rows("wikitext", [{"page": " = A page = \n Some words , and more . \n" * 5}])
+
+    def rows(self, name, rows):
+        (self.data / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return Place(tmp_path_factory.mktemp("place"))
+
+
+def measure(place, out, *args):
+    assert run("evaluate", *args, "--text", place.text, "--seq_len", 64, "--json", out) == 0
+    return json.loads(out.read_text())
+
+
+def test_token_perplexity_is_the_loop_s_and_a_mask_equals_its_export(place, tmp_path, capsys):
+    names = [str(place.base), str(place.export), str(place.mask)]
+    found = measure(place, tmp_path / "o.json", *names, "--base", place.base)["models"]
+    ids = torch.tensor(tiny_tokenizer()(TEXT)["input_ids"])
+    for name in names[:2]:
+        wanted = by_a_loop(load_language_model(resolve_model(name)), ids.split(64))
+        assert found[name]["token_perplexity"] == pytest.approx(wanted, rel=1e-2), "bfloat16, other batches"
+    assert found[names[2]] == found[names[1]] != found[names[0]]
+    assert list(found) == names
+    assert str(place.export)[-20:] in capsys.readouterr().out
+
+
+def test_exact_in_fp32(place, tmp_path):
+    found = measure(place, tmp_path / "o.json", place.export, "--dtype", "float32", "--batch_size", 3)
+    lm = load_language_model(resolve_model(str(place.export)), "float32")
+    ids = torch.tensor(tiny_tokenizer()(TEXT)["input_ids"])
+    wanted = by_a_loop(lm, ids.split(64))
+    assert found["models"][str(place.export)]["token_perplexity"] == pytest.approx(wanted, rel=1e-5)
+
+
+@needs_harness
+def test_all_kinds_of_tasks_in_one_run(place, tmp_path, capfd):
+    tasks = "piqa,arc_easy,word_perplexity,token_perplexity"
+    arguments = [place.base, place.mask, "--base", place.base, "--tasks", tasks, "--task_data", place.data]
+    found = measure(place, tmp_path / "o.json", *arguments, "--markdown", tmp_path / "o.md")
+    figures = found["models"][str(place.mask)]
+    assert set(figures) == {"token_perplexity", "word_perplexity", "arc_easy", "piqa", "average"}
+    assert set(figures["arc_easy"]) == {"acc", "acc_norm", "acc_stderr", "acc_norm_stderr", "samples"}
+    assert (figures["arc_easy"]["samples"], figures["piqa"]["samples"]) == (3, 2)
+    assert figures["average"]["acc"] == pytest.approx(
+        (figures["arc_easy"]["acc"] + figures["piqa"]["acc"]) / 2
+    )
+    assert found["settings"]["dense"] == str(place.base)
+    assert found["settings"]["tasks"] == ["token_perplexity", "word_perplexity", "arc_easy", "piqa"]
+    assert found["settings"]["lm_eval"].startswith("0.4.")
+    assert found["settings"]["word_length"] == dict.fromkeys(map(str, arguments[:2]), 128)
+    assert found["settings"]["bos"] == dict.fromkeys(map(str, arguments[:2]))
+    assert "| ARC-E | PIQA | Average |" in (tmp_path / "o.md").read_text()
+    printed = capfd.readouterr()
+    assert printed.err == ""
+    assert "length-normalised" in printed.out
+
+
+@needs_harness
+def test_the_limit_counts_everything_and_is_said(place, tmp_path, capsys):
+    arguments = [place.base, "--tasks", "token_perplexity,arc_easy", "--task_data", place.data, "--limit", 1]
+    found = measure(place, tmp_path / "o.json", *arguments)
+    ids = torch.tensor(tiny_tokenizer()(TEXT)["input_ids"])
+    wanted = by_a_loop(load_language_model(resolve_model(str(place.base))), [ids[:64]])
+    assert found["models"][str(place.base)]["token_perplexity"] == pytest.approx(wanted, rel=1e-2)
+    assert found["models"][str(place.base)]["arc_easy"]["samples"] == 1
+    assert found["settings"]["limit"] == 1
+    assert "only the first 1 windows" in plain_text(capsys.readouterr().out)
+
+
+def test_the_2048_variant_drops_the_tail(tmp_path):
+    base = tiny_llama(tmp_path / "base", max_position_embeddings=2048)
+    text = tmp_path / "text.txt"
+    text.write_text("long text " * 500)
+    ids = torch.tensor(tiny_tokenizer()("long text " * 500)["input_ids"])
+    assert 2 * 2048 < len(ids) < 3 * 2048
+    arguments = [base, "--tasks", "token_perplexity_2048", "--text", text, "--json", tmp_path / "o.json"]
+    assert run("evaluate", *arguments) == 0
+    found = json.loads((tmp_path / "o.json").read_text())["models"][str(base)]["token_perplexity_2048"]
+    wanted = by_a_loop(load_language_model(resolve_model(str(base))), ids[: 2 * 2048].split(2048))
+    assert found == pytest.approx(wanted, rel=1e-5)
+
+
+def test_token_perplexities_need_no_harness(place, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    assert measure(place, tmp_path / "o.json", place.base)["settings"]["lm_eval"] is None
+    (tmp_path / "o.json").unlink()
+    line = refused(capsys, tmp_path, place.base, "--text", place.text, "--tasks", "token_perplexity,arc_easy")
+    assert re.search(r"'arc_easy' needs .*pip install 'roi-lightning\[eval\]'", line)
+
+
+def test_an_updated_directory_is_marked(place, tmp_path, capsys):
+    updated = shutil.copytree(place.export, tmp_path / "updated")
+    content = {k: v for k, v in read_sidecar(updated).items() if k not in ("files", "checksum")}
+    write_sidecar(updated, content | {"updated": {"a.weight": "0" * 64}})
+    measure(place, tmp_path / "o.json", place.base, place.export, updated)
+    marks = re.findall(r"(?:base|export|updated) +│ +(\S) ", capsys.readouterr().out)
+    assert marks == ["–", "✗", "✓"]
+
+
+def refused(capsys, tmp_path, *args):
+    """The one line a refusal prints; nothing may be written."""
+    before = set(tmp_path.rglob("*"))
+    capsys.readouterr()
+    assert run("evaluate", *args, "--json", tmp_path / "o.json", "--markdown", tmp_path / "o.md") == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert set(tmp_path.rglob("*")) == before
+    return line
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--tasks", "arc_esay"], "did you mean arc_easy"),
+        (["--tasks", "nothing_like_it"], "The tasks are token_perplexity"),
+        (["--tasks", ","], "--tasks is empty"),
+        (["--limit", 0], "--limit 0 is too small"),
+        (["--batch_size", 0], "--batch_size 0 is too small"),
+        (["--seq_len", 1], "--seq_len 1 is too small"),
+        (["--seq_len", 129], "reads at most 128 tokens"),
+        (["--tasks", "token_perplexity_2048"], "leave it out"),
+        (["--device", "cuda:99"], "--device 'cuda:99'"),
+        (["--device", "tpu"], "--device 'tpu'"),
+        (["--text", "absent.txt"], "'absent.txt' is no file"),
+        (["absent/model/name"], "'absent/model/name'"),
+        (["absent.safetensors"], "no mask file at 'absent.safetensors'"),
+        (["absent.gguf"], "no GGUF file"),
+    ],
+)
+def test_mistakes_are_one_line_and_nothing_is_written(place, tmp_path, capsys, args, said):
+    start = [place.base] if args[0].startswith("--") else [place.base, args[0]]
+    text = [] if "--text" in args else ["--text", place.text]
+    rest = args if args[0].startswith("--") else []
+    assert said in refused(capsys, tmp_path, *start, *rest, *text)
+
+
+@needs_harness
+def test_a_missing_task_file_is_named(place, tmp_path, capsys):
+    arguments = [place.base, "--tasks", "boolq", "--task_data", place.data]
+    assert str(place.data / "boolq.jsonl") in refused(capsys, tmp_path, *arguments)
+
+
+@needs_harness
+def test_all_is_checked_before_a_model_is_loaded(place, tmp_path, capsys):
+    """The first model's weights are broken; the complaint is still about what comes later."""
+    broken = shutil.copytree(place.base, tmp_path / "broken")
+    (broken / "model.safetensors").write_bytes(b"no weights")
+    text = ["--text", place.text, "--seq_len", 64]
+    short = tmp_path / "short.txt"
+    short.write_text("a")
+    assert "leave it out" in refused(capsys, tmp_path, broken, *text, "--tasks", "token_perplexity_2048")
+    assert "has 1 tokens" in refused(capsys, tmp_path, broken, "--text", short, "--seq_len", 64)
+    assert "boolq.jsonl" in refused(
+        capsys, tmp_path, broken, *text, "--tasks", "token_perplexity,boolq", "--task_data", place.data
+    )
+    assert "no GGUF file" in refused(capsys, tmp_path, broken, "absent.gguf", *text)
+    assert "can't be read" in refused(capsys, tmp_path, broken, *text)
+
+
+def test_a_model_without_weights_is_refused_before_others_are_measured(place, tmp_path, capsys, monkeypatch):
+    empty = shutil.copytree(place.base, tmp_path / "empty")
+    (empty / "model.safetensors").unlink()
+    loaded = []
+    monkeypatch.setattr(
+        "roi_lightning.evaluation.models.load_language_model", lambda *args: loaded.append(args)
+    )
+    line = refused(capsys, tmp_path, place.base, empty, "--text", place.text, "--seq_len", 64)
+    assert "holds no model.safetensors" in line
+    assert not loaded
+
+
+def test_a_base_that_is_no_row_is_not_replaced_by_another_model(place, tmp_path):
+    other = tiny_qwen2(tmp_path / "other", seed=3)
+    found = measure(place, tmp_path / "o.json", other, place.mask, "--base", place.base)
+    assert found["settings"]["dense"] is None
+
+
+def test_documents_without_text_are_skipped_and_damaged_files_refused(place, tmp_path, capsys):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"text": "one two three"}\n{"text": null}\n{"text": "four"}\n')
+    assert read_text(rows).whole == "one two three\n\nfour"
+    rows.write_text('{"text": "one"}\n' * 20000 + "{damaged\n")
+    assert "rows.jsonl" in refused(capsys, tmp_path, place.base, "--text", rows, "--seq_len", 64)
+
+
+def test_masks_need_a_base_they_were_made_for(place, tmp_path, capsys):
+    text = ["--text", place.text, "--seq_len", 64]
+    assert "--base" in refused(capsys, tmp_path, place.mask, *text)
+    other = tiny_qwen2(tmp_path / "other", seed=3)
+    assert "another model" in refused(capsys, tmp_path, place.mask, "--base", other, *text)
+    shutil.copy(place.base / "model.safetensors", tmp_path / "weights.safetensors")
+    assert "mask file" in refused(capsys, tmp_path, tmp_path / "weights.safetensors", "--base", place.base)
+
+
+def test_a_mask_of_updated_weights_is_refused(place, tmp_path, capsys):
+    masks = MaskSet.load(place.mask)
+    name, digest = next(iter(masks.base.sha256.items()))
+    replace(masks, updated={name: digest}).save(tmp_path / "mask.safetensors")
+    line = refused(capsys, tmp_path, tmp_path / "mask.safetensors", "--base", place.base)
+    assert "evaluate the directory it came from" in line
+
+
+def test_a_model_given_twice_is_refused(place, tmp_path, capsys):
+    assert "more than once" in refused(capsys, tmp_path, place.base, place.base)
+
+
+def test_a_damaged_sidecar_is_refused(place, tmp_path, capsys):
+    export = shutil.copytree(place.export, tmp_path / "export")
+    sidecar = export / "roi_sparsity.json"
+    sidecar.write_text(sidecar.read_text().replace('"m": 4', '"m": 8'))
+    assert "does not match its own checksum" in refused(capsys, tmp_path, export)
+
+
+def test_destinations_are_checked_first(place, tmp_path, capsys):
+    file = tmp_path / "file"
+    file.write_text("")
+    for out in (tmp_path, file / "below.json"):
+        assert run("evaluate", "absent.gguf", "--json", out) == 1
+        assert "can't be written" in capsys.readouterr().err
+    found = measure(place, tmp_path / "new" / "folder" / "o.json", place.base)
+    assert found["models"]
+
+
+def test_help_names_every_task(capsys):
+    with pytest.raises(SystemExit) as stop:
+        evaluate.main(["--help"])
+    assert stop.value.code == 0
+    named = plain_text(capsys.readouterr().out)
+    assert all(re.search(rf"\b{task}\b", named) for task in TASKS)
+
+
+# Figures made up: A is dense; B, C and D are sparse, D with updated weights.
+MADE_UP = {
+    "A": {"token_perplexity": 10.0, "arc_easy": {"acc": 0.8, "acc_stderr": 0.02}, "boolq": {"acc": 0.7}},
+    "B": {"token_perplexity": 12.5, "arc_easy": {"acc": 0.6, "acc_stderr": 0.03}, "boolq": {"acc": 0.65}},
+    "C": {"token_perplexity": math.inf, "arc_easy": {"acc": 0.7, "acc_stderr": 0.01}, "boolq": {"acc": 0.5}},
+    "D": {"token_perplexity": 20.0, "arc_easy": {"acc": 0.6, "acc_stderr": 0.03}, "boolq": {"acc": 0.71}},
+}
+UPDATED = {"A": None, "B": False, "C": False, "D": True}
+MADE_UP_TASKS = choose_tasks("token_perplexity,arc_easy,boolq")
+
+
+def made_up(updated=UPDATED, dense="A", results=MADE_UP):
+    (table,) = make_tables(results, MADE_UP_TASKS, updated, dense)
+    return table, {name: dict(zip(table.labels, cells, strict=True)) for name, cells in table.rows.items()}
+
+
+def delta(cell):
+    return "".join(note for note in cell.notes if note[0] != "±")
+
+
+def test_the_table_s_values_deltas_and_errors():
+    table, rows = made_up()
+    assert table.labels == ["token PPL", "ARC-E", "BoolQ", "Average"]
+    assert {name: [cell.text for cell in row.values()] for name, row in rows.items()} == {
+        "A": ["10.00", "80.00", "70.00", "75.00"],
+        "B": ["12.50", "60.00", "65.00", "62.50"],
+        "C": ["inf", "70.00", "50.00", "60.00"],
+        "D": ["20.00", "60.00", "71.00", "65.50"],
+    }
+    assert {name: [delta(cell) for cell in row.values()] for name, row in rows.items()} == {
+        "A": ["", "", "", ""],
+        "B": ["×1.25", "−20.00", "−5.00", "−12.50"],
+        "C": ["", "−10.00", "−20.00", "−15.00"],
+        "D": ["×2.00", "−20.00", "+1.00", "−9.50"],
+    }
+    assert [rows[name]["ARC-E"].notes[-1] for name in "ABCD"] == ["±2.00", "±3.00", "±1.00", "±3.00"]
+    assert table.marks == {"A": "–", "B": "✗", "C": "✗", "D": "✓"}
+
+
+def test_the_best_and_second_of_the_sparse_rows_are_marked():
+    _, rows = made_up()
+    assert {name: [cell.rank for cell in row.values()] for name, row in rows.items()} == {
+        "A": ["", "", "", ""],
+        "B": ["best", "second", "second", "second"],
+        "C": ["", "best", "", ""],
+        "D": ["second", "second", "best", "best"],
+    }
+
+
+def test_without_sparse_rows_all_compete_and_without_a_dense_row_nothing_is_compared():
+    _, rows = made_up(updated=dict.fromkeys("ABCD"))
+    assert [rows[name]["token PPL"].rank for name in "ABCD"] == ["best", "second", "", ""]
+    _, rows = made_up(updated=dict.fromkeys("ABCD", False), dense=None)
+    assert not any(delta(cell) for row in rows.values() for cell in row.values())
+    _, rows = made_up(results={name: MADE_UP[name] for name in "AB"})
+    assert not any(cell.rank for row in rows.values() for cell in row.values()), "one row competes with none"
+
+
+def test_an_infinite_dense_model_is_no_measure():
+    _, rows = made_up(dense="C")
+    assert not any(delta(row["token PPL"]) for row in rows.values())
+    assert delta(rows["B"]["ARC-E"]) == "−10.00"
+
+
+def test_a_single_accuracy_has_no_average():
+    results = {"A": {"boolq": {"acc": 0.5}}}
+    (table,) = make_tables(results, choose_tasks("boolq"), {"A": None}, "A")
+    assert table.labels == ["BoolQ"]
+
+
+def test_length_normalised_accuracies_have_a_table_of_their_own():
+    scored = {"acc": 0.5, "acc_norm": 0.25, "acc_norm_stderr": 0.1}
+    results = {"A": {"arc_easy": scored, "piqa": {**scored, "acc_norm": 0.75}, "race": {"acc": 1.0}}}
+    main, normed = make_tables(results, choose_tasks("arc_easy,piqa,race"), {"A": None}, "A")
+    assert main.labels == ["ARC-E", "PIQA", "RACE", "Average"]
+    assert normed.labels == ["ARC-E", "PIQA", "Average"]
+    assert [cell.text for cell in normed.rows["A"]] == ["25.00", "75.00", "50.00"]
+
+
+def test_json_comes_back_as_it_was_with_infinity_spelled_out(tmp_path):
+    (tmp_path / "some.txt").touch()
+    config = EvalConfig(tasks="token_perplexity,arc_easy,boolq", text=tmp_path / "some.txt", limit=3)
+    found = json.loads(json.dumps(as_json(MADE_UP, config, "A", device="cpu"), allow_nan=False))
+    assert found["models"]["C"]["token_perplexity"] == "inf"
+    assert found["models"]["B"] == MADE_UP["B"] | {"average": {"acc": pytest.approx(0.625)}}
+    assert found["settings"]["limit"] == 3
+    assert found["settings"]["text"] == str(tmp_path / "some.txt")
+    assert (found["settings"]["dense"], found["settings"]["device"]) == ("A", "cpu")
+
+
+def test_markdown_says_the_same_as_the_terminal():
+    table, _ = made_up()
+    lines = table.markdown().splitlines()
+    header, aligned, *rows = [line.strip("| ").split(" | ") for line in lines if line.startswith("|")]
+    assert header == ["model", "W/U", "token PPL", "ARC-E", "BoolQ", "Average"]
+    assert len(aligned) == len(header) == len(rows[0])
+    assert rows[1][:3] == ["B", "✗", "**12.50**<br><sub>×1.25</sub>"]
+    assert rows[3][3] == "<u>60.00</u><br><sub>−20.00</sub><br><sub>±3.00</sub>"
+    assert lines[0] == "**perplexity ↓, accuracy in % ↑**"
+
+
+def wide_results():
+    """Seven rows over every task, some with long names."""
+    names = ["dense", *(f"/a/long/way/to/the/runs/of/method_{i}/export" for i in range(6))]
+    scored = {"acc": 0.5, "acc_stderr": 0.01, "acc_norm": 0.5, "acc_norm_stderr": 0.01}
+    figures = {t.name: scored if t.kind == "questions" else 1234.5 for t in TASKS.values()}
+    results = {name: dict(figures) for name in names}
+    return results, {name: None if name == "dense" else False for name in names}
+
+
+@pytest.mark.parametrize("width", [120, 160, 250])
+def test_tables_fit_the_terminal_and_show_every_value_whole(width):
+    results, updated = wide_results()
+    console = Console(width=width, file=io.StringIO())
+    for table in make_tables(results, list(TASKS.values()), updated, "dense"):
+        table.print(console)
+    text = console.file.getvalue()
+    assert max(map(len, text.splitlines())) <= width
+    assert text.count("1,234") == 3 * 7
+    assert text.count(" 50.00") == 7 * (7 + 1 + 7 + 1)
+    assert "…" not in text
+
+
+def test_names_are_cut_on_the_left():
+    assert shorten("runs/one/export", 15) == "runs/one/export"
+    assert shorten("runs/one/export", 10) == "…ne/export"
+
+
+def test_bold_underlined_and_dim_reach_the_terminal():
+    table, _ = made_up()
+    console = Console(width=100, file=io.StringIO(), force_terminal=True, color_system="standard")
+    table.print(console)
+    text = console.file.getvalue()
+    assert "\x1b[1m12.50\x1b[0m" in text
+    assert "\x1b[4m20.00\x1b[0m" in text
+    assert "\x1b[2m×1.25\x1b[0m" in text
+
+
+def test_the_length_of_the_word_perplexity_is_said_of_every_model(place, tmp_path):
+    long = str(tiny_llama(tmp_path / "long", max_position_embeddings=8192))
+    models = resolve_models([str(place.base), long], None)
+    config = EvalConfig(tasks="word_perplexity")
+    assert f"word PPL: 128 ({place.base}), 4,096 ({long}) tokens at once" in caption(config, None, models)
+    assert "word PPL: 4,096 tokens at once" in caption(config, None, models[1:])
+    found = as_json({}, config, None, models)["settings"]
+    assert found["word_length"] == {str(place.base): 128, long: 4096}
+
+
+def test_the_caption_says_how_it_was_measured():
+    said = caption(EvalConfig(tasks="token_perplexity,boolq", seq_len=77, limit=5), "base")
+    assert "WikiText-2" in said
+    assert "77 tokens" in said
+    assert "ratio to base" in said
+    assert "first 5" in said

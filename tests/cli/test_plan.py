@@ -1,0 +1,281 @@
+"""`plan`: its numbers against a real model's tensors and a real optimizer's state."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2Config
+
+from cli_helpers import make_lab, plain_text, run
+from roi_lightning.benchmark.timing import peak_bytes
+from roi_lightning.cli.fit_in import parse_size
+from roi_lightning.cli.plan import make_plan
+from roi_lightning.errors import UserError
+from roi_lightning.learning.losses import objective
+from roi_lightning.learning.memory_tracker import step_bytes
+from roi_lightning.learning.roi import RoILightningModule
+from roi_lightning.samplers import Categorical, Draw
+from roi_lightning.samplers.masked_linear import in_mode
+from roi_lightning.samplers.schedules import Exponential
+from tiny_models import tiny_gpt2, tiny_qwen2
+
+lab = pytest.fixture(make_lab)
+PARTS = {"weights", "logits", "gradients", "optimizer", "masked_weights", "activations", "loss", "total"}
+# No gradient goes on from these, so that their weights are not kept for the backward pass.
+FIRST = re.compile(r".*\.0\.(self_attn\.[qkv]_proj|attn\.c_attn)")
+
+
+@pytest.fixture
+def qwen_half_b(tmp_path):
+    """Qwen2.5-0.5B's shape, and nothing else of it."""
+    folder = tmp_path / "qwen2.5-0.5b"
+    config = Qwen2Config(
+        hidden_size=896,
+        intermediate_size=4864,
+        num_hidden_layers=24,
+        num_attention_heads=14,
+        num_key_value_heads=2,
+        vocab_size=151936,
+        tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+        dtype="bfloat16",
+        architectures=["Qwen2ForCausalLM"],
+    )
+    config.save_pretrained(folder)
+    return folder
+
+
+def test_the_papers_run_on_qwen_half_b(lab, qwen_half_b, capsys):
+    out = lab.folder / "plan.json"
+    assert run("plan", "--config", "qwen0.5b_2of4.yaml", "--model.lm", qwen_half_b, "--json", out) == 0
+    plan = json.loads(out.read_text())
+    per_block = 2 * 896 * 896 + 2 * 128 * 896 + 3 * 896 * 4864
+    assert plan["prunable"] == plan["logits"] == 24 * per_block == 357_826_560
+    assert plan["steps"] == 2000
+    assert plan["tokens"] == 2000 * 256 * 4096
+    sizes = plan["bytes"]
+    assert sizes.keys() >= PARTS
+    assert sizes["logits"] == sizes["gradients"] == 4 * plan["logits"]
+    assert sizes["optimizer"] == 8 * plan["logits"]
+    assert sizes["masked_weights"] == 2 * (plan["prunable"] - 896 * 896 - 2 * 128 * 896)
+    assert sizes["loss"] >= 2 * 2 * 4 * 4096 * 151936, "the vocabulary's logits and their gradient"
+    assert sizes["weights"] == 2 * 494_032_768, "the published parameter count"
+    printed = plain_text(capsys.readouterr().out)
+    assert "357,826,560" in printed
+    assert "2,097,152,000" in printed
+
+
+@pytest.mark.slow
+def test_the_readme_shows_what_plan_says(qwen_half_b, capsys):
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    command, said = readme.split("plan --config qwen0.5b_2of4.yaml --fit_in", 1)[1].split("```", 3)[::2][:2]
+    model = ["--model.lm", qwen_half_b]
+    assert run("plan", "--config", "qwen0.5b_2of4.yaml", *model, "--fit_in", *command.split()) == 0
+    shown = plain_text(capsys.readouterr().out)
+    rows = [plain_text(line) for line in said.splitlines() if line.startswith(("│", "  --"))]
+    # What this process takes by itself differs from machine to machine.
+    rows = [row for row in rows if re.search(r"\d", row) and "libraries" not in row]
+    assert len(rows) >= 15
+    for row in rows:
+        assert row in shown, row
+
+
+@pytest.mark.parametrize("builder", [tiny_qwen2, tiny_gpt2])
+@pytest.mark.parametrize("dtype", ["auto", "float32", "float16"])
+def test_bytes_are_those_of_real_tensors(lab, builder, dtype):
+    model = builder(lab.folder / "m")
+    lm = AutoModelForCausalLM.from_pretrained(model, dtype=dtype)
+    plan = make_plan(["--config", "quickstart.yaml", *lab.options(model=model), "--model.dtype", dtype])
+    learner, trainer = lab.learn(1, model=model, dtype=dtype)
+    weights = {p.data_ptr(): p.numel() * p.element_size() for p in lm.parameters()}
+    assert plan["bytes"]["weights"] == sum(weights.values())
+    logits = [layer.logits for layer in learner.layers.values()]
+    assert plan["logits"] == sum(x.numel() for x in logits)
+    assert plan["bytes"]["logits"] == sum(x.numel() * x.element_size() for x in logits)
+    state = [x for per in trainer.optimizers[0].state.values() for x in per.values() if x.ndim]
+    assert plan["bytes"]["optimizer"] == sum(x.numel() * x.element_size() for x in state)
+    with learner.under_masks():
+        kept = [layer for name, layer in learner.layers.items() if not FIRST.fullmatch(name)]
+        masked = [layer.effective_weight() for layer in kept]
+        assert plan["bytes"]["masked_weights"] == sum(x.numel() * x.element_size() for x in masked)
+    assert plan["tokens"] == 4 * 2 * 32
+
+
+def test_the_optimizers_state_is_the_configured_optimizers(lab):
+    command = ["--config", "quickstart.yaml", *lab.options(), "--model.optimizer", "torch.optim.SGD"]
+    assert make_plan(command)["bytes"]["optimizer"] == 0
+    plan = make_plan([*command, "--model.optimizer.momentum", "0.9"])
+    assert plan["bytes"]["optimizer"] == 4 * plan["logits"]
+
+
+def test_what_each_of_several_devices_keeps(lab):
+    command = ["--config", "quickstart.yaml", *lab.options(), "--trainer.devices", "4"]
+    assert make_plan([*command, "--config", "overlays/ddp.yaml"])["spread"] is None
+    command += ["--config", "overlays/fsdp2.yaml", "--trainer.devices", "4", "--trainer.num_nodes", "2"]
+    plan = make_plan(command)
+    lm = AutoModelForCausalLM.from_pretrained(lab.model)
+    # bf16 weights; logits, their gradients and AdamW's two moments in fp32; everything in eighths.
+    assert plan["spread"] == round((lm.num_parameters() * lm.dtype.itemsize + 16 * plan["prunable"]) / 8)
+
+
+@pytest.mark.parametrize("accelerator", ["gpu", "cpu", "auto"])
+def test_devices_that_are_not_here_can_be_planned_for(lab, accelerator):
+    command = ["--config", "qwen0.5b_2of4.yaml", *lab.options(accumulate=8), "--trainer.devices", "8"]
+    plan = make_plan([*command, "--trainer.accelerator", accelerator])
+    assert plan["tokens"] == 4 * 8 * 8 * 2 * 32
+
+
+@pytest.mark.parametrize("more", [["--model.pattern", "2:3"], ["--model.ignore", "[nothing_like_this]"]])
+def test_plan_refuses_what_fit_refuses(lab, capsys, more):
+    assert run("plan", "--config", "quickstart.yaml", *lab.options(), *more) == 1
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_plan_reads_no_weight(lab, monkeypatch):
+    for name in ("load_file", "safe_open"):
+        monkeypatch.setattr(f"safetensors.torch.{name}", lambda *a, **k: pytest.fail("read weights"))
+    (lab.folder / "m").mkdir()
+    (lab.folder / "m" / "config.json").write_text((lab.model / "config.json").read_text())
+    assert make_plan(["--config", "quickstart.yaml", *lab.options(model=lab.folder / "m")])["prunable"] > 0
+    assert torch.get_default_dtype() == torch.float32
+
+
+# What a step holds, against what a real one allocates.
+
+
+@pytest.fixture(scope="module")
+def wide_llama(tmp_path_factory):
+    """Large enough for its activations to outweigh what a sampler works with."""
+    config = LlamaConfig(
+        hidden_size=256,
+        intermediate_size=768,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=8192,
+        tie_word_embeddings=True,
+    )
+    folder = tmp_path_factory.mktemp("wide")
+    LlamaForCausalLM(config).bfloat16().save_pretrained(folder)
+    return str(folder)
+
+
+STEPS = [
+    ({}, True),
+    ({"activation_checkpointing": True}, False),
+    ({"distillation": 0.5}, True),
+    ({"sampler": Categorical()}, False),
+]
+
+
+@pytest.mark.parametrize(
+    ("settings", "accumulating"),
+    [
+        *STEPS,
+        *(pytest.param(settings, not more, marks=pytest.mark.slow) for settings, more in STEPS),
+    ],
+    ids=lambda value: next(iter(value), "plain") if isinstance(value, dict) else None,
+)
+def test_a_step_holds_what_was_planned(wide_llama, settings, accumulating):
+    learner = RoILightningModule(
+        wide_llama, lam=Exponential(0.01, 0.002), tau=Exponential(0.5, 0.05), **settings
+    )
+    planned = step_bytes(learner, torch.bfloat16, (8, 256), accumulating, learner.activation_checkpointing)
+    lm, ids = learner.model, torch.arange(8 * 256).view(8, 256)
+    learner.state.draw = Draw(0, 0, 0.01, 0.3)
+    learned = [p for p in learner.parameters() if p.requires_grad]
+
+    def step():
+        objective(lm, ids, learner.distillation, learner.dense())[0].backward()
+
+    with in_mode(learner.state, "sample"):
+        step()
+        there = sum(p.numel() * p.element_size() for p in learner.parameters())
+        if accumulating:
+            there += sum(p.numel() * p.element_size() for p in learned)
+        else:
+            learner.zero_grad()
+        assert planned.peak == pytest.approx(there + peak_bytes(step, torch.device("cpu")), rel=0.06)
+
+
+def test_planning_leaves_the_learner_as_it_was(wide_llama):
+    learner = RoILightningModule(wide_llama)
+    step_bytes(learner, torch.bfloat16, (1, 16), False, True)
+    assert learner.lm is None
+    assert not learner.layers
+    assert not learner.activation_checkpointing
+
+
+# Making it fit.
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("80GB", 80e9),
+        ("22GiB", 22 * 2**30),
+        ("1.5 gb", 1.5e9),
+        ("512M", 512e6),
+        ("4096", 4096),
+        ("1TiB", 2**40),
+    ],
+)
+def test_sizes(text, size):
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GB", "0GB", "-1GB", "80XB", "80GB of it"])
+def test_no_sizes(text):
+    with pytest.raises(UserError, match="is no size"):
+        parse_size(text)
+
+
+def test_the_gentlest_way_that_fits_is_told(lab, wide_llama, capsys):
+    base = ["--config", "quickstart.yaml", *lab.options(model=wide_llama)]
+    base += ["--data.batch_size", "8", "--data.seq_len", "256"]
+    out, totals = lab.folder / "plan.json", []
+    for size in ("1GB", "190MB", "120MB", "65MB"):
+        assert run("plan", *base, "--fit_in", size, "--json", out) == 0
+        found = json.loads(out.read_text())["fit_in"]
+        last = found["tried"][-1]
+        totals.append(last["bytes"])
+        if not last["eight_bit"]:
+            assert make_plan([*base, *found["arguments"]])["bytes"]["total"] == last["bytes"]
+        assert last["bytes"] <= 0.95 * found["limit"]
+        assert all(way["bytes"] > 0.95 * found["limit"] for way in found["tried"][:-1])
+    assert totals == sorted(totals, reverse=True)
+    assert "add to the command line" in plain_text(capsys.readouterr().out)
+
+
+COUNTED = {
+    "windows and steps": ("null", "--data.windows_per_step", "16", "--trainer.validate_every_steps", "2"),
+    "micro-batches": (2, "--trainer.val_check_interval", "4"),
+}
+
+
+@pytest.mark.parametrize(("accumulate", "more"), [(x, y) for x, *y in COUNTED.values()], ids=COUNTED)
+def test_what_fits_learns_from_as_many_windows_and_validates_as_often(lab, accumulate, more):
+    base = [
+        "--config",
+        "quickstart.yaml",
+        *lab.options(accumulate=accumulate),
+        "--data.batch_size",
+        "8",
+        *more,
+    ]
+    out, configured = lab.folder / "plan.json", make_plan(base)
+    # Not counted on to the last byte, so that it does not fit as it is.
+    assert run("plan", *base, "--fit_in", str(configured["bytes"]["total"]), "--json", out) == 0
+    added = json.loads(out.read_text())["fit_in"]["arguments"]
+    assert added[:2] == ["--data.batch_size", "4"]
+    smaller = make_plan([*base, *added])
+    for plan in (configured, smaller):
+        assert (plan["windows_per_step"], plan["validate_every_steps"]) == (16, 2)
+    assert smaller["micro_batches"] == 2 * configured["micro_batches"] == 4
+
+
+def test_what_fits_nowhere_is_said(lab, capsys):
+    assert run("plan", "--config", "quickstart.yaml", *lab.options(), "--fit_in", "1kB") == 1
+    assert "nothing tried fits in" in capsys.readouterr().err

@@ -1,0 +1,272 @@
+"""`prune` end to end on tiny models: what it writes, what it refuses, and that nothing half-written stays."""
+
+import json
+import re
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from cli_helpers import brute_top, make_lab, plain_text, run
+from data_helpers import write_jsonl
+from roi_lightning.export import verify_export
+from roi_lightning.masks.mask_set import MASK_FILE, MaskSet
+from roi_lightning.models.source import resolve_model
+from roi_lightning.oneshot import METHODS
+from tiny_models import tiny_gguf, tiny_gpt2, tiny_llama, tiny_qwen2
+
+lab = pytest.fixture(make_lab)
+
+
+def prune(lab, out, *options, model=None, method="wanda"):
+    text = ["--data", lab.corpus, "--windows", 3, "--seq_len", 32]
+    return run("prune", model or lab.model, "--method", method, *text, "--out", out, *options)
+
+
+def verified(directory, model):
+    report = verify_export(directory, resolve_model(str(model)))
+    assert report.ok, report.failures
+    return {check.name: check.detail for check in report.checks}
+
+
+@pytest.mark.parametrize("method", ["magnitude", "wanda", "sparsegpt"])
+@pytest.mark.parametrize("pattern", ["2:4", "2:8", "4:8"])
+def test_every_method_and_pattern_gives_a_directory_that_verifies(lab, tmp_path, method, pattern):
+    text = [] if method == "magnitude" else ["--data", lab.corpus, "--windows", 3, "--seq_len", 32]
+    out = tmp_path / "out"
+    assert run("prune", lab.model, "--method", method, "--pattern", pattern, *text, "--out", out) == 0
+    verified(out, lab.model)
+    masks = MaskSet.load(out)
+    n, m = map(int, pattern.split(":"))
+    assert masks.kept * m == masks.total * n
+    exported = AutoModelForCausalLM.from_pretrained(out)
+    weight = exported.model.layers[1].mlp.down_proj.weight.detach()
+    assert ((weight.reshape(weight.shape[0], -1, m) != 0).sum(-1) == n).all()
+
+
+def test_magnitude_keeps_the_largest_weights(lab, tmp_path):
+    assert run("prune", lab.model, "--method", "magnitude", "--out", tmp_path / "out") == 0
+    masks = MaskSet.load(tmp_path / "out")
+    for name, weight in load_file(lab.model / "model.safetensors").items():
+        if name in masks.layers:
+            assert torch.equal(masks.layers[name].to_bool(), brute_top(weight.float().abs(), 2, 4))
+
+
+@pytest.mark.parametrize("builder", [tiny_qwen2, tiny_llama, tiny_gpt2])
+def test_sparsegpt_updates_kept_weights_and_says_so(lab, tmp_path, builder):
+    model, out = builder(tmp_path / "m"), tmp_path / "out"
+    assert prune(lab, out, model=model, method="sparsegpt") == 0
+    checks = verified(out, model)
+    masks = MaskSet.load(out)
+    sidecar = json.loads((out / "roi_sparsity.json").read_text())
+    assert sidecar["updated"] == list(masks.updated) == list(masks.layers)
+    assert "updated survivors" in checks["updates"]
+    before, after = load_file(model / "model.safetensors"), load_file(out / "model.safetensors")
+    for name, tensor in after.items():
+        assert tensor.dtype == before[name].dtype
+        if name in masks.layers:
+            kept = masks.layers[name].to_bool()
+            assert not torch.equal(tensor[kept], before[name][kept])
+        else:
+            assert torch.equal(tensor, before[name])
+    card = (out / "README.md").read_text()
+    assert "adjusted to make up for the loss" in card
+    assert "Nothing else was changed" not in card
+
+
+def test_mask_only_leaves_kept_weights_alone(lab, tmp_path):
+    assert prune(lab, tmp_path / "only", "--mask_only", method="sparsegpt") == 0
+    checks = verified(tmp_path / "only", lab.model)
+    assert "updates" not in checks
+    assert json.loads((tmp_path / "only/roi_sparsity.json").read_text())["updated"] == []
+
+
+def test_a_changed_update_does_not_verify(lab, tmp_path):
+    out = tmp_path / "out"
+    assert prune(lab, out, method="sparsegpt") == 0
+    file = out / "model.safetensors"
+    header = int.from_bytes(file.read_bytes()[:8], "little")
+    offsets = json.loads(file.read_bytes()[8 : 8 + header])
+    masks = MaskSet.load(out)
+    name = next(iter(masks.updated))
+    first_kept = int(masks.layers[name].to_bool().flatten().nonzero()[0])
+    damaged = bytearray(file.read_bytes())
+    damaged[8 + header + offsets[name]["data_offsets"][0] + 2 * first_kept] ^= 1
+    file.write_bytes(damaged)
+    failed = {check.name for check in verify_export(out, resolve_model(str(lab.model))).failures}
+    assert failed == {"checksums", "updates"}
+
+
+@pytest.mark.parametrize("mask", ["out", f"out/{MASK_FILE}"])
+def test_apply_refuses_a_mask_whose_weights_were_updated(lab, tmp_path, capsys, mask):
+    assert prune(lab, tmp_path / "out", method="sparsegpt") == 0
+    assert run("apply", lab.model, tmp_path / mask, "--out", tmp_path / "again") == 1
+    assert re.search(r"method updated in 14 tensors, .* use the directory", capsys.readouterr().err)
+    assert not (tmp_path / "again").exists()
+
+
+def test_apply_of_a_bare_mask_makes_the_same_directory(lab, tmp_path):
+    assert prune(lab, tmp_path / "out") == 0
+    assert run("apply", lab.model, tmp_path / "out" / MASK_FILE, "--out", tmp_path / "again") == 0
+    names = ("model.safetensors", MASK_FILE)
+    assert all((tmp_path / "out" / x).read_bytes() == (tmp_path / "again" / x).read_bytes() for x in names)
+
+
+def test_a_gguf_model_is_pruned_and_saved(lab, tmp_path):
+    file = tiny_gguf(tmp_path / "tiny.gguf")
+    out = tmp_path / "out"
+    assert prune(lab, out, "--dtype", "float32", model=file, method="sparsegpt") == 0
+    verified(out, file)
+    assert load_file(out / "model.safetensors")["model.layers.0.mlp.up_proj.weight"].dtype == torch.float32
+
+
+def test_runs_again_into_the_same_folder_with_the_same_result(lab, tmp_path, capsys):
+    out = tmp_path / "out"
+    contents = []
+    for more in ([], ["--overwrite"]):
+        assert prune(lab, out, *more, method="sparsegpt") == 0
+        contents.append((out / "model.safetensors").read_bytes())
+    assert contents[0] == contents[1]
+    assert prune(lab, out, method="sparsegpt") == 1
+    assert "--overwrite" in capsys.readouterr().err
+
+
+def test_dense_activations_and_spilling_are_options(lab, tmp_path):
+    assert prune(lab, tmp_path / "a") == 0
+    assert prune(lab, tmp_path / "b", "--spill", tmp_path / "spill") == 0
+    assert prune(lab, tmp_path / "c", "--activations", "dense") == 0
+    masks = {name: MaskSet.load(tmp_path / name) for name in "abc"}
+    assert masks["a"].overlap(masks["b"]).all == 1
+    by_layer = masks["a"].overlap(masks["c"]).layers
+    assert all(share == 1 for name, share in by_layer.items() if ".layers.0." in name)
+    assert masks["a"].overlap(masks["c"]).all < 1
+
+
+def test_layers_left_out_stay_dense(lab, tmp_path):
+    assert prune(lab, tmp_path / "out", "--targets", "mlp.*", "--ignore", "down_proj") == 0
+    assert all(re.search("(up|gate)_proj", name) for name in MaskSet.load(tmp_path / "out").layers)
+    verified(tmp_path / "out", lab.model)
+
+
+def test_corpora_may_be_mappings(lab, tmp_path):
+    file = write_jsonl(tmp_path / "x.jsonl", ["word " * 50] * 9, field="body")
+    text = ["--data", f"{{source: {file}, text_field: body}}", "--windows", 2, "--seq_len", 32]
+    assert run("prune", lab.model, "--method", "wanda", *text, "--out", tmp_path / "out") == 0
+
+
+def test_the_table_says_what_was_done(lab, tmp_path, capsys):
+    assert prune(lab, tmp_path / "out", method="sparsegpt") == 0
+    shown = plain_text(capsys.readouterr().out)
+    for part in (
+        "method sparsegpt",
+        "activations sequential",
+        "windows 3",
+        "kept weights of 14 layers",
+        "damping 0.01",
+    ):
+        assert part in shown, part
+
+
+def test_progress_is_reported(lab, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("roi_lightning.utils.progress._EVERY_SECONDS", 0.0)
+    assert prune(lab, tmp_path / "out") == 0
+    lines = [x for x in capsys.readouterr().err.splitlines() if x.startswith("pruning blocks of 96 tokens")]
+    assert len(lines) == 2
+    assert re.fullmatch(r"pruning blocks of 96 tokens 2/2  \S+( s each|/s)  0:00:00 left", lines[1])
+
+
+REFUSED = {
+    "unknown method": (["--method", "wandda"], "no method 'wandda'.*did you mean 'wanda'"),
+    "option of another method": (["--damping", "0.1"], "--damping is an option of sparsegpt"),
+    "mask_only without sparsegpt": (["--mask_only"], "--mask_only is an option of sparsegpt"),
+    "zero damping": (["--method", "sparsegpt", "--damping", "0"], "damping 0.0 must be above 0"),
+    "pattern that does not divide": (["--pattern", "2:5"], "5 does not divide"),
+    "pattern that is none": (["--pattern", "4:2"], "4:2"),
+    "no such layer": (["--ignore", "q_prog"], "ignore: 'q_prog' matches none"),
+    "too little text": (["--windows", "4000"], r"holds \d+ windows of 32 tokens, 4000 are asked for"),
+    "no windows": (["--windows", "0"], "--windows is 0; give at least 1"),
+    "text for magnitude": (["--method", "magnitude"], "--data means nothing to magnitude"),
+    "device for magnitude": (["--method", "magnitude"], "means nothing to magnitude"),
+    "windows too long": (["--seq_len", "4096"], "longer than the model's 128; lower --seq_len"),
+    "no such text": (["--data", "nowhere.txt"], "'nowhere.txt': no file matches"),
+    "mapping with a wrong field": (["--data", "{source: x, colour: red}"], "colour"),
+    "no such device": (["--device", "gpu"], "--device 'gpu': use auto, cpu"),
+}
+
+
+@pytest.mark.parametrize(("options", "message"), REFUSED.values(), ids=REFUSED)
+def test_bad_input_is_one_clear_line_and_leaves_nothing(lab, tmp_path, capsys, options, message):
+    out = tmp_path / "results" / "out"
+    assert prune(lab, out, *options) == 1
+    errors = capsys.readouterr().err.strip().splitlines()
+    assert re.search(message, errors[-1]), errors
+    assert len([line for line in errors if line.startswith("error:")]) == 1
+    assert not out.parent.exists() or not list(out.parent.iterdir())
+
+
+def test_a_model_directory_without_weights_is_refused_early(lab, tmp_path, capsys):
+    model = tiny_qwen2(tmp_path / "m")
+    (model / "model.safetensors").unlink()
+    assert prune(lab, tmp_path / "out", model=model) == 1
+    assert "holds no model.safetensors" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_update_that_the_stored_dtype_can_t_hold_is_refused(lab, tmp_path, capsys):
+    assert prune(lab, tmp_path / "results/out", "--dtype", "float16", method="sparsegpt") == 1
+    assert "stored as torch.bfloat16 and its update was made in torch.float16" in capsys.readouterr().err
+    assert list((tmp_path / "results").iterdir()) == []
+    assert prune(lab, tmp_path / "out", "--dtype", "float16", "--mask_only", method="sparsegpt") == 0
+
+
+def test_an_update_made_in_a_wider_dtype_is_written_in_the_stored_one(lab, tmp_path):
+    assert prune(lab, tmp_path / "out", "--dtype", "float32", method="sparsegpt") == 0
+    assert run("verify", tmp_path / "out", "--base", lab.model) == 0
+    weights = load_file(tmp_path / "out/model.safetensors").values()
+    assert {weight.dtype for weight in weights} == {torch.bfloat16}
+
+
+def test_the_base_itself_is_never_written_over(lab, tmp_path, capsys):
+    assert prune(lab, tmp_path / "once") == 0
+    before = (tmp_path / "once/model.safetensors").read_bytes()
+    assert prune(lab, tmp_path / "once", model=tmp_path / "once") == 1
+    assert "holds the base model itself" in capsys.readouterr().err
+    assert (tmp_path / "once/model.safetensors").read_bytes() == before
+
+
+def test_a_disk_without_room_for_the_updates_is_noticed_before_the_walk(lab, tmp_path, capsys, monkeypatch):
+    room = (lab.model / "model.safetensors").stat().st_size * 1.9 + 2**20
+    usage = SimpleNamespace(total=0, used=0, free=int(room))
+    monkeypatch.setattr("roi_lightning.export.destination.shutil.disk_usage", lambda _: usage)
+    assert prune(lab, tmp_path / "out", method="sparsegpt") == 1
+    assert "are free" in capsys.readouterr().err
+    assert prune(lab, tmp_path / "out", method="wanda") == 0
+
+
+def test_the_help_names_the_methods_there_are(capsys):
+    assert run("prune", "--help") == 0
+    told = re.search(r"  --method METHOD +(.*)", capsys.readouterr().out)[1]
+    assert re.findall(r"\w+", told.replace("(reads no text)", "")) == list(METHODS)
+
+
+def test_a_folder_that_is_not_ours_is_refused_before_the_work(lab, tmp_path, capsys):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/thesis.txt").write_text("mine")
+    assert prune(lab, tmp_path / "out") == 1
+    assert "was not written by roi_lightning" in capsys.readouterr().err
+    assert [file.name for file in (tmp_path / "out").iterdir()] == ["thesis.txt"]
+
+
+@pytest.mark.parametrize("block", [0, 1])
+def test_a_walk_that_fails_leaves_nothing(lab, tmp_path, capsys, block):
+    model = tiny_llama(tmp_path / "m")
+    tensors = load_file(model / "model.safetensors")
+    tensors[f"model.layers.{block}.post_attention_layernorm.weight"].fill_(
+        3e38
+    )  # times an input above 1: infinite
+    save_file(tensors, model / "model.safetensors", {"format": "pt"})
+    assert prune(lab, tmp_path / "results/out", model=model, method="sparsegpt") == 1
+    assert f"layers.{block}.mlp.gate_proj met inputs that are infinite or NaN" in capsys.readouterr().err
+    assert list((tmp_path / "results").iterdir()) == []

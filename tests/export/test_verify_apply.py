@@ -1,0 +1,204 @@
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from roi_lightning.cli import apply, verify
+from roi_lightning.errors import UserError
+from roi_lightning.export import verify_export, write_export
+from roi_lightning.export.sidecar import read_sidecar, write_sidecar
+from roi_lightning.models.source import resolve_model
+from tiny_models import random_masks, tiny_gguf, tiny_llama, tiny_qwen2
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("export")
+    source = resolve_model(str(tiny_llama(folder / "base", max_shard_size="150KB")))
+    (folder / "base" / "LICENSE").write_text("do as you like")
+    return write_export(source, random_masks(source), folder / "out", training={"steps": 7, "rate": 1e-5})
+
+
+@pytest.fixture
+def export(original, tmp_path):
+    return shutil.copytree(original, tmp_path / "out")
+
+
+def failed(directory, base=None):
+    return {check.name for check in verify_export(directory, base).failures}
+
+
+def reseal(directory):
+    """Make the sidecar fit again, as a careless tool might."""
+    content = read_sidecar(directory)
+    write_sidecar(directory, {k: v for k, v in content.items() if k not in ("files", "checksum")})
+
+
+def base_of(original):
+    return resolve_model(str(original.parent / "base"))
+
+
+def change(directory, name, edit):
+    file = next(f for f in directory.glob("model*.safetensors") if name in load_file(f))
+    tensors = {key: value.clone() for key, value in load_file(file).items()}
+    tensors[name] = edit(tensors[name])
+    save_file(tensors, file, {"format": "pt"})
+
+
+def test_an_untouched_export_verifies(original):
+    assert verify_export(original).ok
+    report = verify_export(original, base_of(original))
+    assert report.ok
+    assert len(report.checks) == 11
+
+
+def test_a_flipped_bit_in_any_file_is_noticed(export):
+    files = [path for path in export.rglob("*") if path.is_file()]
+    assert len(files) > 8
+    for file in files:
+        good = file.read_bytes()
+        for where in (0, len(good) // 3, len(good) // 2, len(good) - 1):
+            for bit in (0, 5):
+                bad = bytearray(good)
+                bad[where] ^= 1 << bit
+                file.write_bytes(bad)
+                assert failed(export), f"bit {bit} of byte {where} of {file.name}"
+        file.write_bytes(good)
+    assert not failed(export)
+
+
+def test_every_bit_of_the_sidecar_counts(export):
+    file = export / "roi_sparsity.json"
+    good = file.read_bytes()
+    for where in range(0, len(good), 3):
+        bad = bytearray(good)
+        bad[where] ^= 1 << where % 8
+        file.write_bytes(bad)
+        with pytest.raises(UserError):
+            read_sidecar(export)
+
+
+def test_missing_and_extra_files_are_noticed(export):
+    (export / "tokenizer.json").rename(export / "token.json")
+    report = {check.name: check.detail for check in verify_export(export).failures}
+    assert "tokenizer.json" in report["files"]
+    (export / "token.json").rename(export / "tokenizer.json")
+    (export / "extra.txt").write_text("")
+    assert failed(export) == {"files"}
+    (export / "extra.txt").unlink()
+    (export / "folder").mkdir()
+    (export / "folder" / "hidden").write_text("")
+    assert failed(export) == {"files"}
+
+
+@pytest.mark.parametrize(
+    "file", ["roi_sparsity.json", "roi_mask.safetensors", "config.json", "model.safetensors.index.json"]
+)
+def test_a_missing_file_fails_and_does_not_crash(export, original, file):
+    (export / file).unlink()
+    assert "files" in failed(export, base_of(original)) or file == "roi_sparsity.json"
+    assert not verify_export(export).ok
+
+
+def test_zeros_must_be_plus_zero_where_the_mask_says(export):
+    name = next(iter(read_sidecar(export)["layers"]))
+    change(export, name, lambda weight: torch.where(weight == 0, -0.0, weight))
+    reseal(export)
+    assert failed(export) == {"zeros"}
+
+
+def test_a_kept_zero_is_no_fault(tmp_path):
+    base = tiny_qwen2(tmp_path / "base")
+    change(base, "model.layers.0.mlp.up_proj.weight", torch.zeros_like)
+    source = resolve_model(str(base))
+    out = write_export(source, random_masks(source), tmp_path / "out")
+    assert verify_export(out, source).ok
+
+
+def test_changed_kept_weights_need_the_base_to_be_noticed(export, original):
+    name = next(iter(read_sidecar(export)["layers"]))
+    change(export, name, lambda weight: weight * 2)
+    reseal(export)
+    assert not failed(export)
+    assert failed(export, base_of(original)) == {"survivors"}
+
+
+def test_other_changes_need_the_base_to_be_noticed(export, original):
+    change(export, "model.norm.weight", lambda weight: weight + 1)
+    (export / "LICENSE").write_text("do as I say")
+    reseal(export)
+    assert not failed(export)
+    assert failed(export, base_of(original)) == {"other tensors", "copied files"}
+
+
+def test_another_dtype_is_noticed(export, original):
+    change(export, "model.norm.weight", lambda weight: weight.to(torch.float64))
+    reseal(export)
+    assert failed(export, base_of(original)) == {"other tensors"}
+
+
+def test_another_base_is_noticed(original, tmp_path):
+    other = resolve_model(str(tiny_llama(tmp_path / "other", seed=1, max_shard_size="150KB")))
+    assert {"base hashes", "survivors", "other tensors"} <= failed(original, other)
+
+
+def test_compression_entries_are_noticed(export):
+    config = json.loads((export / "config.json").read_text())
+    (export / "config.json").write_text(json.dumps(config | {"quantization_config": {}}))
+    reseal(export)
+    assert failed(export) == {"config"}
+
+
+def test_the_verify_command(export, original, capsys):
+    base = str(original.parent / "base")
+    report = export.parent / "report.json"
+    assert verify.main([str(export), "--base", base, "--json", str(report)]) == 0
+    assert "all 11 checks hold" in capsys.readouterr().out
+    assert json.loads(report.read_text())["ok"] is True
+    (export / "LICENSE").write_text("x")
+    assert verify.main([str(export), "--json", str(report)]) == 1
+    assert "1 of 6 checks failed" in capsys.readouterr().out
+    rows = json.loads(report.read_text())["checks"]
+    assert [row["name"] for row in rows if not row["ok"]] == ["checksums"]
+    with pytest.raises(UserError, match="no directory"):
+        verify.main([str(export / "absent")])
+
+
+def test_verify_of_a_stranger_s_directory_fails_without_a_crash(tmp_path):
+    assert verify.main([str(tiny_qwen2(tmp_path / "base"))]) == 1
+    (tmp_path / "empty").mkdir()
+    assert verify.main([str(tmp_path / "empty")]) == 1
+
+
+def test_apply_makes_the_same_directory(original, tmp_path, capsys):
+    base, mask = str(original.parent / "base"), str(original / "roi_mask.safetensors")
+    assert apply.main([base, mask, "--out", str(tmp_path / "out")]) == 0
+    assert "verified" in capsys.readouterr().out
+    names = {path.name for path in original.iterdir()}
+    assert names == {path.name for path in (tmp_path / "out").iterdir()}
+    for name in names - {"README.md", "roi_sparsity.json"}:
+        assert (original / name).read_bytes() == (tmp_path / "out" / name).read_bytes()
+    plain = write_export(base_of(original), random_masks(base_of(original)), tmp_path / "plain")
+    for name in names:
+        assert (plain / name).read_bytes() == (tmp_path / "out" / name).read_bytes()
+
+
+def test_apply_to_a_gguf_base(tmp_path):
+    gguf = str(tiny_gguf(tmp_path / "base.gguf"))
+    source = resolve_model(gguf)
+    out = write_export(source, random_masks(source, dtype="float16"), tmp_path / "out")
+    assert apply.main([gguf, str(out), "--out", str(tmp_path / "again")]) == 0
+    for file in out.iterdir():
+        assert file.read_bytes() == (tmp_path / "again" / file.name).read_bytes()
+    assert verify.main([str(out), "--base", gguf]) == 0
+    with pytest.raises(UserError, match="other values"):
+        apply.main([gguf, str(out), "--out", str(tmp_path / "other"), "--dtype", "float32"])
+
+
+def test_apply_refuses_the_wrong_base(original, tmp_path):
+    other = str(tiny_llama(tmp_path / "other", seed=1))
+    with pytest.raises(UserError, match="another model"):
+        apply.main([other, str(original), "--out", str(tmp_path / "out")])
+    assert not (tmp_path / "out").exists()

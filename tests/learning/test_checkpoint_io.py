@@ -1,0 +1,252 @@
+"""Checkpoints on disks that fill up, damaged ones, ones that are no longer needed, and runs killed beside them."""
+
+import os
+import resource
+import shutil
+import signal
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from cli_helpers import GOING_ON, make_lab
+from roi_lightning.errors import UserError
+from roi_lightning.learning.callbacks import HardenMasks
+from roi_lightning.learning.checkpoint_io import read_checkpoint, write_checkpoint, write_sharded
+
+lab = pytest.fixture(make_lab)
+STEPS = 6
+pytestmark = GOING_ON
+
+
+class PowerCutError(RuntimeError):
+    pass
+
+
+class At(Callback):
+    """Does something when so many optimizer steps are done."""
+
+    def __init__(self, step, act):
+        self.step, self.act = step, act
+
+    def on_train_batch_end(self, trainer, *args):
+        if trainer.global_step == self.step:
+            self.act()
+
+
+class Watch(Callback):
+    """Which checkpoints lie in the run's folder after each step."""
+
+    def __init__(self, folder):
+        self.folder, self.seen = folder, {}
+
+    def on_train_batch_end(self, trainer, *args):
+        self.seen[trainer.global_step] = names(self.folder)
+
+
+def cut_power():
+    raise PowerCutError
+
+
+def learn(lab, name, *more, keep=-1, resume="auto"):
+    """Six steps with a checkpoint after every second one."""
+    folder = lab.folder / name
+    keeper = ModelCheckpoint(folder / "checkpoints", "{step}", every_n_train_steps=2, save_top_k=keep)
+    trainer = {"default_root_dir": str(folder), "enable_checkpointing": True}
+    lab.learn(STEPS, callbacks=[HardenMasks(), *more, keeper], trainer=trainer, resume=resume)
+
+
+def names(folder):
+    return sorted(path.name for path in (folder / "checkpoints").iterdir())
+
+
+def mask(lab, name):
+    return (lab.folder / name / "mask.safetensors").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The mask of a run without interruption."""
+    with pytest.MonkeyPatch.context() as patch:
+        lab = make_lab(tmp_path_factory.mktemp("whole"), tmp_path_factory, patch)
+        learn(lab, "whole")
+        return mask(lab, "whole")
+
+
+# Space.
+
+
+def numbers(count):
+    """A checkpoint of about four bytes a number."""
+    state = {"state": {0: {"exp_avg": torch.rand(count // 4)}}, "param_groups": []}
+    return {
+        "state_dict": {"a": torch.rand(count // 2)},
+        "optimizer_states": [state],
+        "b": torch.rand(count // 4),
+    }
+
+
+@pytest.fixture
+def one_rank():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@contextmanager
+def files_no_longer_than(size):
+    """What the system refuses to write as it would on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("write", [write_checkpoint, write_sharded])
+def test_a_disk_that_fills_up_while_a_checkpoint_is_written_costs_none(write, tmp_path, one_rank):
+    path, first = tmp_path / "a.ckpt", numbers(200_000)
+    write(first, path)
+    # In the middle of the large tensors, and in what comes after them.
+    for size in (100_000, 450_000):
+        with files_no_longer_than(size), pytest.raises(UserError, match=r"a\.ckpt"):
+            write(numbers(400_000), path)
+        assert [entry.name for entry in tmp_path.iterdir()] == ["a.ckpt"]
+        kept = read_checkpoint(path)
+        assert torch.equal(kept["state_dict"]["a"], first["state_dict"]["a"])
+        assert torch.equal(kept["b"], first["b"])
+
+
+@pytest.mark.parametrize("write", [write_checkpoint, write_sharded])
+def test_what_is_asked_for_is_a_little_more_than_what_is_written(write, tmp_path, one_rank, monkeypatch):
+    checkpoint, path = numbers(1_000_000), tmp_path / "a.ckpt"
+    write(checkpoint, path)
+    written = sum(file.stat().st_size for file in [path, *path.glob("*")] if file.is_file())
+    free = SimpleNamespace(free=written - 1)
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: free)
+    with pytest.raises(UserError):
+        write(checkpoint, path)
+    free.free = int(1.05 * written)
+    write(checkpoint, path)
+
+
+def test_a_run_without_space_for_a_checkpoint_resumes_from_the_one_before(lab, whole, monkeypatch):
+    def fill_up():
+        usage = shutil.disk_usage(lab.folder)
+        full = usage._replace(free=10_000)
+        monkeypatch.setattr("shutil.disk_usage", lambda folder: full)
+
+    with pytest.raises(UserError):
+        learn(lab, "run", At(3, fill_up), keep=1)
+    monkeypatch.undo()
+    assert names(lab.folder / "run") == ["step=2.ckpt"]
+    learn(lab, "run", keep=1)
+    assert mask(lab, "run") == whole
+
+
+# Damage.
+
+
+def halve(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip_a_bit(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def empty(path):
+    path.write_bytes(b"")
+
+
+@pytest.mark.parametrize("damage", [halve, flip_a_bit, empty])
+def test_a_damaged_newest_checkpoint_is_passed_over(lab, whole, damage):
+    with pytest.raises(PowerCutError):
+        learn(lab, "run", At(5, cut_power))
+    assert names(lab.folder / "run") == ["step=2.ckpt", "step=4.ckpt"]
+    damage(lab.folder / "run" / "checkpoints" / "step=4.ckpt")
+    watch = Watch(lab.folder / "run")
+    learn(lab, "run", watch)
+    assert list(watch.seen) == [3, 4, 5, 6]
+    assert mask(lab, "run") == whole
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_starts_anew(lab, whole):
+    with pytest.raises(PowerCutError):
+        learn(lab, "run", At(3, cut_power))
+    halve(lab.folder / "run" / "checkpoints" / "step=2.ckpt")
+    learn(lab, "run")
+    assert mask(lab, "run") == whole
+
+
+# Resuming.
+
+
+def test_only_what_a_run_resumed_from_is_removed_and_only_once_there_is_a_newer_one(lab, whole):
+    with pytest.raises(PowerCutError):
+        learn(lab, "run", At(3, cut_power), keep=1)
+    folder = lab.folder / "run" / "checkpoints"
+    shutil.copy(folder / "step=2.ckpt", folder / "mine.ckpt")
+    os.utime(folder / "mine.ckpt", ns=(0, 0))
+    watch = Watch(lab.folder / "run")
+    learn(lab, "run", watch, keep=1)
+    before, between, after = (["mine.ckpt", f"step={step}.ckpt"] for step in (2, 4, 6))
+    # The watch looks before a checkpoint is written.
+    assert watch.seen == {3: before, 4: before, 5: between, 6: between}
+    assert names(lab.folder / "run") == after
+    assert mask(lab, "run") == whole
+
+
+def test_a_checkpoint_given_by_name_is_not_removed(lab):
+    with pytest.raises(PowerCutError):
+        learn(lab, "run", At(3, cut_power), keep=1)
+    path = lab.folder / "run" / "checkpoints" / "step=2.ckpt"
+    keeper = ModelCheckpoint(path.parent, "{step}", every_n_train_steps=2, save_top_k=1)
+    trainer = {"enable_checkpointing": True}
+    lab.learn(STEPS, callbacks=[keeper], trainer=trainer, ckpt_path=str(path))
+    assert names(lab.folder / "run") == ["step=2.ckpt", "step=6.ckpt"]
+
+
+def killed(act):
+    """Does something in a process of its own, which kills itself there."""
+    child = os.fork()
+    if child == 0:
+        try:
+            act()
+        finally:
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+
+def kill():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def kill_while_writing(checkpoint, file):
+    file.write_bytes(b"half of it")
+    kill()
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_run_killed_again_and_again_ends_with_the_same_mask(lab, whole, monkeypatch):
+    run = lab.folder / "run"
+    killed(lambda: learn(lab, "run", At(3, kill), keep=1))
+    assert names(run) == ["step=2.ckpt"]
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", kill_while_writing)
+        killed(lambda: learn(lab, "run", keep=1))
+    partial, saved = names(run)
+    assert partial.startswith(".step=4.ckpt.")
+    assert saved == "step=2.ckpt"
+    killed(lambda: learn(lab, "run", At(5, kill), keep=1))
+    assert names(run) == ["step=4.ckpt"]
+    learn(lab, "run", keep=1)
+    assert names(run) == ["step=6.ckpt"]
+    assert mask(lab, "run") == whole

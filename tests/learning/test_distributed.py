@@ -1,0 +1,330 @@
+"""Two processes learn what one does with the same text and draws, and either goes on from the other's checkpoint."""
+
+import csv
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from cli_helpers import GOING_ON, Lab, make_lab, plain_text, run
+from distributed_worker import BROKEN, SAVED, STEPS, TOLD, learn, learned_of
+from roi_lightning.cli.lightning import build
+from roi_lightning.errors import UserError
+from roi_lightning.export import verify_export
+from roi_lightning.learning.checkpoint_io import read_checkpoint
+from roi_lightning.learning.resume import check_checkpoint
+from roi_lightning.masks.mask_set import MaskSet
+from tiny_models import tiny_gpt2, tiny_llama, tiny_mixtral
+
+lab = pytest.fixture(make_lab)
+TESTS = Path(__file__).parents[1]
+# What is learned, on which model: the tiny Llama where it says nothing of one.
+KINDS = {"llama": "roi", "gpt2": "roi", "mixtral": "roi", "maskllm": "maskllm", "proxsparse": "proxsparse"}
+MEASURED = ["ddp-measured", "sharded-measured"]
+WHOLE = ["ddp-llama", "sharded-llama", "gathered-llama", "sharded-gpt2", "ddp-mixtral", "sharded-mixtral"]
+WHOLE += ["sharded-maskllm", "sharded-proxsparse"]
+# Resumed runs: from a file of one process, and from a folder of shards.
+ON = {"ddp-on": "one-llama", "sharded-on": "one-llama", "sharded-shards": "sharded-llama"}
+pytestmark = [
+    *GOING_ON,
+    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
+    pytest.mark.filterwarnings("ignore:The dirpath has changed"),
+    pytest.mark.filterwarnings("ignore:the first draws keep"),
+]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Folders of runs by name: `one` in this process, the others on two ranks."""
+    torch.set_num_threads(1)
+    root = tmp_path_factory.mktemp("distributed")
+    shared = root / "shared"
+    Lab(root, shared)
+    for name, maker in (("llama", tiny_llama), ("gpt2", tiny_gpt2), ("mixtral", tiny_mixtral)):
+        maker(root / name)
+    for kind, learner in KINDS.items():
+        folder = root / f"one-{kind}"
+        module, recorder, _ = learn(model_of(root, kind), folder, shared, learner=learner)
+        torch.save(learned_of(module), folder / "learned.pt")
+        (folder / "rank0.json").write_text(json.dumps({"losses": recorder.losses, "held": {}}))
+    specs = []
+    for name in [*WHOLE, *ON, *MEASURED]:
+        strategy, _, kind = name.partition("-")
+        start = root / ON[name] / "checkpoints" / f"step={SAVED}.ckpt" if name in ON else None
+        spec = {"folder": root / name, "strategy": strategy, "model": model_of(root, kind), "windows": 4}
+        learner = "measured" if name in MEASURED else KINDS.get(kind, "roi")
+        specs.append(spec | {"learner": learner, "ckpt_path": start})
+    spread(root, specs)
+    return root
+
+
+def model_of(root, kind):
+    model = root / kind.partition("-")[0]
+    return model if model.is_dir() else root / "llama"
+
+
+def spread(root, specs, ranks=2):
+    (root / "specs.json").write_text(json.dumps(specs, default=lambda path: str(path)))
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(ranks), "--standalone"]
+    command += [str(TESTS / "distributed_worker.py"), str(root / "specs.json")]
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path]),
+    }
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-20_000:]
+
+
+def truth_of(name):
+    """The run of one process that another one should be like."""
+    kind = name.partition("-")[2]
+    return f"one-{kind if kind in KINDS else 'llama'}"
+
+
+def saved(folder):
+    return torch.load(folder / "learned.pt", weights_only=True)
+
+
+def losses_of(folder):
+    files = sorted(folder.glob("rank*.json"))
+    return {
+        int(draw): loss for file in files for draw, loss in json.loads(file.read_text())["losses"].items()
+    }
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_the_loss_curve_is_that_of_one_process(runs, name):
+    one, two = losses_of(runs / truth_of(name)), losses_of(runs / name)
+    assert sorted(one) == list(range(2 * STEPS))
+    assert two == pytest.approx(one, abs=1e-5)
+    assert len(set(two.values())) == 2 * STEPS, "ranks see other text and draw other masks"
+
+
+@pytest.mark.parametrize("name", [*WHOLE, *ON])
+def test_every_rank_validates_after_the_same_steps(runs, name):
+    ranks = [json.loads((runs / name / f"rank{rank}.json").read_text())["validated"] for rank in (0, 1)]
+    assert ranks == 2 * [[4, 6] if name in ON else [2, 4, 6]]
+
+
+@pytest.mark.parametrize("name", [*WHOLE, *ON])
+def test_the_mask_is_that_of_one_process_but_for_ties(runs, name):
+    one = runs / truth_of(name)
+    before, after = (MaskSet.load(folder / "mask.safetensors") for folder in (one, runs / name))
+    moved = saved(runs / name)
+    for layer, value in saved(one).items():
+        torch.testing.assert_close(moved[layer], value, rtol=0, atol=2e-4)
+    differing = sum(
+        int((mask.to_bool() != after.layers[tensor].to_bool()).sum()) // 2
+        for tensor, mask in before.layers.items()
+    )
+    assert differing <= 4
+    assert verify_export(runs / name / "export").ok
+
+
+def test_ranks_that_measure_differently_start_from_the_first_ones_prior(runs):
+    ranks = [torch.load(runs / name / f"rank{i}.pt", weights_only=True) for name in MEASURED for i in (0, 1)]
+    first = ranks[0]["priors"]
+    assert first.keys() == ranks[0]["logits"].keys()
+    for rank in ranks:
+        assert all(torch.equal(mask, first[name]) for name, mask in rank["priors"].items())
+    for one, other in (ranks[:2], ranks[2:]):
+        assert all(torch.equal(one["logits"][name], x) for name, x in other["logits"].items())
+    asked = [
+        json.loads((runs / name / f"rank{i}.json").read_text())["measured"]
+        for name in MEASURED
+        for i in (0, 1)
+    ]
+    assert asked == [1, 0, 1, 1], "with whole models one rank measures, a sharded one all run together"
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "sharded"])
+def test_a_loss_that_breaks_on_one_rank_ends_all_with_the_same_words(runs, strategy):
+    said = [(runs / f"{strategy}-broken" / f"rank{rank}.txt").read_text() for rank in (0, 1)]
+    assert said[0] == said[1]
+    assert said[0].startswith(f"after the output of {BROKEN} the loss is not finite at optimizer step 2; ")
+
+
+def test_every_rank_holds_half_of_everything(runs):
+    ranks = [json.loads((runs / "sharded-llama" / f"rank{rank}.json").read_text())["held"] for rank in (0, 1)]
+    assert ranks[0].keys() == ranks[1].keys()
+    assert sum(name.endswith(".logits") for name in ranks[0]) == 14
+    for name, (placement, shape, _) in ranks[0].items():
+        rows = [held[name][2][0] for held in ranks]
+        assert placement == "(Shard(dim=0),)"
+        assert sum(rows) == shape[0]
+        assert abs(rows[0] - rows[1]) <= 1
+
+
+@pytest.mark.parametrize("name", ["ddp-llama", "sharded-llama", "gathered-llama", "one-llama"])
+def test_checkpoints_hold_only_what_is_learned(runs, name):
+    checkpoint = read_checkpoint(runs / name / "checkpoints" / f"step={SAVED}.ckpt")
+    logits = saved(runs / name)
+    assert checkpoint["state_dict"].keys() == {f"lm.{layer}.logits" for layer in logits}
+    large = [
+        t
+        for o in checkpoint["optimizer_states"]
+        for s in o["state"].values()
+        for t in s.values()
+        if t.numel() > 1
+    ]
+    assert sum(t.numel() for t in large) == 2 * sum(t.numel() for t in logits.values())
+    assert checkpoint["global_step"] == SAVED
+
+
+def test_shards_are_plain_safetensors_of_equal_size(runs):
+    folder = runs / "sharded-llama" / "checkpoints" / f"step={SAVED}.ckpt"
+    sizes = []
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as shard:
+            assert all(key.startswith(("state_dict.", "optimizer_states.")) for key in shard.keys())  # noqa: SIM118
+            sizes.append(sum(shard.get_tensor(key).numel() for key in shard.keys()))  # noqa: SIM118
+    assert len(sizes) == 2
+    assert sizes[0] == pytest.approx(sizes[1], rel=0.01)
+
+
+def test_a_folder_that_lacks_a_shard_is_damaged(runs, tmp_path):
+    whole = runs / "sharded-llama" / "checkpoints" / f"step={SAVED}.ckpt"
+    check_checkpoint(str(whole))
+    for name in sorted(path.name for path in whole.glob("*.safetensors")):
+        folder = shutil.copytree(whole, tmp_path / name)
+        (folder / name).unlink()
+        with pytest.raises(UserError, match="is damaged; resume from another one"):
+            check_checkpoint(str(folder))
+
+
+GOES_ON_ALONE = ["ddp-llama", "sharded-llama", "gathered-llama", "sharded-gpt2", "sharded-maskllm"]
+
+
+@pytest.mark.parametrize("name", [*GOES_ON_ALONE, "sharded-proxsparse"])
+def test_one_process_resumes_where_two_were(runs, name, tmp_path):
+    path, kind = runs / name / "checkpoints" / f"step={SAVED}.ckpt", name.partition("-")[2]
+    model, learner = model_of(runs, kind), KINDS[kind]
+    module, recorder, _ = learn(model, tmp_path, runs / "shared", str(path), learner)
+    assert sorted(recorder.losses) == list(range(2 * SAVED, 2 * STEPS))
+    assert recorder.validated == [4, 6]
+    expected = saved(runs / f"one-{kind}")
+    for layer, value in learned_of(module).items():
+        torch.testing.assert_close(value, expected[layer], rtol=0, atol=2e-4)
+
+
+def test_two_ranks_resume_from_their_shards_to_the_same_bits(runs):
+    before, after = saved(runs / "sharded-llama"), saved(runs / "sharded-shards")
+    assert all(torch.equal(value, after[layer]) for layer, value in before.items())
+    assert sorted(losses_of(runs / "sharded-shards")) == list(range(2 * SAVED, 2 * STEPS))
+
+
+@pytest.mark.slow
+def test_ranks_may_be_more_than_rows_and_others_than_wrote_the_shards(runs):
+    llama, shards = runs / "llama", runs / "sharded-llama" / "checkpoints" / f"step={SAVED}.ckpt"
+    # Of 1:2 there are two candidate masks to share out, so the third rank has no logits.
+    starts = {"1:2": None, "roi": shards}
+    specs = [
+        {"folder": runs / f"three-{learner}", "strategy": "sharded", "model": llama, "learner": learner}
+        | {"ckpt_path": path, "windows": 6}
+        for learner, path in starts.items()
+    ]
+    spread(runs, specs, ranks=3)
+    for learner, path in starts.items():
+        module, _, _ = learn(llama, runs / f"alone-{learner}", runs / "shared", path, learner, windows=6)
+        three = saved(runs / f"three-{learner}")
+        for layer, value in learned_of(module).items():
+            torch.testing.assert_close(three[layer], value, rtol=0, atol=5e-4)
+
+
+def test_sharded_runs_save_the_step_on_sigterm_and_resume_to_the_same_bits(runs):
+    told = runs / "told"
+    assert json.loads((told / "ended0.json").read_text()) == [f"step={TOLD}.ckpt"]
+    assert (told / "ended1.json").exists()  # it got the signal, and may look before the first has tidied up
+    assert list(json.loads((told / "losses.json").read_text())) == [str(2 * i) for i in range(TOLD, STEPS)]
+    before, after = saved(runs / "sharded-maskllm"), saved(told)
+    assert all(torch.equal(value, after[layer]) for layer, value in before.items())
+    assert [path.name for path in (told / "checkpoints").iterdir()] == [f"step={STEPS}.ckpt"]
+
+
+@pytest.mark.parametrize("kind", ["maskllm", "proxsparse"])
+def test_callbacks_see_of_a_sharded_model_what_they_see_of_an_unsharded_one(runs, kind):
+    one, two = (
+        json.loads((runs / name / "summary.json").read_text()) for name in (f"one-{kind}", f"sharded-{kind}")
+    )
+    assert two["perplexity"] == pytest.approx(one["perplexity"], rel=1e-4)
+    assert two["zeros"] == one["zeros"]
+    one, two = (metrics(runs / name) for name in (f"one-{kind}", f"sharded-{kind}"))
+    assert {"mask/flips", "mask/entropy" if kind == "maskllm" else "prox/zeros_2"} <= {tag for tag, _ in one}
+    assert two == pytest.approx(one, rel=1e-3, abs=1e-5)
+
+
+def metrics(folder):
+    """What was logged, by tag and step, but for speed and losses, which are logged per micro-batch."""
+    with (folder / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    found = {(tag, row["step"]): value for row in rows for tag, value in row.items() if value}
+    left_out = "tokens/per_second", "train/"
+    return {key: float(value) for key, value in found.items() if not key[0].startswith(left_out)}
+
+
+def test_ranks_that_see_different_disks_write_no_checkpoint(runs):
+    said = [(runs / "apart" / f"rank{rank}.txt").read_text() for rank in (0, 1)]
+    assert said[0] == said[1]
+    assert "a.ckpt" in said[0]
+    assert [list((runs / "apart" / rank).iterdir()) for rank in "01"] == [[], []]
+
+
+REFUSED = {
+    "wanda": (["--model.prior", "wanda"], "prune .* --method wanda"),
+    "sparsegpt": (["--model.prior", "sparsegpt"], "prune .* --method sparsegpt"),
+    "8 bits": (["--config", "overlays/adamw8bit.yaml"], "AdamW8bit .* overlays/adamw8bit.yaml"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_can_t_be_sharded_is_refused_before_a_process_is_started(name, lab, capsys):
+    if name == "8 bits":
+        pytest.importorskip("torchao", reason="torchao is not installed")
+    options, says = REFUSED[name]
+    sharded = ["--config", "overlays/fsdp2.yaml", "--trainer.devices", "2"]
+    assert run("fit", *lab.quick(*sharded, *options)) == 1
+    assert re.search(says, capsys.readouterr().err)
+    assert list(lab.folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("prior", ["magnitude", "activation"])
+def test_other_priors_are_not(prior, lab):
+    sharded = ["--config", "overlays/fsdp2.yaml", "--trainer.devices", "2"]
+    cli = build(lab.quick(*sharded, "--model.prior", prior), run=False)
+    cli.model.preflight(cli.trainer)
+
+
+def test_one_process_measures_and_exports_the_shards_of_two(runs, lab, capsys):
+    typed = runs / "typed"
+    one = str(runs / "one-llama" / "checkpoints" / f"step={STEPS}.ckpt")
+    there = ["--ckpt_path", str(typed / "checkpoints" / "step=4.ckpt")]
+    # Made in a folder of its own from the same text, and with a directory as its prior.
+    assert (
+        run("export", *lab.quick(*there, "--out", "out", "--allow_changed_settings", model=runs / "llama"))
+        == 0
+    )
+    assert verify_export(lab.folder / "out").ok
+    masks = [MaskSet.load(path).layers for path in (typed / "mask.safetensors", lab.folder / "out")]
+    assert all(torch.equal(mask.packed, masks[1][name].packed) for name, mask in masks[0].items())
+    capsys.readouterr()
+    assert run("validate", *lab.quick(*there, model=runs / "llama")) == 0
+    alone = perplexity(capsys.readouterr().out)
+    # 16 windows are asked for and 5 held out: one of the two ranks sees a window twice.
+    assert perplexity((typed / "validate0.txt").read_text()) == pytest.approx(alone, rel=0.05)
+    found = json.loads((typed / "summary.json").read_text())["perplexity"]
+    assert alone == pytest.approx(found["roi"], rel=1e-3)
+    # It started from the mask of another run's export, as that run measures it.
+    assert run("validate", *lab.quick("--ckpt_path", one, model=runs / "llama")) == 0
+    assert found["prior"] == pytest.approx(perplexity(capsys.readouterr().out), rel=1e-3)
+
+
+def perplexity(said):
+    (line,) = (line for line in plain_text(said).splitlines() if "val/perplexity" in line)
+    return float(line.split("val/perplexity")[1].split()[0])

@@ -1,0 +1,138 @@
+"""What the learner minimises: gradients against plain autograd on a tiny model."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from torch.nn import functional as F
+from transformers import AutoModelForCausalLM
+
+from cli_helpers import make_lab
+from roi_lightning.errors import UserError
+from roi_lightning.learning import losses
+from roi_lightning.learning.losses import kl_sum
+from roi_lightning.learning.roi import RoILightningModule
+from roi_lightning.samplers import GumbelTopK, StraightThrough
+from tiny_models import VOCAB_SIZE
+
+lab = pytest.fixture(make_lab)
+
+
+class Expected(Callback):
+    """Works out every optimizer step's gradients a second time, the plain way, before the step is taken."""
+
+    def __init__(self, objective):
+        self.objective, self.batches, self.compared = objective, [], 0
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.batches.append((batch["input_ids"], batch_idx))
+
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+        logits = [layer.logits for layer in pl_module.layers.values()]
+        wanted = [torch.zeros_like(x) for x in logits]
+        for ids, batch_idx in self.batches:
+            pl_module.prepare_step(batch_idx)
+            pl_module.state.kept_norm = None
+            loss = self.objective(pl_module, ids) / len(self.batches)
+            wanted = [a + b for a, b in zip(wanted, torch.autograd.grad(loss, logits), strict=True)]
+        for layer, gradient in zip(pl_module.layers.values(), wanted, strict=True):
+            scale = float(gradient.abs().max())
+            torch.testing.assert_close(layer.logits.grad, gradient, rtol=1e-4, atol=1e-4 * scale)
+        self.batches = []
+        self.compared += 1
+
+
+def cross_entropy(learner, ids):
+    logits = learner.model(input_ids=ids).logits[:, :-1]
+    return F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("parts", [1, 2])
+def test_distillation_has_the_gradient_of_the_divergence_from_a_second_dense_model(lab, share, parts):
+    dense = AutoModelForCausalLM.from_pretrained(lab.model, dtype=torch.float32)
+
+    def objective(learner, ids):
+        with torch.no_grad():
+            p = dense(input_ids=ids).logits[:, :-1].softmax(-1)
+        q = learner.model(input_ids=ids).logits[:, :-1].softmax(-1)
+        divergence = (p * (p.log() - q.log())).sum(-1).mean()
+        return (1 - share) * cross_entropy(learner, ids) + share * divergence
+
+    expected = Expected(objective)
+    trainer = {"accumulate_grad_batches": parts, "gradient_clip_val": None}
+    lab.learn(2, callbacks=[expected], trainer=trainer, distillation=share, dtype="float32")
+    assert expected.compared == 2
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("sampler", [GumbelTopK(), StraightThrough()])
+def test_kept_norm_has_the_gradient_of_the_squared_norm_and_fades(lab, sampler, parts):
+    coefficient, steps = 0.5, 3
+
+    def objective(learner, ids):
+        left = 1 - learner.trainer.global_step / steps
+        norm = sum(layer.drawn_weight().square().sum() for layer in learner.layers.values())
+        return cross_entropy(learner, ids) - coefficient * left * norm
+
+    expected = Expected(objective)
+    trainer = {"accumulate_grad_batches": parts, "gradient_clip_val": None}
+    options = {"sampler": sampler, "kept_norm": coefficient, "dtype": "float32"}
+    lab.learn(steps, callbacks=[expected], trainer=trainer, **options)
+    assert expected.compared == steps
+
+
+def test_kept_norm_is_the_same_under_activation_checkpointing(lab):
+    options = {"kept_norm": 0.5, "dtype": "float32", "trainer": {"gradient_clip_val": None}}
+    plain, _ = lab.learn(2, **options)
+    again, _ = lab.learn(2, activation_checkpointing=True, **options)
+    for name, layer in plain.layers.items():
+        torch.testing.assert_close(layer.logits, again.layers[name].logits, rtol=0, atol=1e-6)
+
+
+def test_a_large_reward_keeps_larger_weights(lab):
+    norms = []
+    for coefficient in (0.0, 1.0, 100.0):
+        learner, _ = lab.learn(6, lr=0.02, kept_norm=coefficient)
+        masks = dict(learner.hard_masks())
+        norms.append(sum(float(x.weight[masks[n]].square().sum()) for n, x in learner.layers.items()))
+    assert all(a < b for a, b in pairwise(norms))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 9])
+def test_the_divergence_is_that_of_its_definition(rows, monkeypatch):
+    generator = torch.Generator().manual_seed(rows)
+    ours, theirs = (3 * torch.randn(rows * 64, VOCAB_SIZE, generator=generator) for _ in range(2))
+    ids = torch.zeros(rows, 64, dtype=torch.long)
+    monkeypatch.setattr(losses, "_SLICE_BYTES", 4 * VOCAB_SIZE * 100)
+    p, q = theirs.double().softmax(-1), ours.double().softmax(-1)
+    each = (p * (p.log() - q.log())).sum(-1).view(rows, 64)[:, :-1]
+    torch.testing.assert_close(kl_sum(ours, theirs, ids).double(), each.sum(), rtol=1e-5, atol=0)
+    assert float(kl_sum(theirs, theirs, ids)) == pytest.approx(0, abs=1e-4)
+
+
+def test_tokens_that_both_models_rule_out_leave_the_divergence_finite_and_right(monkeypatch):
+    generator = torch.Generator().manual_seed(4)
+    ours, theirs = (3 * torch.randn(3 * 64, VOCAB_SIZE, generator=generator) for _ in range(2))
+    ids, known = torch.zeros(3, 64, dtype=torch.long), slice(0, VOCAB_SIZE - 40)
+    out, theirs[:, -40:] = ours.double()[:, known].requires_grad_(), -torch.inf
+    ours[:, -40:] = -torch.inf
+    monkeypatch.setattr(losses, "_SLICE_BYTES", 4 * VOCAB_SIZE * 100)
+    p, q = theirs[:, known].double().softmax(-1), out.softmax(-1)
+    wanted = (p * (p.log() - q.log())).sum(-1).view(3, 64)[:, :-1].sum()
+    found = kl_sum(ours.requires_grad_(), theirs, ids)
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=0)
+    found.backward()
+    torch.testing.assert_close(
+        ours.grad[:, known].double(), torch.autograd.grad(wanted, out)[0], rtol=0, atol=1e-5
+    )
+    assert not ours.grad[:, -40:].any()
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("distillation", -0.1), ("distillation", 1.5), ("kept_norm", -1.0)]
+)
+def test_what_makes_no_objective_is_refused(lab, option, value):
+    with pytest.raises(UserError, match=f"model.{option} is {value}"):
+        RoILightningModule(str(lab.model), **{option: value})

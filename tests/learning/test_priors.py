@@ -1,0 +1,216 @@
+"""Priors against slow double loops, and what they do to the logits."""
+
+import json
+import math
+from itertools import combinations
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from cli_helpers import brute_top, make_lab, oriented, run
+from roi_lightning.errors import UserError
+from roi_lightning.export import write_export
+from roi_lightning.learning.priors import share_kept_at_start
+from roi_lightning.learning.roi import RoILightningModule
+from roi_lightning.masks.mask_set import MaskSet
+from roi_lightning.masks.pattern import NMPattern
+from roi_lightning.models.layers import prunable_layers
+from roi_lightning.models.source import resolve_model
+from roi_lightning.oneshot import Calibration, SparseGPT, Wanda, prune_layers
+from roi_lightning.samplers import Categorical, GumbelTopK
+from roi_lightning.samplers.schedules import Exponential, Linear
+from tiny_models import random_masks, tiny_gpt2, tiny_llama, tiny_qwen2
+
+lab = pytest.fixture(make_lab)
+BUILDERS = {"linear": tiny_qwen2, "conv1d": tiny_gpt2}
+
+
+def learner_of(model, lab, **options):
+    """A learner that has started, without a trainer, as cold as a prior needs."""
+    learner = RoILightningModule(str(model), **{"lam": Linear(0.005, 0.002)} | options)
+    data = lab.data()
+    learner._trainer = SimpleNamespace(
+        ckpt_path=None,
+        precision="32-true",
+        max_steps=4,
+        accumulate_grad_batches=1,
+        datamodule=data,
+        world_size=1,
+        strategy=SimpleNamespace(root_device=torch.device("cpu")),
+    )
+    learner.configure_model()
+    learner.on_fit_start()
+    return learner, data
+
+
+@pytest.mark.parametrize("builder", BUILDERS.values(), ids=BUILDERS)
+@pytest.mark.parametrize(("n", "m"), [(2, 4), (1, 8)])
+def test_magnitude_keeps_the_largest_of_each_group(tmp_path, lab, builder, n, m):
+    learner, _ = learner_of(builder(tmp_path / "m"), lab, prior="magnitude", pattern=f"{n}:{m}")
+    assert learner.prior_masks.keys() == learner.layers.keys()
+    for name, mask in learner.prior_masks.items():
+        layer = learner.layers[name]
+        weight = layer.weight.float().abs()
+        assert torch.equal(oriented(layer, mask.to_bool()), brute_top(weight, n, m)), name
+
+
+@pytest.mark.parametrize("builder", BUILDERS.values(), ids=BUILDERS)
+def test_activation_keeps_the_largest_weight_times_input_norm(tmp_path, lab, builder):
+    model = builder(tmp_path / "m")
+    learner, data = learner_of(model, lab, prior="activation", prior_windows=3)
+    plain = AutoModelForCausalLM.from_pretrained(model)
+    inputs = {name: [] for name in learner.layers}
+    for name, seen in inputs.items():
+        plain.get_submodule(name).register_forward_pre_hook(lambda _, args, seen=seen: seen.append(args[0]))
+    with torch.no_grad():
+        for window in data.windows("train", 3):
+            plain(input_ids=window[None])
+    for name, layer in learner.layers.items():
+        rows = torch.cat([x.reshape(-1, x.shape[-1]) for x in inputs[name]]).double()
+        norm = torch.tensor([sum(value * value for value in column) ** 0.5 for column in rows.T.tolist()])
+        score = layer.weight.double().abs() * norm
+        wanted = brute_top(score, 2, 4)
+        got = oriented(layer, learner.prior_masks[name].to_bool())
+        # Scores are taken in fp32: only near-ties may fall differently.
+        assert (got != wanted).double().mean() < 2e-3, name
+        assert got.reshape(got.shape[0], -1, 4).sum(-1).unique().tolist() == [2]
+
+
+def picked(keys, n, prior):
+    """The mean number of prior members among n picks without replacement, each by its share of what is left."""
+    if not n:
+        return 0.0
+    others = [[*keys[:i], 0.0, *keys[i + 1 :]] for i in range(len(keys))]
+    each = [(i < prior) + picked(rest, n - 1, prior) for i, rest in enumerate(others)]
+    return sum(key * x for key, x in zip(keys, each, strict=True)) / sum(keys)
+
+
+@pytest.mark.parametrize("lam", [1.0, 0.1, 0.03, 0.01, 0.005])
+@pytest.mark.parametrize("spec", ["2:4", "1:4", "2:8"])
+def test_the_share_of_a_prior_that_first_draws_keep_is_that_of_its_distribution(spec, lam):
+    pattern, ahead = NMPattern(spec), math.exp(2 * 0.015 / lam)
+    keys = [ahead] * pattern.n + [1.0] * (pattern.m - pattern.n)
+    wanted = picked(keys, pattern.n, pattern.n) / pattern.n
+    assert share_kept_at_start(GumbelTopK(), pattern, 0.015, 0.0, lam) == pytest.approx(wanted, abs=0.006)
+    if spec == "2:4":
+        known = {1.0: 0.506, 0.1: 0.56, 0.01: 0.93}
+        assert wanted == pytest.approx(known.get(lam, wanted), abs=0.004)
+    candidates = [sum(i < pattern.n for i in c) for c in combinations(range(pattern.m), pattern.n)]
+    odds = [math.exp(2 * 0.015 / lam * overlap) for overlap in candidates]
+    wanted = sum(a * b for a, b in zip(odds, candidates, strict=True)) / sum(odds) / pattern.n
+    assert share_kept_at_start(Categorical(), pattern, 0.015, 0.0, lam) == pytest.approx(wanted, abs=0.008)
+
+
+def test_a_prior_too_weak_for_the_temperature_is_told_of_with_the_remedy(lab):
+    says = r"first draws keep 50\.\d% .*'magnitude'.* \(50\.0% would be chance\).* raise model\.prior_strength, lower"
+    with pytest.warns(UserWarning, match=says):
+        learner_of(lab.model, lab, prior="magnitude", lam=Exponential(1.0, 0.002))
+    learner_of(lab.model, lab, prior="magnitude", prior_strength=5.0, lam=Exponential(1.0, 0.002))
+    learner_of(lab.model, lab, prior="none", lam=Exponential(1.0, 0.002))
+
+
+@pytest.mark.filterwarnings("ignore:the first draws keep")  # as they should, where there is no push
+@pytest.mark.parametrize("strength", [0.0, 0.015, 0.5])
+def test_logits_start_at_noise_moved_towards_the_prior(lab, strength):
+    learner, _ = learner_of(lab.model, lab, prior="magnitude", prior_strength=strength, init_std=0.01)
+    masks = {name: mask.to_bool() for name, mask in learner.prior_masks.items()}
+    kept = torch.cat([learner.layers[name].logits.detach()[mask] for name, mask in masks.items()])
+    pruned = torch.cat([learner.layers[name].logits.detach()[~mask] for name, mask in masks.items()])
+    assert len(kept) == len(pruned)
+    assert float(kept.mean() - pruned.mean()) == pytest.approx(2 * strength, abs=4e-4)
+    assert float(kept.std()) == pytest.approx(0.01, rel=0.02)
+    assert float(pruned.std()) == pytest.approx(0.01, rel=0.02)
+
+
+def test_without_a_prior_the_logits_are_normal_and_depend_on_the_seed_alone(lab):
+    logits = {}
+    for key, seed in (("a", 0), ("b", 0), ("c", 1)):
+        learner, _ = learner_of(lab.model, lab, seed=seed, init_std=0.01)
+        logits[key] = torch.cat([layer.logits.detach().flatten() for layer in learner.layers.values()])
+        assert learner.prior_masks == {}
+    assert torch.equal(logits["a"], logits["b"])
+    assert not torch.equal(logits["a"], logits["c"])
+    assert abs(float(logits["a"].mean())) < 2e-4
+    assert float(logits["a"].std()) == pytest.approx(0.01, rel=0.02)
+    assert float((logits["a"].abs() < 0.01).float().mean()) == pytest.approx(0.6827, abs=0.01)
+
+
+@pytest.mark.parametrize("form", ["file", "directory"])
+def test_a_mask_file_and_an_exported_directory_are_priors(lab, form):
+    learner, _ = learner_of(lab.model, lab)
+    masks = random_masks(learner.source)
+    if form == "file":
+        prior = lab.folder / "prior.safetensors"
+        masks.save(prior)
+    else:
+        prior = write_export(learner.source, masks, lab.folder / "out")
+    learner, _ = learner_of(lab.model, lab, prior=str(prior), prior_strength=1.0)
+    stored = learner.stored_weights
+    for name, layer in learner.layers.items():
+        assert torch.equal(layer.logits > 0, masks.layers[stored[name]].to_bool()), name
+
+
+BAD_FILES = {
+    "another model": (lambda lab: tiny_llama(lab.folder / "other"), "2:4", "another model"),
+    "another seed": (lambda lab: tiny_qwen2(lab.folder / "other", seed=7), "2:4", "another model"),
+    "another pattern": (lambda lab: lab.model, "1:4", "1:4.*2:4"),
+}
+
+
+@pytest.mark.parametrize(("builder", "pattern", "says"), BAD_FILES.values(), ids=BAD_FILES)
+def test_a_prior_that_does_not_fit_is_refused(lab, builder, pattern, says):
+    prior = lab.folder / "prior.safetensors"
+    random_masks(resolve_model(str(builder(lab))), pattern).save(prior)
+    with pytest.raises(UserError, match=says):
+        learner_of(lab.model, lab, prior=str(prior))
+
+
+def test_an_unknown_prior_is_refused_before_anything_is_loaded(tmp_path):
+    with pytest.raises(UserError, match="'wandda' is none of none, magnitude, activation, wanda"):
+        RoILightningModule("nobody/nothing", prior="wandda")
+
+
+@pytest.mark.parametrize("builder", BUILDERS.values(), ids=BUILDERS)
+@pytest.mark.parametrize(
+    ("prior", "method"), [("wanda", Wanda()), ("sparsegpt", SparseGPT(update_weights=False))]
+)
+def test_one_shot_priors_are_what_prune_finds(tmp_path, lab, builder, prior, method):
+    model = builder(tmp_path / "m")
+    learner, data = learner_of(model, lab, prior=prior, prior_windows=3, dtype="float32")
+    plain = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    calibration = Calibration(data.windows("train", 3))
+    walk = prune_layers(plain, prunable_layers(plain), method, learner.pattern, calibration)
+    wanted = {name: pruned.mask for name, pruned in walk}
+    assert wanted.keys() == learner.prior_masks.keys()
+    for name, mask in wanted.items():
+        assert torch.equal(learner.prior_masks[name].to_bool(), mask), name
+        layer = learner.layers[name]
+        assert torch.equal(layer.weight, oriented(layer, plain.get_submodule(name).weight))
+    assert learner.state.mode == "dense"
+
+
+@pytest.mark.parametrize("prior", ["activation", "wanda", "sparsegpt"])
+def test_a_whole_run_starts_from_a_prior_and_shows_it(lab, prior):
+    assert run("fit", *lab.quick("--model.prior", prior, max_steps=2)) == 0
+    summary = json.loads((lab.folder / "runs/quickstart/summary.json").read_text())
+    assert set(summary["perplexity"]) == {"dense", "magnitude", prior, "roi"}
+
+
+def test_a_resumed_run_does_not_prune_for_its_prior_again(lab, monkeypatch):
+    options = ["--model.prior", "sparsegpt", "--trainer.callbacks.every_n_train_steps", "1"]
+    assert run("fit", *lab.quick(*options, max_steps=2)) == 0
+    monkeypatch.setattr("roi_lightning.learning.roi.prune_layers", lambda *args: pytest.fail("pruned again"))
+    last = lab.folder / "runs/quickstart/checkpoints/last.ckpt"
+    assert run("fit", *lab.quick(*options, "--ckpt_path", last, max_steps=3)) == 0
+
+
+def test_a_pruned_directory_with_updated_weights_is_a_prior_too(tmp_path, lab):
+    text = ["--data", lab.corpus, "--windows", 3, "--seq_len", 32]
+    assert run("prune", lab.model, "--method", "sparsegpt", *text, "--out", tmp_path / "pruned") == 0
+    learner, _ = learner_of(lab.model, lab, prior=str(tmp_path / "pruned"))
+    masks, stored = MaskSet.load(tmp_path / "pruned"), learner.stored_weights
+    assert masks.updated
+    for name, mask in learner.prior_masks.items():
+        assert torch.equal(mask.packed, masks.layers[stored[name]].packed)

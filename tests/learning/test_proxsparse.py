@@ -1,0 +1,291 @@
+"""ProxSparse: what is trained, when the proximal step comes, which mask follows, and that a run can go on."""
+
+import json
+import logging
+import math
+from functools import partial
+from typing import ClassVar
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers.logger import DummyLogger
+from safetensors.torch import load_file
+from torch.nn import functional as F
+from transformers import AutoModelForCausalLM, get_linear_schedule_with_warmup
+
+from cli_helpers import QUICK_TRAINER, brute_top, fit, make_lab, run
+from roi_lightning.cli.lightning import build
+from roi_lightning.errors import UserError
+from roi_lightning.learning.callbacks import SparseExport
+from roi_lightning.learning.proxsparse import ProxSparseModule
+from roi_lightning.learning.trainer import RoITrainer
+from roi_lightning.masks.mask_set import MaskSet
+from roi_lightning.models.base_tensors import SIDECAR
+from tiny_models import tiny_gpt2, tiny_qwen2
+
+lab = pytest.fixture(make_lab)
+RATE, STRENGTH = 1e-3, 4.0
+OVERLAY = ["--config", "overlays/proxsparse.yaml"]
+
+
+def learn(lab, steps, model=None, callbacks=(), trainer=None, ckpt_path=None, **options):
+    """Fit without the command line; the learner and its trainer."""
+    optimizer = partial(torch.optim.AdamW, lr=RATE, weight_decay=0.0)
+    settings = {"optimizer": optimizer, "lr_end": RATE / 10, "strength": STRENGTH} | options
+    learner = ProxSparseModule(str(model or lab.model), **settings)
+    plain = {"max_steps": steps, "callbacks": list(callbacks), "default_root_dir": str(lab.folder)}
+    fitter = RoITrainer(**QUICK_TRAINER | plain | (trainer or {}))
+    fit(fitter, learner, lab.data(), ckpt_path)
+    return learner, fitter
+
+
+class Batches(Callback):
+    """The micro-batches of a run, in order."""
+
+    def __init__(self):
+        self.seen = []
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.seen.append(batch["input_ids"].clone())
+
+
+def slow_prox(weight, strength):
+    """The proximal point of [out, in] by coordinate descent, in float64; right where strength * |weight| < 3/8."""
+    z = weight.double().unflatten(1, (-1, 4))
+    assert strength * z.abs().max() < 3 / 8
+    w = z.abs()
+    for _ in range(200):
+        for i in range(4):
+            a, b, c = (w[..., j] for j in range(4) if j != i)
+            w[..., i] = (z[..., i].abs() - strength * (a * b + b * c + c * a)).clamp(min=0)
+    return (w * z.sign()).flatten(1).to(weight.dtype)
+
+
+def reference(path, targets, batches, parts, steps):
+    """ProxSparse in plain PyTorch: the model's own weights are trained; those of the targets by name."""
+    lm = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).train()
+    layers = {name: layer for name, layer in lm.named_modules() if name.endswith(targets)}
+    lm.requires_grad_(False)
+    weights = [layer.weight.requires_grad_() for layer in layers.values()]
+    optimizer = torch.optim.AdamW(weights, lr=RATE, weight_decay=0.0)
+    for step in range(steps):
+        optimizer.param_groups[0]["lr"] = RATE * (0.1 + 0.45 * (1 + math.cos(math.pi * step / steps)))
+        for ids in batches[step * parts : (step + 1) * parts]:
+            logits = lm(input_ids=ids).logits[:, :-1]
+            (F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()) / parts).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            for layer in layers.values():
+                turn = (lambda x: x) if isinstance(layer, torch.nn.Linear) else torch.t
+                layer.weight.copy_(turn(slow_prox(turn(layer.weight), STRENGTH)))
+    return {name: turn(layer.weight.detach()) for name, layer in layers.items()}
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("kind", ["qwen2", "gpt2"])
+def test_an_optimizer_step_is_followed_by_one_proximal_step(lab, kind, parts):
+    if kind == "qwen2":
+        model, targets = tiny_qwen2(lab.folder / "model", dtype=torch.float32), ("q_proj", "down_proj")
+    else:
+        model, targets = tiny_gpt2(lab.folder / "model", attn_pdrop=0, resid_pdrop=0, embd_pdrop=0), ("c_fc",)
+    batches = Batches()
+    learner, _ = learn(
+        lab,
+        4,
+        model,
+        callbacks=[batches],
+        trainer={"accumulate_grad_batches": parts},
+        targets=[f"*.{target}" for target in targets],
+    )
+    wanted = reference(model, targets, batches.seen, parts, 4)
+    assert learner.layers.keys() == wanted.keys()
+    for name, layer in learner.layers.items():
+        torch.testing.assert_close(layer.master.detach(), wanted[name], rtol=0, atol=1e-6)
+        assert ((layer.master == 0) == (wanted[name] == 0)).float().mean() > 0.999
+        assert (layer.master == 0).any()
+
+
+def test_the_copies_learn_and_the_weights_do_not(lab):
+    learner, trainer = learn(lab, 3, dtype="bfloat16")
+    before = AutoModelForCausalLM.from_pretrained(lab.model).state_dict()
+    after = learner.model.state_dict()
+    assert {name for name in after if name not in before} == {f"{name}.master" for name in learner.layers}
+    for name, tensor in before.items():
+        assert torch.equal(after[name], tensor), name
+        assert after[name].dtype == tensor.dtype
+    masters = [layer.master for layer in learner.layers.values()]
+    trained = [p for group in trainer.optimizers[0].param_groups for p in group["params"]]
+    assert {id(p) for p in trained} == {id(master) for master in masters}
+    for layer in learner.layers.values():
+        assert layer.master.dtype == torch.float32
+        assert not torch.equal(layer.master, layer.weight.float())
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "gpt2"])
+def test_the_mask_is_the_top_two_of_the_copies_on_the_original_weights(lab, kind):
+    model = lab.model if kind == "qwen2" else tiny_gpt2(lab.folder / "gpt2")
+    learner, _ = learn(lab, 3, model, callbacks=[SparseExport(str(lab.folder / "out"))])
+    masks, stored = learner.mask_set(), learner.stored_weights
+    assert str(masks.pattern) == "2:4"
+    plain = load_file(model / "model.safetensors")
+    exported = AutoModelForCausalLM.from_pretrained(lab.folder / "out", dtype=learner.model.dtype)
+    for name, layer in learner.layers.items():
+        mask = brute_top(layer.master.detach().abs(), 2, 4)
+        mask = mask.T if layer.transposed else mask
+        assert torch.equal(masks.layers[stored[name]].to_bool(), mask), name
+        weight = exported.get_submodule(name).weight
+        assert torch.equal(weight, plain[stored[name]].to(weight.dtype).masked_fill(~mask, 0)), name
+    ids = torch.arange(40).reshape(2, 20) * 5 % 256
+    with learner.under_masks(), torch.no_grad():
+        assert torch.equal(learner.model(ids).logits, exported(ids).logits)
+
+
+def test_training_runs_the_copies_and_validation_the_mask(lab):
+    learner, _ = learn(lab, 1, dtype="float32")
+    layer = learner.layers["model.layers.0.self_attn.q_proj"]
+    x = torch.randn((3, 64), generator=torch.Generator().manual_seed(0))
+    assert torch.equal(layer(x), F.linear(x, layer.master, layer.bias))
+    with learner.under_masks():
+        assert torch.equal(layer(x), F.linear(x, layer.weight * layer.hard_mask(), layer.bias))
+    with learner.dense():
+        assert torch.equal(layer(x), F.linear(x, layer.weight, layer.bias))
+
+
+class Log(DummyLogger):
+    """What is logged, by name and number of optimizer steps before."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows = {}
+
+    def log_metrics(self, metrics, step=None):
+        for name, value in metrics.items():
+            self.rows.setdefault(name, {})[step] = value
+
+
+def test_the_fractions_of_zeros_are_logged(lab):
+    log = Log()
+    trainer = {"logger": log, "log_every_n_steps": 3, "accumulate_grad_batches": 2}
+    learner, _ = learn(lab, 6, trainer=trainer)
+    zeros = [(x.master.unflatten(1, (-1, 4)) == 0).sum(-1) for x in learner.layers.values()]
+    zeros = torch.cat([layer.flatten() for layer in zeros])
+    wanted = [(zeros == 0).float().mean(), (zeros == 1).float().mean(), (zeros >= 2).float().mean()]
+    for number, share in enumerate(wanted):
+        assert log.rows[f"prox/zeros_{number}"].keys() == log.rows["train/loss"].keys() == {2, 5}
+        assert log.rows[f"prox/zeros_{number}"][5] == pytest.approx(float(share))
+    assert 0 < wanted[2] < 1
+
+
+class PowerCutError(RuntimeError):
+    pass
+
+
+class CutAt(Callback):
+    def on_train_batch_end(self, trainer, *args):
+        if trainer.global_step == 4:
+            raise PowerCutError
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
+def test_a_resumed_run_ends_with_the_same_bits(lab):
+    def six_steps(name, *more, ckpt_path=None):
+        saves = ModelCheckpoint(lab.folder / name, "{step}", every_n_train_steps=3, save_top_k=-1)
+        trainer = {"enable_checkpointing": True, "accumulate_grad_batches": 2}
+        return learn(lab, 6, None, [saves, *more], trainer, ckpt_path)[0]
+
+    whole = six_steps("whole")
+    with pytest.raises(PowerCutError):
+        six_steps("cut", CutAt())
+    saved = lab.folder / "cut" / "step=3.ckpt"
+    assert torch.load(saved, weights_only=True)["state_dict"].keys() == whole.learned_names()
+    resumed = six_steps("cut", ckpt_path=str(saved))
+    for name, layer in whole.layers.items():
+        assert torch.equal(layer.master, resumed.layers[name].master), name
+
+
+REFUSED = {
+    "2:8": ({"pattern": "2:8"}, r"2:4 only, model\.pattern is 2:8.*set 2:4 or"),
+    "1:4": ({"pattern": "1:4"}, r"model\.pattern is 1:4"),
+    "4:8": ({"pattern": "4:8"}, r"model\.pattern is 4:8"),
+    "no strength": ({"strength": 0.0}, r"model\.strength is 0\.0; it must be a positive"),
+    "negative": ({"strength": -1.0}, r"model\.strength is -1\.0"),
+    "inf": ({"strength": math.inf}, r"model\.strength is inf"),
+    "nan": ({"strength": math.nan}, r"model\.strength is nan"),
+}
+
+
+@pytest.mark.parametrize(("options", "says"), REFUSED.values(), ids=REFUSED)
+def test_refusals_say_why(lab, options, says):
+    with pytest.raises(UserError, match=says):
+        ProxSparseModule(str(lab.model), **{"strength": 1.0} | options)
+
+
+@pytest.mark.parametrize("base", ["quickstart.yaml", "qwen0.5b_2of4.yaml"])
+def test_the_overlay_swaps_the_learner_and_keeps_the_rest(lab, base):
+    names = ["--config", base, *OVERLAY]
+    cli = build([*names, "--model.lm", str(lab.model), "--model.strength", "3"], run=False)
+    assert type(cli.model) is ProxSparseModule
+    assert cli.model.strength == 3
+    assert (cli.model.lr_schedule, cli.model.lr_warmup, cli.model.lr_end) == ("linear", 0.1, 0.0)
+    group = cli.model.optimizer([torch.nn.Parameter(torch.zeros(1))]).param_groups[0]
+    assert (group["lr"], tuple(group["betas"]), group["weight_decay"]) == (1e-4, (0.9, 0.999), 0)
+    assert cli.model.dtype_name == ("bfloat16" if base.startswith("qwen") else "auto")
+    cli.model.preflight(cli.trainer)
+
+
+@pytest.mark.parametrize(
+    ("name", "strength"), [("SmolLM2-135M-Instruct", 0.015), ("Qwen2.5-1.5B", 0.2), ("qwen2.5-0.5b", 0.2)]
+)
+def test_a_strength_that_is_known_is_taken_and_said(lab, caplog, name, strength):
+    model = tiny_qwen2(lab.folder / name)
+    with caplog.at_level(logging.INFO):
+        learner, _ = learn(lab, 1, model, strength=None)
+    assert learner.strength == strength
+    assert (
+        f"ProxSparse: strength {strength}, found for {'SmolLM2' if strength < 0.1 else 'Qwen2.5'}"
+        in caplog.text
+    )
+    assert learner.training_facts()["strength"] == strength
+
+
+def test_a_model_without_a_known_strength_is_refused_before_it_is_read(lab):
+    for base in ("quickstart.yaml", "qwen0.5b_2of4.yaml"):
+        with pytest.raises(UserError, match=r"none is known for .*/model': set model\.strength \(published"):
+            build(["--config", base, *OVERLAY, "--model.lm", str(lab.model)], run=False)
+    ProxSparseModule(str(lab.model), strength=1.0)
+
+
+def test_the_overlays_learning_rate_is_the_published_one(lab):
+    class Rates(Callback):
+        seen: ClassVar[list[float]] = []
+
+        def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+            self.seen.append(optimizer.param_groups[0]["lr"])
+
+    cli = build([*lab.quick(*OVERLAY, "--model.strength", "1", max_steps=20)], run=False)
+    options = {name: getattr(cli.model, name) for name in ("optimizer", "lr_end", "lr_schedule", "lr_warmup")}
+    learn(lab, 20, callbacks=[Rates()], **options)
+    theirs = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=1e-4)
+    schedule, wanted = get_linear_schedule_with_warmup(theirs, 2, 20), []
+    for _ in range(20):
+        wanted.append(theirs.param_groups[0]["lr"])
+        theirs.step()
+        schedule.step()
+    assert Rates.seen == pytest.approx(wanted, rel=1e-9, abs=0)
+
+
+def test_a_run_with_the_overlay(lab):
+    assert run("fit", *lab.quick(*OVERLAY, "--model.strength", "5")) == 0
+    masks = MaskSet.load(lab.folder / "runs/quickstart+proxsparse/mask.safetensors")
+    magnitude = load_file(lab.model / "model.safetensors")
+    changed = 0
+    for name, mask in masks.layers.items():
+        assert masks.pattern.holds(mask.to_bool())
+        changed += int((mask.to_bool() != brute_top(magnitude[name].float().abs(), 2, 4)).sum())
+    assert changed
+    facts = json.loads((lab.folder / "runs/quickstart+proxsparse/export" / SIDECAR).read_text())["training"]
+    assert (facts["learner"], facts["method"], facts["strength"]) == ("ProxSparseModule", "proxsparse", 5)

@@ -1,0 +1,218 @@
+"""The learner: what it trains, when it anneals, what it measures, what it writes."""
+
+import logging
+import math
+import warnings
+from types import SimpleNamespace
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from torch.nn import functional as F
+from transformers import AutoModelForCausalLM
+
+from cli_helpers import brute_top, make_lab, oriented
+from roi_lightning.errors import UserError
+from roi_lightning.evaluation import window_perplexity
+from roi_lightning.learning.callbacks import SparseExport
+from roi_lightning.learning.roi import RoILightningModule
+from roi_lightning.learning.trainer import RoITrainer
+from roi_lightning.samplers import GumbelTopK, StraightThrough
+from roi_lightning.samplers.schedules import Exponential, Linear
+from tiny_models import tiny_gpt2
+
+lab = pytest.fixture(make_lab)
+
+
+class Recorder(Callback):
+    """What each micro-batch drew and each step's learning rate."""
+
+    def __init__(self):
+        self.draws, self.rates, self.modes = [], [], []
+
+    def on_train_batch_end(self, trainer, pl_module, *args):
+        self.draws.append(pl_module.state.draw)
+
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+        self.rates.append(optimizer.param_groups[0]["lr"])
+        self.modes.append(pl_module.model.training)
+        for name, parameter in pl_module.named_parameters():
+            assert (parameter.grad is None) == (not name.endswith(".logits")), name
+
+
+@pytest.mark.parametrize(
+    ("pattern", "sampler", "told"),
+    [
+        ("4:8", GumbelTopK(), True),
+        ("3:4", GumbelTopK(), True),
+        ("2:8", GumbelTopK(), False),
+        ("4:8", GumbelTopK("scaled"), False),
+        ("4:8", StraightThrough(), False),
+    ],
+)
+def test_a_run_with_picks_that_may_repeat_says_so(lab, caplog, pattern, sampler, told):
+    with caplog.at_level(logging.INFO):
+        lab.learn(1, pattern=pattern, sampler=sampler)
+    assert (f"can pick a weight twice at {pattern}" in caplog.text) == told
+
+
+def test_only_the_logits_learn(lab):
+    recorder = Recorder()
+    learner, trainer = lab.learn(3, callbacks=[recorder], dtype="bfloat16")
+    plain = AutoModelForCausalLM.from_pretrained(lab.model)
+    before, after = plain.state_dict(), learner.model.state_dict()
+    assert {name for name in after if name not in before} == {f"{name}.logits" for name in learner.layers}
+    for name, tensor in before.items():
+        assert torch.equal(after[name], tensor), name
+        assert after[name].dtype == tensor.dtype
+    trained = [p for group in trainer.optimizers[0].param_groups for p in group["params"]]
+    assert {id(p) for p in trained} == {id(layer.logits) for layer in learner.layers.values()}
+    assert {p.dtype for p in trained} == {torch.float32}
+    assert recorder.modes == [True] * 3
+
+
+def test_the_language_model_is_in_train_mode_without_dropout(lab, tmp_path):
+    model = tiny_gpt2(tmp_path / "gpt2", resid_pdrop=0.5, embd_pdrop=0.5, attn_pdrop=0.5)
+    learner, _ = lab.learn(1, model=model)
+    assert all(module.training for module in learner.model.modules())
+    assert {m.p for m in learner.model.modules() if isinstance(m, torch.nn.Dropout)} == {0.0}
+    ids = torch.arange(16)[None]
+    with learner.under_masks(), torch.no_grad():
+        assert torch.equal(learner.model(ids).logits, learner.model(ids).logits)
+
+
+def test_rate_and_temperatures_follow_optimizer_steps(lab):
+    recorder, steps, parts = Recorder(), 8, 3
+    _, trainer = lab.learn(
+        steps,
+        lr=0.02,
+        lr_end=0.002,
+        callbacks=[recorder],
+        trainer={"accumulate_grad_batches": parts},
+        tau=Exponential(1.0, 0.05, 0.75),
+        lam=Linear(0.5, 0.1, 0.5),
+    )
+    assert len(recorder.draws) == steps * parts
+    for i, draw in enumerate(recorder.draws):
+        step = i // parts
+        assert draw.tau == pytest.approx(0.05 ** min(1, step / 6))
+        assert draw.lam == pytest.approx(0.5 - 0.4 * min(1, step / 4))
+    wanted = [0.002 + 0.009 * (1 + math.cos(math.pi * step / steps)) for step in range(steps)]
+    assert recorder.rates == pytest.approx(wanted)
+    assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.002)
+    assert len({draw.index for draw in recorder.draws}) == steps * parts
+
+
+def test_one_draw_per_step_on_request(lab):
+    recorder = Recorder()
+    lab.learn(3, callbacks=[recorder], trainer={"accumulate_grad_batches": 3}, draw_per="step")
+    indices = [draw.index for draw in recorder.draws]
+    assert all(len(set(indices[i : i + 3])) == 1 for i in (0, 3, 6))
+    assert len(set(indices)) == 3
+
+
+@pytest.mark.parametrize("draw_per", ["micro_batch", "step"])
+def test_ranks_draw_different_masks(lab, draw_per):
+    learner = RoILightningModule(str(lab.model), draw_per=draw_per)
+    seen = {}
+    for step in range(3):
+        for rank in range(4):
+            for batch in range(2):
+                learner._trainer = SimpleNamespace(
+                    global_step=step, max_steps=3, accumulate_grad_batches=2, world_size=4, global_rank=rank
+                )
+                learner.prepare_step(2 * step + batch)
+                place = (step, rank, batch if draw_per == "micro_batch" else 0)
+                assert seen.setdefault(learner.state.draw.index, place) == place
+    assert len(seen) == 3 * 4 * (2 if draw_per == "micro_batch" else 1)
+
+
+def test_validation_measures_the_hardened_mask(lab):
+    learner, data = RoILightningModule(str(lab.model), dtype="float32"), lab.data(val_windows=5)
+    learner.configure_model()
+    generator = torch.Generator().manual_seed(3)
+    for layer in learner.layers.values():
+        layer.logits.data = torch.randn(layer.logits.shape, generator=generator)
+    trainer = RoITrainer(
+        accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False, max_steps=1
+    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*does not have many workers")
+        metrics = trainer.validate(learner, datamodule=data, verbose=False)[0]
+    plain = AutoModelForCausalLM.from_pretrained(lab.model, dtype=torch.float32)
+    for name, layer in learner.layers.items():
+        weight = plain.get_submodule(name).weight.data
+        weight[~brute_top(layer.logits.detach(), 2, 4)] = 0
+        assert name.split(".")[-1][0] not in "qkv" or plain.get_submodule(name).bias is not None
+    ids = data.windows("val", data.val_tokens // 32)
+    with torch.no_grad():
+        logits = plain(input_ids=ids).logits[:, :-1]
+    nll = float(F.cross_entropy(logits.reshape(-1, logits.shape[-1]), ids[:, 1:].reshape(-1)))
+    assert metrics["val/nll"] == pytest.approx(nll, rel=1e-5)
+    assert metrics["val/perplexity"] == pytest.approx(math.exp(nll), rel=1e-4)
+    assert learner.state.mode == "dense"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("builder", ["gpt2", "qwen2"])
+def test_the_export_computes_what_the_hardened_model_computed(lab, tmp_path, builder, dtype):
+    model = tiny_gpt2(tmp_path / "gpt2", dtype=dtype) if builder == "gpt2" else lab.model
+    name = str(dtype).removeprefix("torch.")
+    learner, _ = lab.learn(3, model=model, dtype=name, callbacks=[SparseExport(str(tmp_path / "out"))])
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=dtype)
+    assert loaded.dtype == learner.model.dtype == dtype
+    ids = torch.arange(40).reshape(2, 20) * 5 % 256
+    with learner.under_masks(), torch.no_grad():
+        assert torch.equal(learner.model(ids).logits, loaded(ids).logits)
+        for key, layer in learner.layers.items():
+            weight = oriented(layer, loaded.get_submodule(key).weight)
+            assert torch.equal(layer.effective_weight(), weight), key
+    for key, layer in learner.layers.items():
+        mask = brute_top(layer.logits.detach(), 2, 4)
+        weight = loaded.get_submodule(key).weight
+        assert torch.equal(oriented(layer, weight) != 0, mask), key
+        if layer.bias is not None:
+            assert torch.equal(loaded.get_submodule(key).bias, layer.bias)
+
+
+def test_a_learned_mask_beats_magnitude_on_held_out_text(lab):
+    learner, trainer = lab.learn(40, lr=0.05, lr_end=0.01, trainer={"accumulate_grad_batches": 1})
+    windows = trainer.datamodule.windows("val", 4)
+    with learner.under_masks():
+        learned = window_perplexity(learner.model, windows, 8)
+    layers = learner.layers.items()
+    largest = {name: learner.pattern.top(layer.weight.abs()) for name, layer in layers}
+    with learner.under_masks(largest):
+        magnitude = window_perplexity(learner.model, windows, 8)
+    assert learned < 0.7 * magnitude
+
+
+REFUSED = {
+    "bf16-true": ({"trainer": {"precision": "bf16-true"}}, "would round the logits.*32-true.*model.dtype"),
+    "16-true": ({"trainer": {"precision": "16-true"}}, "would round the logits"),
+    "no max_steps": ({"max_steps": -1}, r"trainer.max_steps is -1; set it"),
+    "lr inf": ({"lr": math.inf}, r"not finite at optimizer step 1; .*a lower learning rate"),
+}
+
+
+@pytest.mark.parametrize(("options", "says"), REFUSED.values(), ids=REFUSED)
+def test_refusals_say_why(lab, options, says):
+    with pytest.raises(UserError, match=says):
+        lab.learn(**{"max_steps": 2} | options)
+
+
+def test_the_language_model_is_built_once_and_late(lab):
+    learner = RoILightningModule(str(lab.model))
+    assert learner.lm is None
+    assert not list(learner.parameters())
+    model = learner.model
+    learner.configure_model()
+    assert learner.model is model
+
+
+def test_activation_checkpointing_changes_nothing(lab):
+    learners = [lab.learn(2, dtype="float32", activation_checkpointing=on)[0] for on in (False, True)]
+    for learner, on in zip(learners, (False, True), strict=True):
+        assert {block.gradient_checkpointing for block in learner.model.model.layers} == {on}
+    for layer, other in zip(*(learner.layers.values() for learner in learners), strict=True):
+        assert torch.equal(layer.logits, other.logits)

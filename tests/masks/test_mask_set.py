@@ -1,0 +1,196 @@
+import random
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from roi_lightning.errors import UserError
+from roi_lightning.masks.layer_mask import LayerMask
+from roi_lightning.masks.mask_set import BaseModel, MaskSet
+from roi_lightning.masks.pattern import NMPattern
+
+
+def masks_of(bools, pattern="2:4", transposed=()):
+    layers = {name: LayerMask.from_bool(mask, name in transposed) for name, mask in bools.items()}
+    base = BaseModel("some/model", "abc", "bfloat16", {name: f"hash of {name}" for name in bools})
+    return MaskSet(NMPattern(pattern), layers, base)
+
+
+def random_bools(seed, pattern="2:4"):
+    generator = torch.Generator().manual_seed(seed)
+    rule = NMPattern(pattern)
+    shapes = {"b.0.q_proj.weight": (6, 20), "b.0.k_proj.weight": (5, 12), "b.1.q_proj.weight": (6, 20)}
+    return {name: rule.top(torch.rand(shape, generator=generator)) for name, shape in shapes.items()}
+
+
+@pytest.mark.parametrize("columns", [1, 3, 7, 8, 9, 12, 16, 20])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_packing_round_trips(columns, transposed):
+    mask = torch.rand(5, columns, generator=torch.Generator().manual_seed(columns)) < 0.5
+    layer = LayerMask.from_bool(mask.T if transposed else mask, transposed)
+    assert layer.shape == (5, columns)
+    assert layer.packed.shape == (5, -(-columns // 8))
+    assert torch.equal(layer.to_bool(), mask.T if transposed else mask)
+    for i in range(5):
+        for j in range(columns):
+            assert bool(layer.packed[i, j // 8] >> (j % 8) & 1) == bool(mask[i, j])
+
+
+def test_counts():
+    masks = masks_of(random_bools(0, "1:4"), "1:4")
+    assert masks.total == 6 * 20 * 2 + 5 * 12
+    assert masks.kept == masks.total // 4
+
+
+def test_overlap_is_that_of_the_unpacked_masks():
+    first, second = random_bools(1), random_bools(2)
+    overlap = masks_of(first).overlap(masks_of(second))
+    for name in first:
+        both = (first[name] & second[name]).sum().item()
+        assert overlap.layers[name] == pytest.approx(both / first[name].sum().item())
+    flat = [torch.cat([bools[name].flatten() for name in first]) for bools in (first, second)]
+    assert overlap.all == pytest.approx(((flat[0] & flat[1]).sum() / flat[0].sum()).item())
+    q = [torch.cat([bools[n].flatten() for n in first if "q_proj" in n]) for bools in (first, second)]
+    assert overlap.kinds["q_proj"] == pytest.approx(((q[0] & q[1]).sum() / q[0].sum()).item())
+
+
+def test_a_mask_shares_all_with_itself_and_nothing_with_its_complement():
+    bools = random_bools(3)
+    masks = masks_of(bools)
+    assert masks.overlap(masks).all == 1
+    assert masks.overlap(masks_of({name: ~mask for name, mask in bools.items()})).all == 0
+
+
+def test_overlap_refuses_what_can_not_be_compared():
+    masks = masks_of(random_bools(0))
+    with pytest.raises(UserError, match="different patterns"):
+        masks.overlap(masks_of(random_bools(0, "1:4"), "1:4"))
+    fewer = dict(list(random_bools(0).items())[:2])
+    with pytest.raises(UserError, match=r"b\.1\.q_proj"):
+        masks.overlap(masks_of(fewer))
+
+
+def test_saving_round_trips_and_gives_the_same_bytes(tmp_path):
+    bools = random_bools(0) | {"c.weight": random_bools(0)["b.0.k_proj.weight"].T.contiguous()}
+    masks = masks_of(bools, transposed=["c.weight"])
+    masks.save(tmp_path / "deep" / "mask.safetensors")
+    loaded = MaskSet.load(tmp_path / "deep" / "mask.safetensors")
+    assert (loaded.pattern, loaded.base) == (masks.pattern, masks.base)
+    assert list(loaded.layers) == list(masks.layers)
+    for name, mask in bools.items():
+        assert torch.equal(loaded.layers[name].to_bool(), mask)
+        assert loaded.layers[name].transposed == (name == "c.weight")
+    loaded.save(tmp_path / "again.safetensors")
+    first = (tmp_path / "deep" / "mask.safetensors").read_bytes()
+    assert (tmp_path / "again.safetensors").read_bytes() == first
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["again.safetensors", "deep"]
+
+
+def test_the_file_is_safetensors_that_describes_itself(tmp_path):
+    masks_of(random_bools(0)).save(tmp_path / "m")
+    with safe_open(tmp_path / "m", framework="pt") as file:
+        header = file.metadata()
+        assert set(file.keys()) == set(random_bools(0))
+        assert file.get_tensor("b.0.q_proj.weight").dtype == torch.uint8
+    assert (header["n"], header["m"], header["bitorder"], header["dim"]) == ("2", "4", "lsb-first", "input")
+    assert (header["base_model"], header["base_revision"]) == ("some/model", "abc")
+
+
+def test_every_flipped_bit_is_noticed(tmp_path):
+    path = tmp_path / "m"
+    masks_of(random_bools(0)).save(path)
+    good = path.read_bytes()
+    chance = random.Random(0)
+    data = range(8 * len(good) - 8 * 300, 8 * len(good))
+    for bit in [*chance.sample(range(8 * len(good)), 400), *chance.sample(data, 100), *range(64)]:
+        bad = bytearray(good)
+        bad[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(bad)
+        with pytest.raises(UserError, match="mask file"):
+            MaskSet.load(path)
+
+
+def test_truncated_files_are_refused(tmp_path):
+    path = tmp_path / "m"
+    masks_of(random_bools(0)).save(path)
+    good = path.read_bytes()
+    for length in [0, 1, 7, 8, 9, 100, len(good) // 2, len(good) - 1]:
+        path.write_bytes(good[:length])
+        with pytest.raises(UserError, match="mask file"):
+            MaskSet.load(path)
+    path.write_bytes(good + b"\0")
+    with pytest.raises(UserError, match="mask file"):
+        MaskSet.load(path)
+
+
+def test_other_files_are_refused(tmp_path):
+    with pytest.raises(UserError, match="absent"):
+        MaskSet.load(tmp_path / "absent")
+    save_file({"w": torch.zeros(4)}, tmp_path / "weights")
+    with pytest.raises(UserError, match="did not write it"):
+        MaskSet.load(tmp_path / "weights")
+    (tmp_path / "text").write_text("hello, this is no mask file at all")
+    with pytest.raises(UserError, match="can't be read"):
+        MaskSet.load(tmp_path / "text")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"version": "2"}, "version is '2'"),
+        ({"format": "other"}, "format"),
+        ({"layers": "{}"}, "other layers"),
+        ({"layers": "["}, "makes no sense"),
+        ({"n": "4"}, "impossible"),
+        ({"n": "1"}, "does not keep exactly 1:4"),
+        ({"sha256": "{}"}, "hash"),
+    ],
+)
+def test_wrong_headers_are_refused_even_when_sealed(tmp_path, change, reason):
+    from roi_lightning.masks.mask_file import read_checksummed, write_checksummed
+
+    masks_of(random_bools(0)).save(tmp_path / "m")
+    tensors, header = read_checksummed(tmp_path / "m")
+    write_checksummed(tmp_path / "m", tensors, header | change)
+    with pytest.raises(UserError, match=reason):
+        MaskSet.load(tmp_path / "m")
+    write_checksummed(tmp_path / "m", tensors, {k: v for k, v in header.items() if k not in change})
+    with pytest.raises(UserError, match="makes no sense"):
+        MaskSet.load(tmp_path / "m")
+
+
+def test_padding_bits_and_wrong_sizes_are_refused():
+    packed = LayerMask.from_bool(torch.ones(2, 12, dtype=torch.bool)).packed
+    packed[1, 1] |= 0x80
+    with pytest.raises(UserError, match="past its last input"):
+        LayerMask(packed, (2, 12), False)
+    with pytest.raises(UserError, match="uint8"):
+        LayerMask(packed, (2, 20), False)
+
+
+def test_a_mask_that_breaks_its_pattern_is_never_saved(tmp_path):
+    bools = random_bools(0)
+    bools["b.0.k_proj.weight"][2, 4:8] = torch.tensor([True, True, True, False])
+    with pytest.raises(UserError, match="k_proj"):
+        masks_of(bools).save(tmp_path / "m")
+    with pytest.raises(UserError, match="does not divide"):
+        masks_of({"w": torch.ones(2, 6, dtype=torch.bool)}).save(tmp_path / "m")
+    with pytest.raises(UserError, match="no layer"):
+        masks_of({}).save(tmp_path / "m")
+    assert not list(tmp_path.iterdir())
+
+
+def test_failed_writes_leave_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "m"
+    masks_of(random_bools(0)).save(path)
+    good = path.read_bytes()
+
+    def full(handle):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(UserError, match="No space left"):
+        masks_of(random_bools(1)).save(path)
+    assert path.read_bytes() == good
+    assert [entry.name for entry in tmp_path.iterdir()] == ["m"]

@@ -1,0 +1,125 @@
+import itertools
+
+import pytest
+import torch
+import yaml
+
+from roi_lightning.errors import UserError
+from roi_lightning.masks.pattern import NMPattern
+
+PATTERNS = ["1:2", "1:4", "2:4", "3:4", "2:8", "4:8", "8:16"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ("2:4", (2, 4)),
+        (" 2:4 ", (2, 4)),
+        ("2 : 4", (2, 4)),
+        (124, (2, 4)),
+        (64, (1, 4)),
+        ("8:16", (8, 16)),
+        ("16:64", (16, 64)),
+        (NMPattern("4:8"), (4, 8)),
+    ],
+)
+def test_reads_every_form(spec, expected):
+    pattern = NMPattern(spec)
+    assert (pattern.n, pattern.m) == expected
+    assert NMPattern(str(pattern)) == pattern
+
+
+@pytest.mark.parametrize("text", ["1:2", "1:4", "2:4", "2:8", "4:8", "8:16", "16:32", "32:64", "2:64"])
+def test_yaml_means_the_same_with_and_without_quotes(text):
+    assert NMPattern(yaml.safe_load(text)) == NMPattern(yaml.safe_load(f'"{text}"')) == NMPattern(text)
+
+
+@pytest.mark.parametrize(
+    "spec", ["5:4", "0:4", "4:4", "2-4", "a", -1, "", "2:", "-1:4", "2:4:8", 0, yaml.safe_load("5:4")]
+)
+def test_refuses_and_names_the_value(spec):
+    with pytest.raises(UserError) as caught:
+        NMPattern(spec)
+    named = "{}:{}".format(*divmod(spec, 60)) if isinstance(spec, int) else spec
+    assert named in str(caught.value)
+
+
+def brute_top(group: list[float], n: int) -> list[bool]:
+    order = sorted(range(len(group)), key=lambda i: (-group[i], i))
+    return [i in order[:n] for i in range(len(group))]
+
+
+@pytest.mark.parametrize("dim", [0, 1, -1])
+@pytest.mark.parametrize("spec", PATTERNS)
+def test_top_breaks_ties_towards_the_lower_index(spec, dim):
+    pattern = NMPattern(spec)
+    scores = torch.randint(0, 4, (48, 32), generator=torch.Generator().manual_seed(1)).float()
+    lines = scores.T.tolist() if dim == 0 else scores.tolist()
+    expected = torch.tensor(
+        [
+            [
+                kept
+                for start in range(0, len(line), pattern.m)
+                for kept in brute_top(line[start:][: pattern.m], pattern.n)
+            ]
+            for line in lines
+        ]
+    )
+    mask = pattern.top(scores, dim)
+    assert mask.dtype == torch.bool
+    assert torch.equal(mask, expected.T if dim == 0 else expected)
+    assert pattern.holds(mask, dim)
+
+
+@pytest.mark.parametrize("spec", ["128:512", "256:512", "64:257", "300:1024"])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_groups_of_more_than_256_keep_what_topk_keeps(spec, dim):
+    pattern, generator = NMPattern(spec), torch.Generator().manual_seed(2)
+    scores = torch.rand((3, 2 * pattern.m), generator=generator, dtype=torch.float64)
+    ties = torch.randint(0, 9, scores.shape, generator=generator).float()
+    wanted = torch.zeros(6, pattern.m, dtype=torch.bool)
+    wanted.scatter_(1, scores.view(6, -1).topk(pattern.n).indices, value=True)
+    tied = torch.tensor([brute_top(group, pattern.n) for group in ties.view(6, -1).tolist()])
+    for values, kept in ((scores, wanted), (ties, tied)):
+        mask = pattern.top(values if dim == 1 else values.T, dim)
+        assert torch.equal(mask if dim == 1 else mask.T, kept.view(values.shape))
+        assert pattern.holds(mask, dim)
+
+
+def test_top_on_every_order_of_four_scores_with_and_without_ties():
+    pattern = NMPattern("2:4")
+    groups = list(itertools.product([-torch.inf, -1.0, 0.0, torch.inf], repeat=4))
+    assert pattern.top(torch.tensor(groups)).tolist() == [brute_top(list(group), 2) for group in groups]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_top_takes_any_float_dtype_and_rank(dtype):
+    scores = torch.randn(3, 5, 16, generator=torch.Generator().manual_seed(0)).to(dtype)
+    mask = NMPattern("2:8").top(scores)
+    assert mask.shape == scores.shape
+    assert mask.view(-1, 8).tolist() == [brute_top(group, 2) for group in scores.view(-1, 8).tolist()]
+
+
+def test_holds_notices_one_wrong_group_in_one_direction():
+    pattern = NMPattern("2:4")
+    mask = torch.tensor([[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 1], [0, 0, 1, 1]], dtype=torch.bool)
+    assert pattern.holds(mask, 1)
+    assert pattern.holds(mask, 0)
+    mask[0] = torch.tensor([0, 1, 1, 0], dtype=torch.bool)
+    assert pattern.holds(mask, 1)
+    assert not pattern.holds(mask, 0)
+
+
+def test_group_shares_memory_and_moves_the_input_dimension_last():
+    weight = torch.arange(48.0).view(8, 6)
+    groups = NMPattern("2:4").group(weight, 0)
+    assert groups.shape == (6, 2, 4)
+    assert groups[5, 1].tolist() == weight[4:8, 5].tolist()
+    groups[0, 0, 0] = -1
+    assert weight[0, 0] == -1
+
+
+def test_check_names_the_layer_the_size_and_the_pattern():
+    NMPattern("2:4").check(64)
+    with pytest.raises(UserError, match=r"2:3.*h\.0\.mlp.* 64 "):
+        NMPattern("2:3").check(64, "h.0.mlp")

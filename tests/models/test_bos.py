@@ -1,0 +1,210 @@
+"""Windows of tokenizers that put a BOS before a text, and of those that put none."""
+
+import json
+from itertools import cycle, islice
+
+import pytest
+import torch
+from datasets import Dataset
+
+from cli_helpers import run
+from data_helpers import (
+    BOS,
+    END,
+    TinyData,
+    byte_tokenizer,
+    data,
+    documents,
+    fit,
+    reference_windows,
+    write_jsonl,
+)
+from roi_lightning.benchmark.generation import text_prompts
+from roi_lightning.data import Corpus
+from roi_lightning.data.packing import find_bos, pack_documents, select_side, tokenize_documents
+from roi_lightning.errors import UserError
+from roi_lightning.evaluation.perplexity import Cut, token_perplexity
+from roi_lightning.models.loading import load_language_model
+from roi_lightning.models.source import resolve_model
+from roi_lightning.oneshot import calibration_windows
+from slow_perplexity import by_a_loop
+from tiny_models import tiny_llama, tiny_tokenizer
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
+    pytest.mark.filterwarnings("ignore:The dirpath has changed"),
+]
+WITH_BOS = "<s> $A"
+
+
+@pytest.mark.parametrize(
+    ("around", "expected"), [("$A", None), ("$A </s>", None), (WITH_BOS, BOS), ("<s> $A </s>", BOS)]
+)
+def test_bos_is_what_the_tokenizer_puts_before_a_text(around, expected):
+    assert find_bos(byte_tokenizer(around)) == expected
+
+
+def test_a_bos_that_is_named_but_not_put_there_is_none():
+    tokenizer = tiny_tokenizer()
+    assert tokenizer.bos_token_id is not None
+    assert find_bos(tokenizer) is None
+
+
+@pytest.mark.parametrize("seq_len", [2, 7, 16, 1000])
+@pytest.mark.parametrize("bos", [False, True])
+def test_cached_and_streamed_windows_equal_a_plain_python_reference(tmp_path, bos, seq_len):
+    texts = documents(70)
+    path, held_out = (
+        write_jsonl(tmp_path / name, part)
+        for name, part in (("a.jsonl", texts), ("v.jsonl", documents(90, "v")))
+    )
+    options = {"val_corpora": held_out, "seq_len": seq_len, "val_windows": 10**6, "bos": bos}
+    cached, streamed = (data(tmp_path, [Corpus(path, streaming=s)], **options) for s in (False, True))
+    expected = reference_windows(texts, seq_len, [BOS] if bos else [])
+    assert all((window[0] == BOS) == bos and len(window) == seq_len for window in expected)
+    cached.setup("fit")
+    assert cached._packed[0]["input_ids"][:].tolist() == expected
+    assert cached.train_tokens == len(expected) * seq_len
+    some = len(expected) + 3
+    assert streamed.windows("train", some).tolist() == list(islice(cycle(expected), some))
+    wanted = reference_windows(documents(90, "v"), seq_len, [BOS] if bos else [])
+    assert cached.windows("val", len(wanted)).tolist() == wanted
+
+
+def test_calibration_windows_of_pruning_begin_with_bos(tmp_path):
+    windows = calibration_windows(data(tmp_path, bos=True), 5, None)
+    assert windows.shape == (5, 16)
+    assert windows[:, 0].tolist() == [BOS] * 5
+    assert not (windows[:, 1:] == BOS).any()
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_interrupted_and_resumed_equals_uninterrupted(tmp_path, streaming):
+    path = write_jsonl(tmp_path / "a.jsonl", documents(30))
+
+    def module():
+        return data(tmp_path, [Corpus(path, streaming=streaming)], batch_size=2, val_windows=3, bos=True)
+
+    whole, _ = fit(module(), tmp_path / "whole", 7, 20, accumulate=3, max_epochs=1)
+    resumed, _ = fit(
+        module(), tmp_path / "rest", 7, 20, tmp_path / "whole" / "step=7.ckpt", accumulate=3, max_epochs=1
+    )
+    assert whole.seen[:21] + resumed.seen == whole.seen
+    assert all(window[0] == BOS for batch in whole.seen for window in batch)
+
+
+def test_a_place_in_streamed_text_is_a_place_in_the_text_alone(tmp_path):
+    path = write_jsonl(tmp_path / "a.jsonl", documents(200))
+    module = TinyData(corpora=[Corpus(path, streaming=True)], seq_len=16, held_out_fraction=0.2, bos=True)
+    module.setup("fit")
+    (substream,) = module._substreams
+    items = list(islice(substream.windows(), 400))
+    for index in range(0, 390, 13):
+        _, position = items[index]
+        carry = position["corpora"][0]["carry"]
+        assert carry is None or (len(carry) < 15 and BOS not in carry.tolist())
+        entered = [window.tolist() for window, _ in islice(substream.windows(position), 5)]
+        assert entered == [window.tolist() for window, _ in items[index + 1 : index + 6]]
+
+
+def test_a_place_in_windows_without_bos_is_not_taken(tmp_path, caplog):
+    """As in checkpoints of before windows had one."""
+    path = write_jsonl(tmp_path / "a.jsonl", documents(60))
+
+    def module():
+        return data(tmp_path, [Corpus(path, streaming=True)], bos=True)
+
+    fit(module(), tmp_path / "a", 2, 2)
+    saved = tmp_path / "a" / "step=2.ckpt"
+    content = torch.load(saved, weights_only=True)
+    assert content["TinyData"]["text"].pop("data.bos") == BOS
+    torch.save(content, saved)
+    with caplog.at_level("INFO", "lightning.pytorch"):
+        fit(module(), tmp_path / "b", 2, 4, saved)
+    assert "read from its beginning: data.bos differ" in caplog.text
+
+
+def test_without_bos_caches_and_streams_are_known_by_the_names_they_always_had(tmp_path):
+    rows = Dataset.from_dict({"text": documents(40)})
+    rows._fingerprint = "0123456789abcdef"
+    assert select_side(rows, "train", 0.2)._fingerprint == "f204b7a6e15bf6b9f1c4dee7304e69c6"
+    tokens = tokenize_documents(rows, byte_tokenizer())
+    tokens._fingerprint = "0123456789abcdef"
+    without, with_bos = (pack_documents(tokens, 16, END, bos)._fingerprint for bos in (None, BOS))
+    assert with_bos != without == "874acd05a91ca0701567ed0fcac9cb2e"
+    path = write_jsonl(tmp_path / "a.jsonl", documents(60))
+    for bos in (False, True):
+        module = data(tmp_path, [Corpus(path, streaming=True)], bos=bos)
+        module.setup("fit")
+        names = {"corpora", "tokenizer", "seq_len", "seed", "held_out_fraction"}
+        assert set(module._described()) == {
+            *(f"data.{x}" for x in names),
+            "lanes",
+            *(["data.bos"] if bos else []),
+        }
+
+
+def test_text_for_less_than_a_window_is_counted_without_bos(tmp_path):
+    path, held_out = (write_jsonl(tmp_path / f"{n}.jsonl", ["x" * n]) for n in (14, 99))
+    with pytest.raises(UserError, match="has only 14 tokens, one window needs 15"):
+        data(tmp_path, path, val_corpora=held_out, bos=True).setup("fit")
+
+
+@pytest.fixture
+def lm(tmp_path):
+    return load_language_model(resolve_model(str(tiny_llama(tmp_path / "llama"))))
+
+
+@pytest.mark.parametrize(
+    ("length", "keep_tail"), [(300, True), (300, False), (253, True), (253, False), (1, True)]
+)
+def test_perplexity_with_bos_predicts_every_token_of_the_text_once(lm, length, keep_tail):
+    ids = torch.randint(250, (length,), generator=torch.Generator().manual_seed(1))
+    cut = Cut(64, keep_tail, bos=BOS)
+    windows = [torch.tensor([BOS, *part]) for part in ids.split(63) if keep_tail or len(part) == 63]
+    counted = [token for window in windows for token in window[1:].tolist()]
+    assert counted == ids[: length if keep_tail else length // 63 * 63].tolist()
+    batches = cut.batches(ids, 3)
+    assert [row.tolist() for batch in batches for row in batch] == [window.tolist() for window in windows]
+    assert token_perplexity(lm, cut.batches(ids, 3)) == pytest.approx(by_a_loop(lm, windows), rel=1e-5)
+
+
+@pytest.mark.parametrize(("cut", "count"), [(Cut(64, bos=BOS), 0), (Cut(64, keep_tail=False, bos=BOS), 62)])
+def test_a_text_without_a_window_is_refused(cut, count):
+    with pytest.raises(UserError, match=f"has {count} tokens and at least {count + 1} are needed"):
+        cut.batches(torch.zeros(count, dtype=torch.int64), 1)
+
+
+def test_the_text_has_no_bos_of_its_own_where_every_window_has_one():
+    tokenizer = byte_tokenizer(WITH_BOS)
+    ids = tokenizer("some text", add_special_tokens=False)["input_ids"]
+    assert Cut(64, bos=BOS).encode(tokenizer, "some text").tolist() == ids
+    assert Cut(64).encode(tokenizer, "some text").tolist() == [BOS, *ids]
+
+
+def test_prompts_begin_with_bos():
+    prompts = text_prompts(byte_tokenizer(WITH_BOS), 2, 30)
+    plain = text_prompts(byte_tokenizer(), 2, 29)
+    assert prompts.tolist() == [[BOS, *row] for row in plain.tolist()]
+
+
+def test_evaluate_opens_every_window_and_wandas_protocol_only_the_first(tmp_path, capsys):
+    base = tiny_llama(tmp_path / "base", max_position_embeddings=2048)
+    byte_tokenizer(WITH_BOS).save_pretrained(base)
+    text, out = tmp_path / "text.txt", tmp_path / "o.json"
+    text.write_text("some text\n" * 500)
+    tasks = "token_perplexity,token_perplexity_2048"
+    arguments = [base, "--tasks", tasks, "--text", text, "--json", out]
+    assert run("evaluate", *arguments) == 0
+    found = json.loads(out.read_text())
+    lm = load_language_model(resolve_model(str(base)))
+    tokenizer = byte_tokenizer()
+    ids = torch.tensor(tokenizer("some text\n" * 500)["input_ids"])
+    windows = [torch.tensor([BOS, *part]) for part in ids.split(1023)]
+    figures = found["models"][str(base)]
+    assert figures["token_perplexity"] == pytest.approx(by_a_loop(lm, windows), rel=1e-5)
+    joined = torch.tensor([BOS, *tokenizer("\n\n".join(["some text\n"] * 500))["input_ids"]])
+    windows = joined[: len(joined) // 2048 * 2048].split(2048)
+    assert figures["token_perplexity_2048"] == pytest.approx(by_a_loop(lm, windows), rel=1e-5)
+    assert found["settings"]["bos"] == {str(base): "<s>"}
+    assert "which is never predicted" in " ".join(capsys.readouterr().out.split())

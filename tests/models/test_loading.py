@@ -1,0 +1,198 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from roi_lightning.errors import UserError
+from roi_lightning.masks.pattern import NMPattern
+from roi_lightning.models.freezing import freeze, meta_language_model
+from roi_lightning.models.layers import check_pattern, decoder_blocks, input_dim, prunable_layers
+from roi_lightning.models.weight_names import stored_names
+from roi_lightning.samplers import GumbelTopK
+
+SIZES = {"vocab_size": 96, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+CONFIGS = {
+    "llama": lambda **o: LlamaConfig(**SIZES, intermediate_size=128, **o),
+    "qwen2": lambda **o: Qwen2Config(**SIZES, intermediate_size=128, num_key_value_heads=2, **o),
+    "gpt2": lambda **o: GPT2Config(vocab_size=96, n_embd=64, n_layer=2, n_head=4, n_positions=64, **o),
+    "opt": lambda **o: OPTConfig(
+        **SIZES, ffn_dim=128, word_embed_proj_dim=64, max_position_embeddings=64, **o
+    ),
+    "gpt_neox": lambda **o: GPTNeoXConfig(**SIZES, intermediate_size=128, max_position_embeddings=64, **o),
+}
+CLASSES = {
+    "llama": LlamaForCausalLM,
+    "qwen2": Qwen2ForCausalLM,
+    "gpt2": GPT2LMHeadModel,
+    "opt": OPTForCausalLM,
+    "gpt_neox": GPTNeoXForCausalLM,
+}
+# Hidden, intermediate, layers, heads, key-value heads, vocabulary, tied; millions of weights in Table 3.
+QWEN2_5 = {
+    "0.5B": (896, 4864, 24, 14, 2, 151936, True, "357.8"),
+    "1.5B": (1536, 8960, 28, 12, 2, 151936, True, "1310"),
+    "3B": (2048, 11008, 36, 16, 2, 151936, True, "2775"),
+    "7B": (3584, 18944, 28, 28, 4, 152064, False, "6525"),
+}
+
+
+@pytest.mark.parametrize("size", QWEN2_5)
+def test_counts_are_those_of_the_papers_table(size):
+    hidden, inner, depth, heads, kv_heads, vocabulary, tied, millions = QWEN2_5[size]
+    config = Qwen2Config(
+        vocab_size=vocabulary,
+        hidden_size=hidden,
+        intermediate_size=inner,
+        num_hidden_layers=depth,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        tie_word_embeddings=tied,
+    )
+    lm = meta_language_model(config)
+    assert {parameter.device.type for parameter in lm.parameters()} == {"meta"}
+    layers, pattern = prunable_layers(lm), NMPattern("2:4")
+    check_pattern(layers, pattern)
+    count = sum(layer.weight.numel() for layer in layers.values())
+    by_hand = depth * (2 * hidden * hidden + 2 * hidden * hidden * kv_heads // heads + 3 * hidden * inner)
+    assert count == by_hand
+    digits = len(millions.partition(".")[2])
+    assert f"{count / 1e6:.{digits}f}" == millions
+    shapes = [GumbelTopK().logits_shape(tuple(layer.weight.shape), pattern) for layer in layers.values()]
+    assert sum(math.prod(shape) for shape in shapes) == count
+
+
+@pytest.mark.parametrize(
+    ("kind", "blocks", "per_block"),
+    [
+        ("llama", "model.layers", 7),
+        ("qwen2", "model.layers", 7),
+        ("gpt2", "transformer.h", 4),
+        ("opt", "model.decoder.layers", 6),
+        ("gpt_neox", "gpt_neox.layers", 4),
+    ],
+)
+def test_blocks_and_their_layers_are_found(kind, blocks, per_block):
+    lm = meta_language_model(CONFIGS[kind]())
+    assert decoder_blocks(lm) == blocks
+    layers = prunable_layers(lm)
+    assert len(layers) == 2 * per_block
+    for name, layer in layers.items():
+        assert name.startswith(f"{blocks}.")
+        assert lm.get_submodule(name) is layer
+        assert input_dim(layer) == (0 if kind == "gpt2" else 1)
+    heads = {id(lm.get_input_embeddings()), id(lm.get_output_embeddings())}
+    assert not heads & {id(layer) for layer in layers.values()}
+
+
+ALL = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+
+
+@pytest.mark.parametrize(
+    ("targets", "ignore", "expected"),
+    [
+        (["*"], [], {(b, n) for b in "01" for n in ALL}),
+        (["*"], ["q_proj"], {(b, n) for b in "01" for n in ALL - {"q_proj"}}),
+        (["*"], ["model.layers.0.*"], {("1", n) for n in ALL}),
+        (["mlp.*"], [], {(b, n) for b in "01" for n in ("gate_proj", "up_proj", "down_proj")}),
+        (["[qk]_proj", "o_proj"], ["layers.1.*"], {("0", n) for n in ("q_proj", "k_proj", "o_proj")}),
+        (["model.layers.1.mlp.up_proj"], [], {("1", "up_proj")}),
+    ],
+)
+def test_targets_and_ignore_choose_by_glob(targets, ignore, expected):
+    lm = meta_language_model(CONFIGS["llama"]())
+    names = list(prunable_layers(lm, targets, ignore))
+    assert {(name.split(".")[2], name.rpartition(".")[2]) for name in names} == expected
+    assert len(names) == len(expected)
+    order = [name for name, _ in lm.named_modules()]
+    assert names == sorted(names, key=order.index)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"targets": ["nothing_*"]}, "nothing_*"),
+        ({"ignore": ["q_proj", "typo_proj"]}, "typo_proj"),
+        ({"targets": ["lm_head"]}, "lm_head"),
+        ({"ignore": ["proj"]}, "proj"),
+        ({"targets": ["mlp.*"], "ignore": ["mlp.*"]}, "mlp.*"),
+    ],
+)
+def test_patterns_that_leave_nothing_are_named(options, named):
+    with pytest.raises(UserError) as caught:
+        prunable_layers(meta_language_model(CONFIGS["llama"]()), **options)
+    assert repr(named) in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_a_pattern_that_does_not_divide_names_the_layer(kind):
+    layers = prunable_layers(meta_language_model(CONFIGS[kind]()))
+    with pytest.raises(UserError, match=r"2:3.*64") as caught:
+        check_pattern(layers, NMPattern("2:3"))
+    assert next(iter(layers)) in str(caught.value)
+    check_pattern(layers, NMPattern("8:16"))
+
+
+def test_a_pattern_is_checked_against_inputs_not_outputs():
+    layers = {"a": nn.Linear(12, 8), "b": nn.Linear(8, 12)}
+    check_pattern(layers, NMPattern("2:4"))
+    with pytest.raises(UserError, match="b has 8 inputs"):
+        check_pattern(layers, NMPattern("2:6"))
+
+
+def test_a_model_without_blocks_is_refused():
+    lm = meta_language_model(CONFIGS["llama"]())
+    lm.config.num_hidden_layers = 5
+    with pytest.raises(UserError, match=r"LlamaForCausalLM.*5"):
+        decoder_blocks(lm)
+
+
+DROPOUTS = {
+    "llama": {"attention_dropout": 0.5},
+    "qwen2": {"attention_dropout": 0.5},
+    "gpt2": {"resid_pdrop": 0.5, "embd_pdrop": 0.5, "attn_pdrop": 0.5},
+    "opt": {"dropout": 0.5, "attention_dropout": 0.5, "activation_dropout": 0.5, "layerdrop": 0.5},
+    "gpt_neox": {"hidden_dropout": 0.5, "attention_dropout": 0.5},
+}
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_freezing_leaves_train_mode_without_any_randomness(kind, attention):
+    torch.manual_seed(0)
+    lm = CLASSES[kind](CONFIGS[kind](attn_implementation=attention, **DROPOUTS[kind]))
+    tokens = torch.randint(0, 96, (2, 10), generator=torch.Generator().manual_seed(0))
+    lm.train()
+    # OPT may also drop whole layers, all of them at times: several forwards, not two.
+    outputs = [lm(tokens).logits for _ in range(8)]
+    assert not all(torch.equal(output, outputs[0]) for output in outputs), "the dropouts were never on"
+    assert freeze(lm) is lm
+    assert all(module.training for module in lm.modules())
+    assert all(module.p == 0 for module in lm.modules() if isinstance(module, nn.Dropout))
+    assert not any(parameter.requires_grad for parameter in lm.parameters())
+    in_train = lm(tokens).logits
+    for _ in range(3):
+        assert torch.equal(lm(tokens).logits, in_train)
+    torch.testing.assert_close(in_train, lm.eval()(tokens).logits)
+
+
+def test_stored_names_with_and_without_the_inner_models_prefix():
+    lm = meta_language_model(CONFIGS["gpt2"]())
+    names = ["transformer.h.0.attn.c_attn.weight"]
+    assert stored_names(lm, names, names) == {names[0]: names[0]}
+    assert stored_names(lm, names, ["h.0.attn.c_attn.weight"]) == {names[0]: "h.0.attn.c_attn.weight"}
+    assert stored_names(lm, ["h.1.x"], ["transformer.h.1.x"]) == {"h.1.x": "transformer.h.1.x"}
+    with pytest.raises(UserError, match=r"transformer\.h\.0"):
+        stored_names(lm, names, ["elsewhere"])

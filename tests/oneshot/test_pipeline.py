@@ -1,0 +1,261 @@
+"""The walk through the blocks against whole forward passes of models pruned by hand."""
+
+from functools import partial
+from weakref import ref
+
+import pytest
+import torch
+from test_sparsegpt import errors, slow_sparsegpt
+from transformers import AutoModelForCausalLM
+
+from cli_helpers import brute_top
+from roi_lightning.errors import UserError
+from roi_lightning.masks.pattern import NMPattern
+from roi_lightning.models.freezing import freeze
+from roi_lightning.models.layers import input_dim, prunable_layers
+from roi_lightning.models.loading import load_language_model
+from roi_lightning.models.source import resolve_model
+from roi_lightning.oneshot import Calibration, Magnitude, SparseGPT, Wanda, prune_layers
+from roi_lightning.oneshot.pipeline import prune_layer
+from tiny_models import tiny_gemma2, tiny_gpt2, tiny_llama, tiny_mixtral, tiny_qwen2, tiny_qwen3_moe
+
+PATTERN = NMPattern("2:4")
+
+
+BUILDERS = {
+    "llama": tiny_llama,
+    "qwen2": lambda path: tiny_qwen2(path, dtype=torch.float32),
+    "gpt2": tiny_gpt2,
+    "gemma2": tiny_gemma2,
+    "mixtral": tiny_mixtral,
+    "qwen3_moe": tiny_qwen3_moe,
+}
+
+
+@pytest.fixture(params=BUILDERS)
+def lm(request, tmp_path):
+    return load_language_model(resolve_model(str(BUILDERS[request.param](tmp_path / "m"))))
+
+
+@pytest.fixture
+def windows():
+    return torch.randint(0, 250, (3, 24), generator=torch.Generator().manual_seed(0))
+
+
+def inputs_of(lm, windows, names):
+    """What layers are given in whole forward passes, [tokens, in] by name."""
+    seen = {name: [] for name in names}
+    handles = [
+        lm.get_submodule(name).register_forward_pre_hook(
+            lambda _, args, name=name: seen[name].append(args[0].detach().flatten(0, -2))
+        )
+        for name in names
+    ]
+    with torch.no_grad():
+        for window in windows:
+            lm(input_ids=window[None])
+    for handle in handles:
+        handle.remove()
+    return {name: torch.cat(rows) for name, rows in seen.items()}
+
+
+def block_of(name):
+    return next(part for part in name.split(".") if part.isdigit())
+
+
+def by_block(layers):
+    blocks = {}
+    for name in layers:
+        blocks.setdefault(block_of(name), []).append(name)
+    return blocks.values()
+
+
+def wanda_mask(weight, inputs):
+    return brute_top(weight.double().abs() * inputs.double().square().sum(0).sqrt(), 2, 4)
+
+
+def alike(got, wanted):
+    """Equal but for near-ties: the reference works in fp64."""
+    return (got == wanted).double().mean() > 0.998
+
+
+@pytest.mark.parametrize("activations", ["sequential", "dense"])
+def test_wanda_equals_whole_forward_passes(lm, windows, activations):
+    layers = prunable_layers(lm)
+    calibration = Calibration(windows, activations)
+    got = {name: pruned.mask for name, pruned in prune_layers(lm, layers, Wanda(), PATTERN, calibration)}
+    assert list(got) == list(layers)
+    for names in by_block(layers):
+        inputs = inputs_of(lm, windows, names)
+        for name in names:
+            layer = layers[name]
+            wanted = wanda_mask(oriented_weight(layer), inputs[name])
+            assert alike(as_rows(layer, got[name]), wanted), name
+        if activations == "sequential":
+            for name in names:
+                layers[name].weight.data = layers[name].weight.data.masked_fill(~got[name], 0)
+
+
+def test_sparsegpt_equals_whole_forward_passes_and_slow_solves(tmp_path, windows):
+    lm = freeze(AutoModelForCausalLM.from_pretrained(tiny_llama(tmp_path / "m")))
+    layers = prunable_layers(lm, ["k_proj", "v_proj"])
+    calibration = Calibration(windows)
+    got = dict(prune_layers(lm, layers, SparseGPT(), PATTERN, calibration))
+    for names in by_block(layers):
+        inputs = inputs_of(lm, windows, names)
+        for name in names:
+            weight = layers[name].weight.data
+            mask, wanted = slow_sparsegpt(weight, inputs[name], 2, 4)
+            assert alike(got[name].mask, mask), name
+            same = (got[name].mask == mask).all(1)
+            plain = weight.masked_fill(~mask, 0)
+            same &= errors(weight, wanted, inputs[name]) <= errors(weight, plain, inputs[name])
+            assert same.double().mean() > 0.9
+            assert (got[name].weight.double() - wanted)[same].abs().max() < 1e-4
+        for name in names:
+            layers[name].weight.data = got[name].weight
+
+
+def oriented_weight(layer):
+    return layer.weight.detach().T if input_dim(layer) == 0 else layer.weight.detach()
+
+
+def as_rows(layer, tensor):
+    return tensor.T if input_dim(layer) == 0 else tensor
+
+
+def test_the_two_kinds_of_activations_differ_by_more_than_the_tests_allow_for(lm, windows):
+    layers = prunable_layers(lm)
+    masks = [
+        {name: pruned.mask for name, pruned in prune_layers(lm, layers, Wanda(), PATTERN, calibration)}
+        for calibration in (Calibration(windows), Calibration(windows, "dense"))
+    ]
+    first, *_, last = by_block(layers)
+    assert all(torch.equal(masks[0][name], masks[1][name]) for name in first)
+    assert not any(alike(masks[0][name], masks[1][name]) for name in last)
+
+
+def hooks_of(lm):
+    """All hooks; routers of mixtures have some of their own."""
+    hooks = {
+        name: [*x._forward_pre_hooks.values(), *x._forward_hooks.values()] for name, x in lm.named_modules()
+    }
+    return {name: own for name, own in hooks.items() if own}
+
+
+@pytest.mark.parametrize("method", [Wanda(), SparseGPT()])
+def test_the_model_is_left_as_it_was(lm, windows, method):
+    before = {name: tensor.clone() for name, tensor in lm.state_dict().items()}
+    hooks = hooks_of(lm)
+    layers = prunable_layers(lm)
+    for stop_after in (3, None):
+        walk = prune_layers(lm, layers, method, PATTERN, Calibration(windows))
+        for count, _ in enumerate(walk, 1):
+            if count == stop_after:
+                break
+        walk.close()
+        after = lm.state_dict()
+        assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+        assert hooks_of(lm) == hooks
+
+
+def test_hidden_states_on_disk_give_the_same_as_in_memory(lm, windows, tmp_path):
+    layers = prunable_layers(lm)
+    spill = tmp_path / "deep" / "spill"
+    results = [
+        dict(prune_layers(lm, layers, SparseGPT(), PATTERN, Calibration(windows, spill=place)))
+        for place in (None, spill)
+    ]
+    for name, pruned in results[0].items():
+        assert torch.equal(pruned.mask, results[1][name].mask)
+        assert torch.equal(pruned.weight, results[1][name].weight)
+    assert list(spill.iterdir()) == []
+
+
+def test_calls_that_differ_from_window_to_window_are_followed(tmp_path, windows):
+    """Positions that depend on the text: what a block is called with can't be taken from one window."""
+    lm = freeze(AutoModelForCausalLM.from_pretrained(tiny_llama(tmp_path / "m")))
+
+    def shift(_module, _args, kwargs):
+        ids = kwargs["input_ids"]
+        return (), kwargs | {"position_ids": torch.arange(ids.shape[1])[None] * (1 + int(ids[0, 0]) % 5)}
+
+    lm.model.register_forward_pre_hook(shift, with_kwargs=True)
+    layers = prunable_layers(lm, ["o_proj"])
+    inputs = inputs_of(lm, windows, layers)
+    for name, pruned in prune_layers(lm, layers, Wanda(), PATTERN, Calibration(windows, "dense")):
+        assert alike(pruned.mask, wanda_mask(layers[name].weight.data, inputs[name])), name
+
+
+def test_a_model_that_works_between_its_blocks_is_refused(tmp_path, windows):
+    lm = freeze(AutoModelForCausalLM.from_pretrained(tiny_llama(tmp_path / "m")))
+    second = lm.model.layers[1]
+    forward = lm.model.forward
+
+    def between(*args, **kwargs):
+        handle = second.register_forward_pre_hook(
+            lambda _, inputs: (inputs[0] * 2, *inputs[1:]), prepend=True
+        )
+        try:
+            return forward(*args, **kwargs)
+        finally:
+            handle.remove()
+
+    lm.model.forward = between
+    layers = prunable_layers(lm)
+    with pytest.raises(UserError, match="changes the hidden states between its blocks"):
+        list(prune_layers(lm, layers, Wanda(), PATTERN, Calibration(windows)))
+    inputs = inputs_of(lm, windows, layers)
+    for name, pruned in prune_layers(lm, layers, Wanda(), PATTERN, Calibration(windows, "dense")):
+        assert alike(pruned.mask, wanda_mask(layers[name].weight.data, inputs[name])), name
+
+
+def test_one_pass_of_the_whole_model_keeps_no_inputs(tmp_path, windows):
+    lm = freeze(AutoModelForCausalLM.from_pretrained(tiny_llama(tmp_path / "m")))
+    layers, seen = prunable_layers(lm), []
+
+    def look(name, _layer, args):
+        assert not [n for n, x in seen if x() is not None and block_of(n) != block_of(name)], name
+        seen.append((name, ref(args[0])))
+
+    for name, layer in layers.items():
+        layer.register_forward_pre_hook(partial(look, name))
+    for _ in prune_layers(lm, layers, Wanda(), PATTERN, Calibration(windows, "dense")):
+        assert not any(x() is not None for _, x in seen)
+    assert len(seen) == len(windows) * len(layers), "one pass, and no other"
+
+
+def test_blocks_that_share_something_that_grows_are_refused(tmp_path, windows):
+    lm = freeze(AutoModelForCausalLM.from_pretrained(tiny_llama(tmp_path / "m")))
+    shared = {}
+
+    class Notes(dict):
+        """No plain value: what a block finds in it depends on the blocks before."""
+
+    notes = Notes(shared)
+    for block in lm.model.layers:
+        forward = block.forward
+        block.forward = lambda *args, forward=forward, **kwargs: forward(
+            *args, **{name: value for name, value in kwargs.items() if name != "notes"}
+        )
+        block.register_forward_pre_hook(lambda _, a, k: (a, k | {"notes": notes}), with_kwargs=True)
+    with pytest.raises(UserError, match="hands a Notes from block to block"):
+        list(prune_layers(lm, prunable_layers(lm), Wanda(), PATTERN, Calibration(windows)))
+
+
+def test_magnitude_needs_no_text(lm):
+    layers = prunable_layers(lm)
+    for name, pruned in prune_layers(lm, layers, Magnitude(), PATTERN):
+        weight = oriented_weight(layers[name]).abs()
+        assert torch.equal(as_rows(layers[name], pruned.mask), brute_top(weight, 2, 4)), name
+
+
+def test_a_layer_by_itself_keeps_its_orientation(tmp_path):
+    lm = freeze(AutoModelForCausalLM.from_pretrained(tiny_gpt2(tmp_path / "m")))
+    layer = lm.transformer.h[0].mlp.c_fc
+    generator = torch.Generator().manual_seed(0)
+    observed = SparseGPT.observer(64, torch.device("cpu"))
+    observed.add(torch.randn(1, 200, 64, generator=generator))
+    pruned = prune_layer(layer, SparseGPT(), observed, PATTERN, "c_fc")
+    assert pruned.weight.shape == pruned.mask.shape == layer.weight.shape == (64, 128)
+    assert PATTERN.holds(pruned.mask, dim=0)

@@ -1,0 +1,316 @@
+"""Products with packed matrices, against double precision and against each other."""
+
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+from roi_lightning.errors import UserError
+from roi_lightning.masks.pattern import NMPattern
+from roi_lightning.runtime import PackedLinear, cpu_kernels, pack, unpack
+from roi_lightning.runtime.dense_linear import SmallBatchLinear, speed_up_dense
+from roi_lightning.runtime.packed_format import Packed
+from roi_lightning.runtime.packed_linear import MAX_SMALL_BATCH, packed_linear
+from roi_lightning.utils import cpp_extension
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+@pytest.fixture(autouse=True)
+def _switch(monkeypatch):
+    monkeypatch.setattr(cpu_kernels.kernels, "disabled", False)
+
+
+def numbers(dtype, *shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def packed_matrix(dtype, outputs, inputs):
+    weight = numbers(dtype, outputs, inputs, seed=1)
+    return pack(weight.masked_fill(~NMPattern("2:4").top(numbers(torch.float32, outputs, inputs, seed=2)), 0))
+
+
+def product(x, packed, bias=None):
+    """By the loop, and nothing else."""
+    y = cpu_kernels.multiply(x, *packed, bias)
+    assert y is not None
+    return y
+
+
+def dense_product(x, weight, bias=None):
+    y = cpu_kernels.multiply_dense(x, weight, bias)
+    assert y is not None
+    return y
+
+
+def in_stated_order(x, dense, inputs, bias):
+    """The sums of `matmul.cpp`, one number at a time; exact products, as those of 16-bit numbers are in fp32."""
+    out = []
+    for row in x.flatten(0, -2).float():
+        for o, line in enumerate(dense.float()):
+            terms = line[inputs[o]] * row[inputs[o]]
+            terms = torch.nn.functional.pad(terms, (0, -len(terms) % 16)).view(-1, 16)
+            sums = torch.zeros(16)
+            for term in terms:
+                sums = sums + term
+            while len(sums) > 1:
+                half = len(sums) // 2
+                sums = sums[:half] + sums[half:]
+            out.append(sums[0] + (0 if bias is None else bias[o].float()))
+    return torch.stack(out).view(*x.shape[:-1], -1).to(x.dtype)
+
+
+def packed_inputs(packed):
+    """Where the kept weights stand, read off one by one."""
+    rows = []
+    for values, indices in zip(packed.values, packed.indices, strict=True):
+        bits = "".join(f"{byte:08b}"[::-1] for byte in indices.tolist())
+        rows.append([k // 2 * 4 + int(bits[2 * k : 2 * k + 2][::-1], 2) for k in range(len(values))])
+    return torch.tensor(rows)
+
+
+def assert_exact(y, x, weight, bias, terms):
+    exact = x.double() @ weight.double().T + (0 if bias is None else bias.double())
+    # Half a unit of the last place, and what sums in fp32 leave: a unit of each of their additions.
+    size = x.double().abs() @ weight.double().abs().T + 1
+    rounding = 0.5 * torch.finfo(y.dtype).eps * exact.abs() + terms / 16 * 2**-23 * size + 8 * 2**-24 * size
+    error = (y.double() - exact).abs()
+    assert (error <= rounding).all(), (len(x), float((error / rounding).max()))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("outputs", "inputs"), [(1, 3), (5, 16), (7, 33), (64, 1000)])
+def test_dense_products_are_exact_too(dtype, outputs, inputs):
+    weight, bias = numbers(dtype, outputs, inputs, seed=1), numbers(dtype, outputs, seed=3)
+    for rows, given in ((1, None), (2, bias), (7, None), (20, bias)):
+        x = numbers(dtype, rows, inputs)
+        assert_exact(dense_product(x, weight, given), x, weight, given, inputs)
+    alone = torch.cat([dense_product(row, weight) for row in x.split(1)])
+    assert torch.equal(dense_product(x, weight), alone)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("outputs", "inputs"), [(1, 4), (5, 12), (7, 32), (3, 132), (33, 576), (64, 1028)])
+def test_products_are_those_of_the_dense_matrix(dtype, outputs, inputs):
+    packed, bias = packed_matrix(dtype, outputs, inputs), numbers(dtype, outputs, seed=3)
+    for rows, given in ((1, None), (2, bias), (8, None), (9, bias), (20, bias)):
+        x = numbers(dtype, rows, inputs)
+        assert_exact(product(x, packed, given), x, unpack(packed), given, inputs // 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("inputs", [12, 128, 212])
+def test_sums_are_in_the_stated_order(dtype, inputs):
+    packed, bias = packed_matrix(dtype, 3, inputs), numbers(dtype, 3, seed=3)
+    dense, every = numbers(dtype, 3, inputs - 1, seed=4), torch.arange(inputs - 1).expand(3, -1)
+    for rows, given in ((1, bias), (5, None)):
+        x = numbers(dtype, rows, inputs)
+        slow = in_stated_order(x, unpack(packed), packed_inputs(packed), given)
+        assert torch.equal(product(x, packed, given), slow)
+        slow = in_stated_order(x[:, 1:], dense, every, given)
+        assert torch.equal(dense_product(x[:, 1:], dense, given), slow)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_do_not_depend_on_those_beside_them(dtype):
+    packed, x = packed_matrix(dtype, 19, 200), numbers(dtype, 20, 200)
+    alone = torch.cat([product(row, packed) for row in x.split(1)])
+    assert torch.equal(product(x, packed), alone)
+
+
+@pytest.mark.parametrize("openmp", [True, False])
+def test_the_number_of_threads_changes_no_bit(openmp, monkeypatch):
+    if not openmp:
+        for module in (cpp_extension, cpu_kernels):
+            monkeypatch.setattr(module, "openmp", lambda: 0)
+    packed, x = packed_matrix(torch.bfloat16, 1001, 256), numbers(torch.bfloat16, 3, 256)
+    results = []
+    for threads in (1, 2, 3):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        results.append(product(x, packed))
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
+@pytest.fixture
+def compile_again():
+    """Whatever was compiled is forgotten, now and at the end."""
+
+    def forget():
+        cpp_extension.load.cache_clear()
+        cpu_kernels._library.cache_clear()
+
+    yield forget
+    forget()
+
+
+# Of those that this processor has, too.
+FEWER = [(), *([("-mavx2",)] if torch.cpu.get_capabilities().get("avx2") else [])]
+
+
+@pytest.mark.parametrize("instructions", FEWER, ids=lambda flags: " ".join(flags) or "none")
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.bfloat16,
+        *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in (torch.float32, torch.float16)),
+    ],
+)
+def test_older_cpus_compute_alike(dtype, instructions, compile_again, monkeypatch):
+    packed, x = packed_matrix(dtype, 19, 212), numbers(dtype, 9, 212)
+    bias = numbers(dtype, 19, seed=3)
+    here = product(x, packed, bias)
+    monkeypatch.setattr(cpp_extension, "_TUNED", (instructions,))
+    compile_again()
+    there = product(x, packed, bias)
+    if dtype is torch.float32:  # multiplied and added in one rounding here, in two there
+        torch.testing.assert_close(there, here, rtol=1e-5, atol=1e-5)
+    else:
+        assert torch.equal(there, here)
+
+
+@pytest.mark.parametrize("shape", [(576,), (2, 3, 64), (0, 64), (2, 0, 64)])
+def test_any_shape_is_taken(shape):
+    packed, x = packed_matrix(torch.bfloat16, 11, shape[-1]), numbers(torch.bfloat16, *shape)
+    y = product(x, packed)
+    assert y.shape == (*shape[:-1], 11)
+    torch.testing.assert_close(y, torch.nn.functional.linear(x, unpack(packed)), rtol=2**-7, atol=1e-2)
+
+
+def test_rows_may_lie_anywhere():
+    packed, x = packed_matrix(torch.bfloat16, 11, 64), numbers(torch.bfloat16, 64, 6)
+    assert torch.equal(product(x.t(), packed), product(x.t().contiguous(), packed))
+    assert torch.equal(product(x.t()[::2], packed), product(x.t(), packed)[::2])
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_nan_shows(bad, dtype):
+    packed, x = packed_matrix(dtype, 4, 36), torch.ones(2, 36, dtype=dtype)
+    x[1, int(packed_inputs(packed)[2, 17])] = bad
+    y = product(x, packed)
+    assert y[0].isfinite().all()
+    assert not y[1, 2].isfinite()
+
+
+def test_without_a_compiler_there_is_a_fallback(compile_again, monkeypatch, caplog, tmp_path):
+    packed, x = packed_matrix(torch.bfloat16, 11, 64), numbers(torch.bfloat16, 3, 64)
+    fast = packed_linear(x, *packed)
+    monkeypatch.setenv("ROI_CACHE", str(tmp_path))
+    monkeypatch.setattr(cpp_extension, "_compiler", lambda: "false")
+    monkeypatch.setattr(cpp_extension, "_version", lambda compiler: "1")
+    compile_again()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            torch.testing.assert_close(packed_linear(x, *packed), fast, rtol=2**-7, atol=1e-2)
+    assert [record.message.split(":")[0] for record in caplog.records] == [
+        "packed layers run many times slower"
+    ]
+
+
+def test_the_gradient_of_x_is_that_of_the_dense_matrix():
+    packed, x = packed_matrix(torch.float32, 11, 64), numbers(torch.float32, 3, 64).requires_grad_()
+    bias = numbers(torch.float32, 11, seed=3)
+    upstream = numbers(torch.float32, 3, 11, seed=4)
+    (gradient,) = torch.autograd.grad(packed_linear(x, *packed, bias), x, upstream)
+    torch.testing.assert_close(gradient, upstream @ unpack(packed))
+    with torch.no_grad():
+        assert not packed_linear(x, *packed).requires_grad
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (torch.zeros(1, 64), "was given torch.float32 on cpu with 64; .* without autocast"),
+        (torch.zeros(1, 64, dtype=torch.bfloat16, device="meta"), "was given torch.bfloat16 on meta"),
+        (torch.zeros(1, 60, dtype=torch.bfloat16), "on cpu with 64 inputs was given .* with 60"),
+    ],
+)
+def test_what_does_not_fit_is_refused(x, message):
+    with pytest.raises(UserError, match=message):
+        packed_linear(x, *packed_matrix(torch.bfloat16, 4, 64))
+
+
+def test_casting_a_layer_leaves_its_indices():
+    layer = PackedLinear(packed_matrix(torch.float32, 11, 64), numbers(torch.float32, 11))
+    before, x = layer.packed, numbers(torch.float32, 3, 64)
+    exact = layer(x)
+    layer.to(torch.bfloat16)
+    assert torch.equal(layer.indices, before.indices)
+    assert layer.indices.dtype == torch.uint8
+    assert torch.equal(unpack(layer.packed), unpack(before).bfloat16())
+    torch.testing.assert_close(layer(x.bfloat16()).float(), exact, rtol=0.02, atol=0.1)
+    assert sorted(layer.state_dict()) == ["bias", "indices", "values"]
+
+
+def test_the_operator_is_as_torch_expects():
+    packed = packed_matrix(torch.float32, 8, 16)
+    x = torch.linspace(-1, 1, 96).view(2, 3, 16).requires_grad_()
+    torch.library.opcheck(torch.ops.roi_lightning.packed_linear, (x, *packed, torch.ones(8)))
+
+
+def test_a_matrix_is_what_it_was():
+    packed = packed_matrix(torch.bfloat16, 4, 64)
+    before = Packed(*(part.clone() for part in packed))
+    product(torch.ones(2, 64, dtype=torch.bfloat16), packed)
+    assert all(torch.equal(mine, its) for mine, its in zip(packed, before, strict=True))
+
+
+def few_rows_linear(dtype=torch.float32):
+    return speed_up_dense(nn.Sequential(nn.Linear(64, 11, dtype=dtype)))[0]
+
+
+def test_a_dense_layer_decodes_by_the_kernel_and_does_the_rest_as_before(monkeypatch):
+    layer = few_rows_linear()
+    weight, bias, calls, loop = *layer.parameters(), [], cpu_kernels.multiply_dense
+    monkeypatch.setattr(
+        cpu_kernels, "multiply_dense", lambda *args: calls.append(len(args[0])) or loop(*args)
+    )
+    with torch.no_grad():
+        for rows in (1, 8, 9, 0):
+            x = numbers(torch.float32, rows, 64)
+            torch.testing.assert_close(layer(x), nn.functional.linear(x, weight, bias))
+    assert calls == [1, 8]
+    x = numbers(torch.float32, 2, 64, seed=5).requires_grad_()
+    layer(x).sum().backward()
+    torch.testing.assert_close(x.grad, weight.sum(0).expand(2, -1))
+    torch.testing.assert_close(weight.grad, x.detach().sum(0).expand(11, -1))
+    assert calls == [1, 8]
+
+
+@pytest.mark.parametrize(
+    ("layer", "x"),
+    [
+        (few_rows_linear(torch.float64), torch.ones(1, 64, dtype=torch.float64)),
+        (few_rows_linear().to("meta"), torch.ones(1, 64, device="meta")),
+    ],
+)
+def test_what_the_kernel_is_not_for_falls_back(layer, x):
+    with torch.no_grad():
+        y = layer(x)
+    assert (y.shape, y.dtype, y.device) == ((1, 11), x.dtype, x.device)
+    with pytest.raises(RuntimeError), torch.no_grad():
+        layer(x[:, 1:])
+
+
+def test_layers_of_a_special_kind_are_left_as_they_are():
+    class Special(nn.Linear):
+        pass
+
+    model = nn.Sequential(Special(4, 4), nn.Linear(4, 4), nn.ReLU())
+    speed_up_dense(model)
+    assert [type(layer) for layer in model] == [Special, SmallBatchLinear, nn.ReLU]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("outputs", "inputs"), [(1, 4), (5, 12), (33, 68), (1001, 132)])
+def test_a_matrix_is_written_out_as_by_torch(dtype, outputs, inputs):
+    packed = packed_matrix(dtype, outputs, inputs)
+    assert torch.equal(cpu_kernels.unpack(*packed), unpack(packed))
+
+
+def test_many_rows_are_multiplied_by_the_dense_matrix():
+    packed, bias = packed_matrix(torch.bfloat16, 19, 200), numbers(torch.bfloat16, 19, seed=3)
+    x = numbers(torch.bfloat16, MAX_SMALL_BATCH + 1, 200)
+    assert torch.equal(packed_linear(x, *packed, bias), nn.functional.linear(x, unpack(packed), bias))
+    assert torch.equal(packed_linear(x[1:], *packed, bias), product(x[1:], packed, bias))

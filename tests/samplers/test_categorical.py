@@ -1,0 +1,395 @@
+"""MaskLLM's sampler against a literal softmax over enumerated candidates, and against RoI's where they coincide."""
+
+import math
+from itertools import combinations
+
+import pytest
+import torch
+from torch import Tensor
+
+from roi_lightning.errors import UserError
+from roi_lightning.masks.pattern import NMPattern
+from roi_lightning.samplers import (
+    Categorical,
+    Draw,
+    GumbelTopK,
+    KeptNorm,
+    StraightThrough,
+    categorical_eager,
+    compiled_categorical,
+    top_k_eager,
+)
+from roi_lightning.samplers.base import DrawArgs
+from roi_lightning.samplers.categorical_eager import probabilities, soft_mask, soft_mask_gradient
+from roi_lightning.samplers.noise import gumbel, noise_key
+
+PATTERNS = ["1:2", "1:4", "2:4", "3:4", "2:8", "4:8"]
+# λ = 1/κ and τ at the start, in the middle and at the end of MaskLLM's schedule, and hot ones.
+TEMPERATURES = [(1.0, 1.0), (1 / 100, 4.0), (1 / 300, 2.0), (1 / 500, 0.05)]
+
+
+def normal(*shape: int, std: float = 1.0, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * std
+
+
+def new_logits(shape, pattern, std=0.01, seed=0):
+    return normal(*Categorical().logits_shape(shape, pattern), std=std, seed=seed)
+
+
+def candidate_masks(pattern: NMPattern) -> Tensor:
+    """All masks of a group, [C, M], double."""
+    kept = combinations(range(pattern.m), pattern.n)
+    return torch.tensor([[float(i in members) for i in range(pattern.m)] for members in kept]).double()
+
+
+def literal_mask(logits: Tensor, pattern: NMPattern, draw: Draw, layer: str) -> Tensor:
+    """Σ_c p_c · candidate_c with candidate c of group g under the noise of number g * C + c; double."""
+    rows = logits.double().movedim(0, -1)
+    index = torch.arange(logits.numel(), dtype=torch.int32).view(rows.shape)
+    noise = gumbel(index, noise_key(draw.seed, draw.index, layer)).double()
+    p = ((rows / draw.lam + noise) / draw.tau).softmax(-1)
+    return (p @ candidate_masks(pattern)).flatten(1)
+
+
+def run(sampler, weight, logits, pattern, draw=None, upstream=None, kept_norm=None):
+    """The masked weight and the logits' gradient."""
+    logits = logits.clone().requires_grad_()
+    drawn = sampler.masked_weight(weight, logits, pattern, draw or Draw(0, 0, 0.01, 1.0), "layer", kept_norm)
+    (grad,) = torch.autograd.grad(drawn, logits, torch.ones_like(drawn) if upstream is None else upstream)
+    return drawn.detach(), grad
+
+
+def relative_error(a: Tensor, b: Tensor) -> float:
+    return ((a.double() - b.double()).norm() / b.double().norm()).item()
+
+
+@pytest.mark.parametrize("spec", PATTERNS)
+def test_equals_autograd_through_a_literal_softmax(spec, monkeypatch):
+    monkeypatch.setattr(top_k_eager, "_CPU_CHUNK", 1000)
+    pattern, shape = NMPattern(spec), (48, 64)
+    weight, upstream = normal(*shape, seed=3), normal(*shape, seed=4)
+    for lam, tau in TEMPERATURES:
+        draw, logits = Draw(5, 6, lam, tau), new_logits(shape, pattern).requires_grad_()
+        wanted = literal_mask(logits, pattern, draw, "layer") * weight.double()
+        (gradient,) = torch.autograd.grad(wanted, logits, upstream.double())
+        found = run(Categorical(), weight, logits.detach(), pattern, draw, upstream)
+        assert found[0].dtype == found[1].dtype == torch.float32
+        assert found[1].shape == logits.shape
+        # A key of 17 is known to 2e-6, which τ divides.
+        allowed = 1e-6 + 4e-6 / tau
+        assert relative_error(found[0], wanted.detach()) < allowed, f"λ {lam}, τ {tau}"
+        assert relative_error(found[1], gradient) < allowed, f"λ {lam}, τ {tau}"
+
+
+class Handwritten(torch.autograd.Function):
+    """The pair of plain functions as autograd sees it."""
+
+    @staticmethod
+    def forward(ctx, keys, tau, pattern):
+        probability = probabilities(keys.clone(), tau)
+        ctx.save_for_backward(probability)
+        ctx.args = tau, pattern.n, pattern.m
+        return soft_mask(probability, pattern.n, pattern.m)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return soft_mask_gradient(ctx.saved_tensors[0], grad, *ctx.args), None, None
+
+
+@pytest.mark.parametrize("spec", PATTERNS)
+def test_handwritten_gradient_is_the_finite_difference(spec):
+    pattern = NMPattern(spec)
+    keys = normal(math.comb(pattern.m, pattern.n), 5, std=1.5).double()
+    keys[:2, 0] = 4.0  # two exact leaders
+    keys[:, 1] = 1.0  # all equal
+    for tau in (4.0, 1.0, 0.3):
+        assert torch.autograd.gradcheck(
+            lambda k, tau=tau: Handwritten.apply(k, tau, pattern), keys.requires_grad_()
+        )
+
+
+@pytest.mark.parametrize("spec", PATTERNS)
+def test_masks_are_mixtures_at_every_temperature(spec):
+    pattern = NMPattern(spec)
+    for std in (0.01, 1.0, 30.0):
+        logits = new_logits((32, 64), pattern, std)
+        for lam, tau in TEMPERATURES:
+            mask, grad = run(
+                Categorical(), torch.ones(32, 64), logits, pattern, Draw(1, 2, lam, tau), normal(32, 64)
+            )
+            sums = pattern.group(mask.double()).sum(-1)
+            assert (sums - pattern.n).abs().max() < 1e-5
+            assert mask.max() <= 1 + 1e-6
+            # Nowhere near the denormal numbers, however hopeless a member.
+            assert mask.min() > 1e-13
+            assert grad.isfinite().all()
+
+
+def member_logits(logits: Tensor) -> Tensor:
+    """Logits [M, out, in/M] of the candidates of 1:M as the logits [out, in] of the members."""
+    return logits.movedim(0, -1).flatten(1)
+
+
+@pytest.mark.parametrize("m", [2, 4, 8])
+def test_one_of_m_is_the_same_thing_as_roi(m):
+    pattern, shape = NMPattern(f"1:{m}"), (48, 64)
+    weight, upstream = normal(*shape, seed=1), normal(*shape, seed=2)
+    for lam, tau in TEMPERATURES:
+        draw, logits = Draw(7, 8, lam, tau), new_logits(shape, pattern)
+        ours, gradient = run(Categorical(), weight, logits, pattern, draw, upstream)
+        roi, wanted = run(GumbelTopK(), weight, member_logits(logits), pattern, draw, upstream)
+        # The same noise, or they would have nothing to do with each other; another order of the sums.
+        assert relative_error(ours, roi) < 1e-6 / min(tau, 1), f"λ {lam}, τ {tau}"
+        assert relative_error(member_logits(gradient), wanted) < 1e-6 / min(tau, 1), f"λ {lam}, τ {tau}"
+        hard = Categorical().hard_mask(logits, pattern)
+        assert torch.equal(hard, GumbelTopK().hard_mask(member_logits(logits), pattern))
+    cold = Draw(7, 8, 0.01, 1e-6)
+    picked, _ = run(Categorical(), torch.ones(shape), logits, pattern, cold)
+    roi, _ = run(StraightThrough(), torch.ones(shape), member_logits(logits), pattern, cold)
+    assert torch.equal(picked.round(), roi)
+
+
+@pytest.mark.parametrize("lam", [0.02, 0.01])
+@pytest.mark.parametrize("spec", ["1:4", "2:4", "2:8", "4:8"])
+def test_hard_draws_come_with_the_softmax_of_the_scaled_logits(spec, lam):
+    pattern, rows = NMPattern(spec), 100_000
+    masks = candidate_masks(pattern)
+    phi = normal(len(masks), std=0.01, seed=9)
+    drawn = Categorical(compiled=False).masked_weight(
+        torch.ones(rows, pattern.m),
+        phi.view(-1, 1, 1).expand(-1, rows, 1),
+        pattern,
+        Draw(11, 0, lam, 1e-6),
+        "x",
+    )
+    settled = (drawn - drawn.round()).abs().amax(-1) < 1e-6
+    assert settled.double().mean() > 0.999
+    powers = 2 ** torch.arange(pattern.m)
+    counts = drawn[settled].round().long().mul(powers).sum(-1).bincount(minlength=1 << pattern.m)
+    counts = counts[masks.long().mul(powers).sum(-1)]
+    assert counts.sum() == settled.sum()
+    expected = settled.sum() * (phi.double() / lam).softmax(0)
+    assert expected.min() > 10
+    chi2 = ((counts - expected) ** 2 / expected).sum()
+    assert torch.special.gammaincc(torch.tensor((len(masks) - 1) / 2).double(), chi2 / 2) > 1e-4
+
+
+@pytest.mark.parametrize("size", [1, 64, 999, 1 << 20])
+def test_size_of_chunks_changes_nothing_but_rounding(size, monkeypatch):
+    pattern, shape = NMPattern("2:4"), (72, 60)
+    logits, weight = new_logits(shape, pattern), normal(*shape)
+    whole = run(Categorical(), weight, logits, pattern)
+    monkeypatch.setattr(top_k_eager, "_CPU_CHUNK", size)
+    cut = run(Categorical(), weight, logits, pattern)
+    for part, all_at_once in zip(cut, whole, strict=True):
+        assert relative_error(part, all_at_once) < 1e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_nothing_is_kept_for_backward_but_weight_and_logits(dtype):
+    pattern, kept = NMPattern("2:4"), []
+    weight, logits = normal(64, 64).to(dtype), new_logits((64, 64), pattern).requires_grad_()
+
+    def pack(tensor):
+        kept.append(tensor.untyped_storage().data_ptr())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        Categorical().masked_weight(weight, logits, pattern, Draw(0, 0, 0.1, 0.3), "x")
+    assert set(kept) == {weight.untyped_storage().data_ptr(), logits.untyped_storage().data_ptr()}
+
+
+def test_a_draw_is_a_function_of_its_coordinates():
+    pattern = NMPattern("2:4")
+    logits, ones = new_logits((64, 64), pattern), torch.ones(64, 64)
+
+    def mask(seed=1, index=2, layer="a"):
+        return Categorical().masked_weight(ones, logits, pattern, Draw(seed, index, 0.1, 0.1), layer)
+
+    assert torch.equal(mask(), mask())
+    for other in (mask(seed=2), mask(index=3), mask(layer="b")):
+        assert (mask() - other).abs().amax(-1).min() > 0.1, "some row is drawn alike"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_low_precision_weights_are_rounded_once(dtype):
+    pattern, shape = NMPattern("2:4"), (32, 32)
+    logits, weight = new_logits(shape, pattern), normal(*shape, seed=1).to(dtype)
+    upstream = normal(*shape, seed=2).to(dtype)
+    mask, _ = run(Categorical(), torch.ones(shape), logits, pattern)
+    drawn, grad = run(Categorical(), weight, logits, pattern, upstream=upstream)
+    assert torch.equal(drawn, (mask * weight.float()).to(dtype))
+    _, wanted = run(Categorical(), weight.float(), logits, pattern, upstream=upstream.float())
+    assert torch.equal(grad, wanted)
+
+
+@pytest.mark.parametrize("spec", ["1:4", "2:4", "4:8"])
+def test_kept_norm_counts_the_norm_and_has_its_gradient(spec):
+    pattern, shape, draw = NMPattern(spec), (32, 64), Draw(1, 1, 0.01, 2.0)
+    weight, upstream = normal(*shape, seed=1), normal(*shape, seed=2)
+    logits = new_logits(shape, pattern).requires_grad_()
+    wanted = literal_mask(logits, pattern, draw, "layer") * weight.double()
+    loss = (wanted * upstream.double()).sum() - 0.5 * 0.3 * wanted.square().sum()
+    (gradient,) = torch.autograd.grad(loss, logits)
+    reward, logits = KeptNorm(0.3, value=torch.tensor(10.0)), logits.detach().requires_grad_()
+    drawn = Categorical().masked_weight(weight, logits, pattern, draw, "layer", reward)
+    loss = (drawn * upstream).sum() - 0.5 * reward.coefficient * reward.value
+    (found,) = torch.autograd.grad(loss, logits)
+    assert relative_error(found, gradient) < 1e-5
+    assert float(reward.value.detach()) == pytest.approx(10 + float(wanted.detach().square().sum()), rel=1e-5)
+
+
+@pytest.mark.parametrize("spec", PATTERNS)
+def test_final_mask_is_the_candidate_of_the_largest_logit(spec):
+    pattern = NMPattern(spec)
+    logits = new_logits((16, 32), pattern, std=1.0).round()  # ties abound
+    found = Categorical().hard_mask(logits.clone().requires_grad_(), pattern)
+    candidates = candidate_masks(pattern).bool().tolist()
+    rows = logits.movedim(0, -1)
+    best = [
+        max(range(len(candidates)), key=lambda c: (group[c], -c)) for group in rows.flatten(0, 1).tolist()
+    ]
+    wanted = torch.tensor([candidates[c] for c in best]).view(*rows.shape[:2], pattern.m)
+    assert torch.equal(found, wanted.flatten(1))
+    assert pattern.holds(found)
+
+
+@pytest.mark.parametrize("spec", ["1:4", "2:4", "4:8"])
+def test_prior_moves_logits_as_in_maskllm(spec):
+    pattern, shape, sampler = NMPattern(spec), (16, 32), Categorical()
+    noise, mask = new_logits(shape, pattern, std=0.01), NMPattern(spec).top(normal(*shape, seed=1))
+    assert torch.equal(sampler.initial_logits(noise, None, 0.015, pattern), noise)
+    assert torch.equal(sampler.initial_logits(noise, mask, 0.0, pattern), noise)
+    before = noise.clone()
+    mask = mask.T.contiguous().T  # as priors may come
+    moved = sampler.initial_logits(noise, mask, 0.015, pattern) - noise
+    assert torch.equal(noise, before)
+    alpha, sigma = 3.0, 0.01
+    grouped = mask.double().unflatten(1, (-1, pattern.m))
+    overlap = (grouped @ candidate_masks(pattern).T).movedim(-1, 0)
+    torch.testing.assert_close(
+        moved.double(), (overlap - pattern.n / 2) * sigma * alpha, rtol=1e-5, atol=1e-8
+    )
+    strong = sampler.initial_logits(noise, mask, 1.0, pattern)
+    assert torch.equal(sampler.hard_mask(strong, pattern), mask)
+
+
+@pytest.mark.parametrize(("spec", "count"), [("2:4", 6), ("2:8", 28), ("4:8", 70), ("8:16", 12870)])
+def test_logits_lie_candidate_by_candidate(spec, count):
+    pattern = NMPattern(spec)
+    shape = Categorical().logits_shape((96, 64), pattern)
+    assert shape == (count, 96, 64 // pattern.m)
+    logits = torch.zeros(1).expand(shape)
+    choices = Categorical().choices(logits, pattern)
+    assert choices.shape[-1] == count
+    assert choices[..., 0].numel() == 96 * 64 // pattern.m
+    assert choices.data_ptr() == logits.data_ptr(), "a view"
+
+
+def test_choices_are_the_candidates_and_one_is_picked():
+    pattern = NMPattern("2:4")
+    logits = new_logits((32, 32), pattern)
+    best = Categorical().choices(logits, pattern).argmax(-1)
+    mask = candidate_masks(pattern)[best].bool().flatten(1)
+    assert torch.equal(mask, Categorical().hard_mask(logits, pattern))
+    assert Categorical().picks(pattern) == 1
+    assert GumbelTopK().picks(pattern) == 2
+    logits = normal(32, 32)
+    assert torch.equal(GumbelTopK().choices(logits, pattern), logits.view(32, 8, 4))
+
+
+def test_too_many_candidates_are_refused():
+    with pytest.raises(
+        UserError, match=r"9:18 has 48,620 candidate masks.*20,000.*GumbelTopK, which needs only 18"
+    ):
+        Categorical().logits_shape((36, 36), NMPattern("9:18"))
+
+
+def test_noise_goes_on_beyond_the_range_of_int32():
+    # Five billion logits, all stored in one number.
+    pattern, groups = NMPattern("4:8"), 1 << 26
+    logits, last = torch.zeros(1).expand(70, groups), slice(groups - 3, groups)
+    args = DrawArgs(pattern.n, pattern.m, *noise_key(1, 2, "layer"), 0.1, 1.0, False, False)
+    index = torch.arange((groups - 3) * 70, groups * 70).view(3, 70).T.to(torch.int32)
+    wanted = gumbel(index, noise_key(1, 2, "layer")).softmax(0)
+    torch.testing.assert_close(categorical_eager._drawn(logits, last, args), wanted)
+    ints, _ = compiled_categorical._numbers(logits, last, args)
+    assert ints[0] == index[0, 0]
+
+
+# Compiled. A layer this large is just worth it.
+LARGE = 320, 256
+
+
+@pytest.fixture
+def fresh_switch(monkeypatch):
+    monkeypatch.setattr(compiled_categorical.kernels, "disabled", False)
+    yield
+    assert not compiled_categorical.kernels.disabled
+
+
+def both_ways(spec, draw, dtype=torch.float32, kept_norm=False, shape=LARGE):
+    """Drawn weight and logits' gradient, compiled and eager."""
+    pattern = NMPattern(spec)
+    weight, upstream = normal(*shape, seed=1).to(dtype), normal(*shape, seed=2).to(dtype)
+    logits, factor = new_logits(shape, pattern), torch.tensor(0.3)
+    args = DrawArgs(pattern.n, pattern.m, *noise_key(3, 7, "layer"), draw.lam, draw.tau, kept_norm, True)
+    for kernel in (compiled_categorical, categorical_eager):
+        out, gradient = torch.empty_like(weight), torch.empty_like(logits)
+        assert kernel.masked_weight(weight, logits, args, out)
+        assert kernel.logits_gradient(weight, logits, upstream, factor, args, gradient)
+        yield out, gradient
+
+
+# Compiling takes seconds.
+@pytest.mark.parametrize("kept_norm", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_compiled_draws_are_the_eager_ones_up_to_rounding(kept_norm, fresh_switch):
+    for lam, tau in TEMPERATURES:
+        fast, slow = both_ways("2:4", Draw(3, 7, lam, tau), kept_norm=kept_norm)
+        allowed = 1e-6 + 4e-6 / tau
+        assert relative_error(fast[0], slow[0]) < allowed
+        assert relative_error(fast[1], slow[1]) < allowed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", ["1:4", "2:8"])
+def test_compiled_other_patterns_and_bf16(spec, fresh_switch):
+    fast, slow = both_ways(spec, Draw(3, 7, 0.01, 2.0), torch.bfloat16)
+    # Where rounding to bf16 falls the other way, an entry differs by its last place.
+    torch.testing.assert_close(fast[0], slow[0], rtol=2**-7, atol=1e-6)
+    assert (fast[0] != slow[0]).float().mean() < 0.01
+    assert relative_error(fast[1], slow[1]) < 1e-5
+
+
+def test_layers_of_all_sizes_share_compiled_code(fresh_switch, monkeypatch):
+    draw, graphs = Draw(3, 7, 0.01, 2.0), torch._dynamo.utils.counters["stats"]
+    list(both_ways("2:4", draw, kept_norm=True))
+    before = graphs["unique_graphs"]
+    list(both_ways("2:4", draw, kept_norm=True, shape=(1000, 520)))
+    monkeypatch.setattr(top_k_eager, "_CPU_CHUNK", 1 << 15)
+    fast, slow = both_ways("2:4", draw, kept_norm=True, shape=(333, 412))
+    assert relative_error(fast[1], slow[1]) < 1e-5
+    assert graphs["unique_graphs"] == before
+
+
+def test_many_candidates_are_not_compiled(monkeypatch):
+    monkeypatch.setattr(compiled_categorical, "_compiled", lambda function: pytest.fail("compiled"))
+    args = DrawArgs(4, 8, 1, 2, 0.1, 0.1, False, True)
+    weight, logits = torch.ones(LARGE), new_logits(LARGE, NMPattern("4:8"))
+    assert not compiled_categorical.masked_weight(weight, logits, args, torch.empty_like(weight))
+
+
+def test_a_machine_that_cannot_compile_says_so_once(monkeypatch, caplog):
+    def no_compiler(function):
+        raise RuntimeError("no C++ compiler found\nand much more")
+
+    monkeypatch.setattr(compiled_categorical, "_compiled", no_compiler)
+    monkeypatch.setattr(compiled_categorical.kernels, "disabled", False)
+    args = DrawArgs(2, 4, 1, 2, 0.1, 0.1, False, True)
+    weight, logits = torch.ones(LARGE), new_logits(LARGE, NMPattern("2:4"))
+    for _ in range(2):
+        assert not compiled_categorical.masked_weight(weight, logits, args, torch.empty_like(weight))
+    (record,) = caplog.records
+    assert "eagerly" in record.message
+    assert "no C++ compiler found" in record.message
+    assert "much more" not in record.message

@@ -1,0 +1,263 @@
+"""The samplers' C++ loops against the eager form, and against machines that can't compile them."""
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import product
+from math import comb
+
+import pytest
+import torch
+
+from roi_lightning.errors import UserError
+from roi_lightning.masks.pattern import NMPattern
+from roi_lightning.samplers import Categorical, Draw, GumbelTopK, KeptNorm, StraightThrough, cpu_kernels, ops
+from roi_lightning.utils import cpp_extension
+from roi_lightning.utils.cpp_extension import Recipe
+from sampler_truth import FACTOR, SHAPE, exactly, relative, tensors
+
+WARM, COLD = Draw(3, 7, 0.3, 0.5), Draw(3, 7, 0.002, 0.05)
+
+
+@pytest.fixture(autouse=True)
+def _switches(monkeypatch):
+    monkeypatch.setattr(cpu_kernels.kernels, "disabled", False)
+
+
+@pytest.fixture
+def new_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("ROI_CACHE", str(tmp_path / "cache"))
+    cpp_extension.load.cache_clear()
+    yield tmp_path / "cache"
+    cpp_extension.load.cache_clear()
+
+
+def drawn(sampler, spec, draw, kept_norm=False, dtype=torch.float32, shape=SHAPE):
+    """Drawn weight, logits' gradient and reward."""
+    weight, upstream, logits = tensors(sampler, spec, dtype, shape)
+    reward = KeptNorm(FACTOR / 2)
+    out = sampler.masked_weight(weight, logits, NMPattern(spec), draw, "layer", reward if kept_norm else None)
+    if not kept_norm:
+        return out.detach(), *torch.autograd.grad(out, logits, upstream), None
+    roots, grads = (out, reward.value), (upstream, torch.tensor(-reward.coefficient))
+    return out.detach(), *torch.autograd.grad(roots, logits, grads), reward.value.detach()
+
+
+def _errors(sampler, spec, draw, kept_norm):
+    """Relative errors of drawn weight and gradient, then those of the eager form."""
+    exact = exactly(sampler, spec, draw, kept_norm)
+    fast = drawn(sampler, spec, draw, kept_norm)
+    slow = drawn(replace(sampler, compiled=False), spec, draw, kept_norm)
+    if isinstance(sampler, StraightThrough):
+        assert torch.equal(fast[0] != 0, slow[0] != 0)
+    errors = [relative(x, true) for way in (fast, slow) for x, true in zip(way, exact, strict=False)]
+    if kept_norm:
+        # A sum of squares of what is drawn.
+        torch.testing.assert_close(fast[2], slow[2], rtol=2e-6 + 2 * (errors[0] + errors[2]), atol=0.0)
+    return errors
+
+
+KINDS = {
+    "paper": GumbelTopK(),
+    "scaled": GumbelTopK("scaled"),
+    "straight": StraightThrough(),
+    "maskllm": Categorical(),
+}
+
+
+# Every pattern and sampler; each with each is slow.
+DRAWS = [("paper", "2:4"), ("paper", "2:6"), ("scaled", "3:4"), ("scaled", "2:4")]
+DRAWS += [("straight", "2:4"), ("straight", "4:8"), ("maskllm", "2:4"), ("maskllm", "3:4")]
+OTHERS = [draw for draw in product(KINDS, ("2:4", "3:4", "2:6", "4:8")) if draw not in DRAWS]
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec"),
+    [*DRAWS, *(pytest.param(*draw, marks=pytest.mark.slow) for draw in OTHERS)],
+)
+def test_cpp_kernels_are_as_exact_as_the_eager_form(kind, spec):
+    sampler = KINDS[kind]
+    for kept_norm in (False, True):
+        weight, gradient, eager_weight, eager_gradient = _errors(sampler, spec, WARM, kept_norm)
+        assert weight < 1e-6 + 2 * eager_weight
+        assert gradient < 1e-6 + 2 * eager_gradient
+    # Cold temperatures magnify the rounding of fp32, in a few groups that are nearly tied, others in every draw: on
+    # average it may cost what it costs the eager form.
+    errors = [_errors(sampler, spec, replace(COLD, index=i), True) for i in range(8)]
+    weight, gradient, eager_weight, eager_gradient = (torch.tensor(errors) + 1e-7).log().mean(0).exp()
+    assert weight < 2 * eager_weight
+    assert gradient < 2 * eager_gradient
+    assert not cpu_kernels.kernels.disabled
+
+
+EIGHT_OF_SIXTEEN = pytest.param(GumbelTopK(), "8:16", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "spec"), [(GumbelTopK(), "2:4"), (Categorical(), "2:8"), EIGHT_OF_SIXTEEN]
+)
+@pytest.mark.parametrize(("dtype", "last_place"), [(torch.bfloat16, 2**-7), (torch.float16, 2**-10)])
+def test_half_precision_is_rounded_once(sampler, spec, dtype, last_place):
+    fast = drawn(sampler, spec, WARM, dtype=dtype)
+    slow = drawn(replace(sampler, compiled=False), spec, WARM, dtype=dtype)
+    # Where rounding falls the other way, an entry differs by its last place.
+    torch.testing.assert_close(fast[0], slow[0], rtol=last_place, atol=1e-6)
+    assert (fast[0] != slow[0]).float().mean() < 0.01
+    assert relative(fast[1], slow[1]) < 1e-4
+
+
+def test_older_cpus_draw_alike(new_cache, monkeypatch):
+    monkeypatch.setattr(cpp_extension, "_TUNED", ((),))
+    plain = drawn(GumbelTopK(), "2:4", WARM)
+    exact = exactly(GumbelTopK(), "2:4", WARM)
+    assert max(relative(ours, true) for ours, true in zip(plain, exact, strict=False)) < 1e-5
+    assert not cpu_kernels.kernels.disabled
+
+
+@pytest.mark.parametrize("shape", [(1, 65540), (16411, 4), (16412, 4)])
+def test_groups_that_fill_no_block(shape):
+    fast, slow = (drawn(GumbelTopK(compiled=c), "2:4", WARM, shape=shape) for c in (True, False))
+    assert relative(fast[0], slow[0]) < 1e-5
+    assert relative(fast[1], slow[1]) < 1e-5
+
+
+@pytest.mark.parametrize("sampler", [GumbelTopK(), Categorical()], ids=str)
+@pytest.mark.parametrize("openmp", [True, False])
+def test_the_number_of_threads_changes_no_bit(sampler, openmp, monkeypatch):
+    results = []
+    if not openmp:
+        monkeypatch.setattr(cpp_extension, "openmp", lambda: 0)
+    elif not torch.backends.openmp.is_available():
+        pytest.skip("this torch works without OpenMP")
+    else:
+        assert cpp_extension.openmp()
+    for threads in (1, 2, 3):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        results.append(drawn(sampler, "2:4", WARM, shape=(512, 268)))
+    for out, gradient, _ in results[1:]:
+        assert torch.equal(out, results[0][0])
+        assert torch.equal(gradient, results[0][1])
+
+
+@pytest.mark.parametrize("sampler", [GumbelTopK(), StraightThrough(), Categorical()], ids=str)
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_logits_that_are_nan_show(sampler, bad, dtype):
+    pattern, weight = NMPattern("2:4"), torch.ones(SHAPE, dtype=dtype)
+    logits = torch.zeros(sampler.logits_shape(SHAPE, pattern))
+    logits.view(-1)[1234] = bad
+    assert not sampler.masked_weight(weight, logits, pattern, WARM, "layer").isfinite().all()
+
+
+def test_small_layers_have_no_compiled_code(monkeypatch):
+    monkeypatch.setattr(cpu_kernels, "library", lambda recipe: pytest.fail("compiled"))
+    drawn(GumbelTopK(), "2:4", WARM, shape=(16, 16))
+
+
+# The operators.
+
+
+@pytest.mark.parametrize("kept_norm", [False, True])
+@pytest.mark.parametrize("sampler", [GumbelTopK(), StraightThrough(), Categorical()], ids=str)
+@pytest.mark.parametrize("shape", [(16, 32), SHAPE])
+def test_operators_are_what_torch_asks_of_them(sampler, kept_norm, shape, monkeypatch):
+    calls = []
+    monkeypatch.setattr(ops, "masked_weight", lambda operator, *args: calls.append((operator, *args)))
+    weight, _, logits = tensors(sampler, "2:4", shape=shape)
+    reward = KeptNorm(1.0) if kept_norm else None
+    sampler.masked_weight(weight, logits, NMPattern("2:4"), WARM, "layer", reward)
+    ((operator, weight, logits, args, _),) = calls
+    torch.library.opcheck(operator, (weight, logits, *args))
+
+
+# Compiling.
+
+
+SOURCE = cpu_kernels.SOURCES / "gumbel_top_k.cpp"
+RECIPE = Recipe(SOURCE, (("M", 4), ("N", 1), ("WEIGHT", 0)))
+
+
+def test_a_library_is_compiled_once_per_machine(new_cache, monkeypatch):
+    assert cpu_kernels.library(RECIPE) is not None
+    (file,) = new_cache.iterdir()
+    cpp_extension.load.cache_clear()
+    monkeypatch.setattr(cpp_extension, "_compile", lambda *a: pytest.fail("compiled again"))
+    assert cpu_kernels.library(RECIPE) is not None
+    assert list(new_cache.iterdir()) == [file]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_another_header_is_another_library(new_cache, tmp_path, monkeypatch, shared):
+    assert cpu_kernels.library(RECIPE) is not None
+    folder = cpp_extension._SHARED if shared else SOURCE.parent
+    copied = shutil.copytree(folder, tmp_path / "cpp")
+    header = next(path for path in sorted(copied.iterdir()) if path.suffix == ".hpp")
+    header.write_text(header.read_text() + "// changed\n")
+    cpp_extension.load.cache_clear()
+    if shared:
+        monkeypatch.setattr(cpp_extension, "_SHARED", copied)
+        changed = RECIPE
+    else:
+        changed = replace(RECIPE, source=copied / SOURCE.name)
+    assert cpu_kernels.library(changed) is not None
+    assert len(list(new_cache.iterdir())) == 2
+
+
+def test_without_a_compiler_there_is_a_fallback(new_cache, monkeypatch, caplog):
+    monkeypatch.setattr(cpp_extension, "_compiler", lambda: "false")
+    monkeypatch.setattr(cpp_extension, "_version", lambda compiler: "1")
+    with caplog.at_level(logging.INFO):
+        fast = drawn(GumbelTopK(), "2:4", WARM)
+    slow = drawn(GumbelTopK(compiled=False), "2:4", WARM)
+    assert relative(fast[1], slow[1]) < 1e-5
+    assert cpu_kernels.kernels.disabled
+    assert not list(new_cache.iterdir())
+    assert "can't be compiled" in caplog.text
+
+
+def test_a_source_that_does_not_compile_is_told_by_the_compilers_own_error(new_cache):
+    with pytest.raises((OSError, UserError), match="error"):
+        cpp_extension.load(Recipe(SOURCE, (("M", 4), ("N", 0), ("WEIGHT", 7))))
+
+
+def test_two_processes_may_compile_at_once(new_cache):
+    program = (
+        "from roi_lightning.samplers.cpu_kernels import *\n"
+        f"assert library(Recipe(SOURCES / {SOURCE.name!r}, {RECIPE.constants!r}))"
+    )
+    environment = {**os.environ, "ROI_CACHE": str(new_cache)}
+    both = [subprocess.Popen([sys.executable, "-c", program], env=environment) for _ in range(2)]
+    assert [process.wait() for process in both] == [0, 0]
+    assert len(list(new_cache.iterdir())) == 1
+
+
+@pytest.mark.parametrize("home", ["HOME", "XDG_CACHE_HOME"])
+def test_libraries_are_kept_in_the_user_s_cache(monkeypatch, tmp_path, home):
+    for name in ("ROI_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(home, str(tmp_path))
+    place = tmp_path / (".cache/roi_lightning" if home == "HOME" else "roi_lightning")
+    assert cpp_extension._folder() == place
+    assert place.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("ROI_CACHE", str(tmp_path / "file" / "cache"))
+    cpp_extension.load.cache_clear()
+    assert cpu_kernels.library(RECIPE) is not None
+    cpp_extension.load.cache_clear()
+
+
+def test_candidates_are_in_the_order_of_the_eager_form():
+    """Logits that choose one candidate each: the loops must keep that candidate's members."""
+    pattern, weight = NMPattern("3:6"), torch.ones(comb(6, 3) * 600, 6)
+    logits = torch.zeros(comb(6, 3), weight.shape[0], 1)
+    for c in range(comb(6, 3)):
+        logits[c, c :: comb(6, 3)] = 100.0
+    sampler = Categorical()
+    out = sampler.masked_weight(weight, logits, pattern, Draw(0, 0, 0.1, 0.1), "layer")
+    assert torch.equal(out > 0.5, sampler.hard_mask(logits, pattern))

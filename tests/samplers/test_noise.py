@@ -1,0 +1,197 @@
+import math
+import random
+from itertools import permutations
+
+import pytest
+import torch
+
+from roi_lightning.masks.pattern import NMPattern
+from roi_lightning.samplers import Draw, GumbelTopK
+from roi_lightning.samplers.noise import gumbel, noise_key, uniform
+
+COUNT = 1 << 20
+INDEX = torch.arange(COUNT, dtype=torch.int32)
+KEY = noise_key(42, 7, "model.layers.0.mlp.up_proj")
+OTHERS = {
+    "seed": noise_key(43, 7, "model.layers.0.mlp.up_proj"),
+    "draw": noise_key(42, 8, "model.layers.0.mlp.up_proj"),
+    "layer": noise_key(42, 7, "model.layers.1.mlp.up_proj"),
+}
+FULL = 0xFFFFFFFF
+
+
+def slow_mix(x: int, key: tuple[int, int]) -> int:
+    """The mixer with Python's unbounded integers."""
+    x = (x + key[0]) & FULL
+    x = ((x ^ (x >> 16)) * 0x7FEB352D) & FULL
+    x = ((x ^ (x >> 15)) + key[1]) & FULL
+    x = (x * 0x846CA68B) & FULL
+    return x ^ (x >> 16)
+
+
+def slow_uniform(x: int, key: tuple[int, int]) -> float:
+    return ((slow_mix(x, key) >> 9) + 0.5) / 2**23
+
+
+def preimage(mixed: int, key: tuple[int, int]) -> int:
+    """The index, as a signed integer, that the mixer sends to `mixed`."""
+    x = mixed ^ (mixed >> 16)
+    x = (x * pow(0x846CA68B, -1, 1 << 32) - key[1]) & FULL
+    x ^= (x >> 15) ^ (x >> 30)
+    x = (x * pow(0x7FEB352D, -1, 1 << 32)) & FULL
+    x = ((x ^ (x >> 16)) - key[0]) & FULL
+    return x - (1 << 32) if x >> 31 else x
+
+
+def slow_splitmix(state: int) -> int:
+    """The first number of the published SplitMix64 generator from a state."""
+    z = (state + 0x9E3779B97F4A7C15) % 2**64
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        z = (z ^ z // 2**shift) * factor % 2**64
+    return z ^ z // 2**31
+
+
+def slow_crc(data: bytes) -> int:
+    """CRC-32 bit by bit."""
+    crc = FULL
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc // 2 ^ (0xEDB88320 if crc % 2 else 0)
+    return crc ^ FULL
+
+
+def slow_key(seed: int, draw: int, layer: str) -> tuple[int, int]:
+    of_seed = slow_splitmix(seed % 2**64)
+    of_draw = slow_splitmix(of_seed ^ draw % 2**64)
+    halves = divmod(slow_splitmix(of_draw ^ slow_crc(layer.encode("utf-8"))), 2**32)
+    return tuple(half - 2**32 if half >= 2**31 else half for half in halves)
+
+
+def correlation(a: torch.Tensor, b: torch.Tensor) -> float:
+    return torch.corrcoef(torch.stack([a, b]).double())[0, 1].item()
+
+
+def test_mixer_equals_slow_integers():
+    rng = random.Random(0)
+    for _ in range(50):
+        key = (rng.randrange(-(1 << 31), 1 << 31), rng.randrange(-(1 << 31), 1 << 31))
+        index = [rng.randrange(-(1 << 31), 1 << 31) for _ in range(100)] + [0, -1, (1 << 31) - 1, -(1 << 31)]
+        expected = [slow_uniform(i, key) for i in index]
+        assert uniform(torch.tensor(index, dtype=torch.int32), key).tolist() == expected
+
+
+def test_keys_equal_slow_integers():
+    assert slow_splitmix(1234567) == 6457827717110365317, "its published first value"
+    assert slow_crc(b"123456789") == 0xCBF43926, "its published check value"
+    rng = random.Random(0)
+    for _ in range(200):
+        seed, draw = rng.choice([rng.randrange(100), -1, rng.randrange(2**63)]), rng.randrange(10**6)
+        layer = f"model.layers.{rng.randrange(80)}.{rng.choice(['q_proj', 'ä', ''])}"
+        assert noise_key(seed, draw, layer) == slow_key(seed, draw, layer)
+
+
+def test_noise_of_today_stays():
+    """Other values, and no run that was interrupted before a change learns the mask it would have learned."""
+    assert KEY == (-1125728645, -362169781)
+    values = [u * 2**24 for u in uniform(INDEX[:6], KEY).tolist()]
+    assert values == [14129375, 13365091, 3934191, 8015983, 15194735, 15161551]
+    logits = (torch.arange(16.0) - 8).view(2, 8) / 50
+    draw, pattern = Draw(42, 7, 0.5, 0.7), NMPattern("2:4")
+    mask = GumbelTopK().masked_weight(torch.ones(2, 8), logits, pattern, draw, "model.layers.0.mlp.up_proj")
+    expected = [
+        [0.910955, 0.779619, 0.084956, 0.224470, 0.912614, 0.921607, 0.030058, 0.135722],
+        [1.144323, 0.027586, 0.528163, 0.299928, 1.140451, 0.719926, 0.019975, 0.119648],
+    ]
+    torch.testing.assert_close(mask, torch.tensor(expected), rtol=0, atol=2e-6)
+
+
+def test_same_coordinates_same_noise():
+    assert torch.equal(gumbel(INDEX, KEY), gumbel(INDEX.clone(), KEY))
+
+
+def test_index_is_left_as_it_was():
+    index = INDEX[:100].clone()
+    gumbel(index, KEY)
+    assert torch.equal(index, INDEX[:100])
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 1000])
+def test_cutting_up_the_indices_changes_nothing(chunk):
+    index = INDEX[:3000]
+    pieces = [gumbel(piece, KEY) for piece in index.split(chunk)]
+    assert torch.equal(torch.cat(pieces), gumbel(index, KEY))
+    shuffled = torch.randperm(3000, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(gumbel(index[shuffled].view(50, 60), KEY).flatten(), gumbel(index, KEY)[shuffled])
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_each_coordinate_gives_independent_noise(other):
+    a, b = gumbel(INDEX, KEY), gumbel(INDEX, OTHERS[other])
+    assert (a == b).double().mean() < 1e-4
+    for lag in range(4):
+        assert abs(correlation(a[lag:], b[: COUNT - lag])) < 4 / math.sqrt(COUNT)
+    assert not torch.equal(a.sort().values, b.sort().values), "the same values in another order"
+
+
+def test_the_second_key_is_no_permutation_of_a_block():
+    # 2^12 aligned neighbours under keys that differ in one half only.
+    block = INDEX[:4096]
+    for other in ((KEY[0], KEY[1] ^ 1), (KEY[0] ^ 1, KEY[1]), (KEY[0] + 4096, KEY[1])):
+        assert not torch.equal(uniform(block, KEY).sort().values, uniform(block, other).sort().values)
+
+
+def test_keys_use_all_bits_of_their_coordinates():
+    draws = [noise_key(0, draw, "a") for draw in range(20_000)]
+    seeds = [noise_key(seed, 0, "a") for seed in (-1, 1 << 32, 1 << 63, *range(1, 1000))]
+    keys = {*draws, *seeds}
+    assert len(keys) == len(draws) + len(seeds)
+    assert all(-(1 << 31) <= half < 1 << 31 for key in keys for half in key)
+
+
+def test_uniform_never_reaches_its_ends():
+    u = uniform(torch.arange(1 << 24, dtype=torch.int32), KEY)
+    assert u.dtype == torch.float32
+    assert 0 < u.min().item() < 1e-5
+    assert 1 - 1e-5 < u.max().item() < 1
+
+
+@pytest.mark.parametrize(
+    ("mixed", "expected"), [(0, 2**-24), (0x1FF, 2**-24), (FULL, 1 - 2**-24), (0xFFFFFE00, 1 - 2**-24)]
+)
+def test_extreme_bits_give_finite_noise(mixed, expected):
+    for key in (KEY, *OTHERS.values(), (0, 0), (-1, -(1 << 31))):
+        index = preimage(mixed, key)
+        assert slow_mix(index, key) == mixed
+        element = torch.tensor([index], dtype=torch.int32)
+        assert uniform(element, key).item() == expected
+        assert gumbel(element, key).item() == pytest.approx(-math.log(-math.log(expected)), rel=1e-5)
+
+
+@pytest.mark.parametrize("key", [KEY, *OTHERS.values()])
+def test_gumbel_distribution(key):
+    noise = gumbel(INDEX, key).double()
+    euler, variance = 0.5772156649015329, math.pi**2 / 6
+    assert abs(noise.mean().item() - euler) < 4 * math.sqrt(variance / COUNT)
+    # The distribution's kurtosis is 27/5.
+    assert abs(noise.var().item() - variance) < 4 * variance * math.sqrt((27 / 5 - 1) / COUNT)
+    cdf = torch.exp(-torch.exp(-noise.sort().values))
+    steps = torch.arange(COUNT + 1, dtype=torch.float64) / COUNT
+    distance = torch.maximum(steps[1:] - cdf, cdf - steps[:-1]).max().item()
+    assert distance * math.sqrt(COUNT) < 2.23  # exceeded by 1 in 10,000 true samples
+
+
+@pytest.mark.parametrize("lag", [1, 2, 3, 4, 8, 16, 576, 4096])
+def test_neighbours_are_uncorrelated(lag):
+    noise = gumbel(INDEX, KEY)
+    assert abs(correlation(noise[lag:], noise[:-lag])) < 4 / math.sqrt(COUNT)
+
+
+def test_every_order_of_four_neighbours_is_equally_likely():
+    orders = (gumbel(INDEX, KEY).view(-1, 4).argsort(-1) * torch.tensor([64, 16, 4, 1])).sum(-1)
+    codes = [64 * a + 16 * b + 4 * c + d for a, b, c, d in permutations(range(4))]
+    counts = orders.bincount(minlength=256)[codes].double()
+    expected = COUNT / 4 / 24
+    chi2 = ((counts - expected) ** 2 / expected).sum()
+    assert counts.sum() == COUNT // 4
+    assert torch.special.gammaincc(torch.tensor(23 / 2).double(), chi2 / 2) > 1e-4

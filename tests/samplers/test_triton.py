@@ -1,0 +1,101 @@
+"""The GPU's kernels without a GPU: interpreted, against the eager form; and compiled, for the code they become."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CASES = "import packed_cases, triton_cases; triton_cases.main(); packed_cases.main()"
+GPUS = {"A100": 80, "H100 and H200": 90}
+
+
+@pytest.fixture(scope="module")
+def found():
+    """Errors of the kernels that draw and of those that multiply, from one process: it starts slowly."""
+    pytest.importorskip("triton", reason="Triton is not installed")
+    # Triton decides when it is imported whether it interprets.
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    environment["PYTHONWARNINGS"] += ",ignore::RuntimeWarning"  # NumPy's of integers that wrap, and of NaN
+    command = [sys.executable, "-c", CASES]
+    done = subprocess.run(
+        command, cwd=Path(__file__).parents[1], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()[-2:]]
+
+
+@pytest.fixture
+def errors(found):
+    return found[0]
+
+
+def test_packed_kernels_multiply_as_in_double_precision(found):
+    errors = found[1]
+    assert {name.split()[0] for name in errors} == {"unpacked", "few_rows", "tiles"}
+    for name, error in errors.items():
+        if name.startswith("unpacked"):
+            assert error == 0, name
+        assert error < (1e-6 if "float32" in name else 2**-11), name
+
+
+def test_kernels_are_as_exact_as_the_eager_form(errors):
+    cases = {name: error for name, error in errors.items() if name not in ("fp16", "nan")}
+    assert len(cases) >= 16
+    for name, (eager, ours) in cases.items():
+        for mine, its in zip(ours, eager, strict=True):
+            # Cold temperatures magnify the rounding of fp32, and one unlucky group outweighs all others.
+            assert mine < 1e-6 + 10 * its, name
+        if name.startswith("StraightThrough"):
+            assert ours[0] < 1e-7, name
+
+
+def test_kernels_round_once_to_the_weights_type(errors):
+    differ, apart, of_logits = errors["fp16"]  # Triton's interpreter does not round to bf16 as a GPU does
+    assert differ < 0.01
+    assert apart <= 2**-10, "the next number of fp16 or the same"
+    assert of_logits < 1e-4
+
+
+def test_logits_that_are_nan_show(errors):
+    assert errors["nan"] == [1, 0]
+
+
+PROGRAM = """
+import sys
+from triton import compile
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from roi_lightning.samplers import triton_kernels
+
+m, n, capability = map(int, sys.argv[1:])
+kinds = {"logits": "*fp32", "weight": "*bf16", "grad": "*bf16", "factor": "*fp32"}
+kinds |= dict.fromkeys(("over_lam", "over_tau", "push"), "fp32")
+kinds |= dict.fromkeys(("groups", "key0", "key1"), "i32")
+fixed = {"M": m, "N": n, "WIDTH": m, "TILE": 1024 // m, "HARD": False, "KEPT_NORM": True}
+for name, out in (("masked_weight", "*bf16"), ("logits_gradient", "*fp32")):
+    kernel = getattr(triton_kernels, name)
+    types = {x: "constexpr" if x in fixed else {**kinds, "out": out}[x] for x in kernel.arg_names}
+    constants = {x: value for x, value in fixed.items() if x in types}
+    made = compile(ASTSource(kernel, types, constants), target=GPUTarget("cuda", capability, 32))
+    assert made.asm["cubin"]
+"""
+
+
+@pytest.mark.parametrize(
+    ("spec", "gpu"),
+    [
+        ((4, 2), "A100"),
+        pytest.param((8, 4), "A100", marks=pytest.mark.slow),
+        pytest.param((4, 2), "H100 and H200", marks=pytest.mark.slow),
+        pytest.param((8, 4), "H100 and H200", marks=pytest.mark.slow),
+    ],
+)
+def test_kernels_compile_for_gpus(spec, gpu, tmp_path):
+    pytest.importorskip("triton", reason="Triton is not installed")
+    arguments = [sys.executable, "-c", PROGRAM, *map(str, (*spec, GPUS[gpu]))]
+    environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_DEFAULT_FP_FUSION": "1"}
+    done = subprocess.run(arguments, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
