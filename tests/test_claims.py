@@ -1,5 +1,6 @@
-"""What README.md says and no other file tests."""
+"""What README.md and docs/ say and no other file tests."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -27,6 +28,14 @@ def test_the_random_part_of_the_start_flips_few_of_the_prior_s_choices(lab, init
     prior, start = learner.prior_masks, dict(learner.hard_masks())
     flips = sum(int((prior[name].to_bool() & ~mask).sum()) for name, mask in start.items())
     assert least <= flips / sum(mask.kept for mask in prior.values()) <= most
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/architecture.md"])
+def test_links_lead_somewhere(page):
+    links = re.findall(r"\]\(([^)#]+)[^)]*\)", (ROOT / page).read_text())
+    local = [link for link in links if "://" not in link]
+    assert local, "no link found"
+    assert [link for link in local if not ((ROOT / page).parent / link).exists()] == []
 
 
 def test_a_gguf_file_is_dequantised(tmp_path, monkeypatch):

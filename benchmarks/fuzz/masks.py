@@ -18,12 +18,12 @@ from roi_lightning.__main__ import main
 from roi_lightning.errors import UserError
 from roi_lightning.export import write_export
 from roi_lightning.masks.layer_mask import LayerMask
-from roi_lightning.masks.mask_file import read_checksummed, write_checksummed
 from roi_lightning.masks.mask_set import MASK_FILE, MaskSet
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.base_tensors import open_base
 from roi_lightning.models.fingerprint import base_model
 from roi_lightning.models.source import ModelSource, resolve_model
+from roi_lightning.utils.checksummed import read_checksummed, write_checksummed
 
 # Commands take longer than reading; this fraction of the cases runs one of them.
 _COMMANDS = 0.1

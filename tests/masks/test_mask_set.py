@@ -148,7 +148,7 @@ def test_other_files_are_refused(tmp_path):
     ],
 )
 def test_wrong_headers_are_refused_even_when_sealed(tmp_path, change, reason):
-    from roi_lightning.masks.mask_file import read_checksummed, write_checksummed
+    from roi_lightning.utils.checksummed import read_checksummed, write_checksummed
 
     masks_of(random_bools(0)).save(tmp_path / "m")
     tensors, header = read_checksummed(tmp_path / "m")

@@ -16,7 +16,7 @@ from roi_lightning.errors import UserError
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.samplers import Categorical, Draw, GumbelTopK, KeptNorm, StraightThrough, cpu_kernels, ops
 from roi_lightning.utils import cpp_extension
-from roi_lightning.utils.cpp_extension import Recipe
+from roi_lightning.utils.cpp_extension import Build
 from sampler_truth import FACTOR, SHAPE, exactly, relative, tensors
 
 WARM, COLD = Draw(3, 7, 0.3, 0.5), Draw(3, 7, 0.002, 0.05)
@@ -153,7 +153,7 @@ def test_logits_that_are_nan_show(sampler, bad, dtype):
 
 
 def test_small_layers_have_no_compiled_code(monkeypatch):
-    monkeypatch.setattr(cpu_kernels, "library", lambda recipe: pytest.fail("compiled"))
+    monkeypatch.setattr(cpu_kernels, "library", lambda build: pytest.fail("compiled"))
     drawn(GumbelTopK(), "2:4", WARM, shape=(16, 16))
 
 
@@ -177,21 +177,21 @@ def test_operators_are_what_torch_asks_of_them(sampler, kept_norm, shape, monkey
 
 
 SOURCE = cpu_kernels.SOURCES / "gumbel_top_k.cpp"
-RECIPE = Recipe(SOURCE, (("M", 4), ("N", 1), ("WEIGHT", 0)))
+BUILD = Build(SOURCE, (("M", 4), ("N", 1), ("WEIGHT", 0)))
 
 
 def test_a_library_is_compiled_once_per_machine(new_cache, monkeypatch):
-    assert cpu_kernels.library(RECIPE) is not None
+    assert cpu_kernels.library(BUILD) is not None
     (file,) = new_cache.iterdir()
     cpp_extension.load.cache_clear()
     monkeypatch.setattr(cpp_extension, "_compile", lambda *a: pytest.fail("compiled again"))
-    assert cpu_kernels.library(RECIPE) is not None
+    assert cpu_kernels.library(BUILD) is not None
     assert list(new_cache.iterdir()) == [file]
 
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_another_header_is_another_library(new_cache, tmp_path, monkeypatch, shared):
-    assert cpu_kernels.library(RECIPE) is not None
+    assert cpu_kernels.library(BUILD) is not None
     folder = cpp_extension._SHARED if shared else SOURCE.parent
     copied = shutil.copytree(folder, tmp_path / "cpp")
     header = next(path for path in sorted(copied.iterdir()) if path.suffix == ".hpp")
@@ -199,9 +199,9 @@ def test_another_header_is_another_library(new_cache, tmp_path, monkeypatch, sha
     cpp_extension.load.cache_clear()
     if shared:
         monkeypatch.setattr(cpp_extension, "_SHARED", copied)
-        changed = RECIPE
+        changed = BUILD
     else:
-        changed = replace(RECIPE, source=copied / SOURCE.name)
+        changed = replace(BUILD, source=copied / SOURCE.name)
     assert cpu_kernels.library(changed) is not None
     assert len(list(new_cache.iterdir())) == 2
 
@@ -220,13 +220,13 @@ def test_without_a_compiler_there_is_a_fallback(new_cache, monkeypatch, caplog):
 
 def test_a_source_that_does_not_compile_is_told_by_the_compilers_own_error(new_cache):
     with pytest.raises((OSError, UserError), match="error"):
-        cpp_extension.load(Recipe(SOURCE, (("M", 4), ("N", 0), ("WEIGHT", 7))))
+        cpp_extension.load(Build(SOURCE, (("M", 4), ("N", 0), ("WEIGHT", 7))))
 
 
 def test_two_processes_may_compile_at_once(new_cache):
     program = (
         "from roi_lightning.samplers.cpu_kernels import *\n"
-        f"assert library(Recipe(SOURCES / {SOURCE.name!r}, {RECIPE.constants!r}))"
+        f"assert library(Build(SOURCES / {SOURCE.name!r}, {BUILD.constants!r}))"
     )
     environment = {**os.environ, "ROI_CACHE": str(new_cache)}
     both = [subprocess.Popen([sys.executable, "-c", program], env=environment) for _ in range(2)]
@@ -248,7 +248,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("ROI_CACHE", str(tmp_path / "file" / "cache"))
     cpp_extension.load.cache_clear()
-    assert cpu_kernels.library(RECIPE) is not None
+    assert cpu_kernels.library(BUILD) is not None
     cpp_extension.load.cache_clear()
 
 

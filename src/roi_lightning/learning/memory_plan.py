@@ -1,4 +1,7 @@
-"""What a run will learn and hold in memory, and whether its device has that much: no weight is read."""
+"""What a run will learn and hold in memory, and the check that refuses one that would run out of memory (OOM).
+
+No weight is read.
+"""
 
 import os
 from dataclasses import dataclass, replace

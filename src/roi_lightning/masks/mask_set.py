@@ -1,4 +1,4 @@
-"""The mask set: which weights of which tensors stay, one bit each.
+"""The mask set and the mask file: which weights of which tensors are kept, one bit each.
 
 Every method of this project ends in one, and export, comparison and evaluation know nothing else. Layers go
 by the names of their tensors on disk, so that a mask needs no model class to be applied.
@@ -16,10 +16,10 @@ from torch import Tensor
 
 from roi_lightning.errors import UserError
 from roi_lightning.masks.layer_mask import LayerMask
-from roi_lightning.masks.mask_file import read_checksummed, write_checksummed
 from roi_lightning.masks.overlap import Overlap
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.utils.atomic_io import written_aside
+from roi_lightning.utils.checksummed import read_checksummed, write_checksummed
 
 __all__ = ["MASK_FILE", "BaseModel", "LayerMask", "MaskSet", "Overlap"]
 

@@ -10,7 +10,7 @@ from roi_lightning.errors import UserError
 from roi_lightning.models.experts import split_experts
 from roi_lightning.models.layers import input_dim
 from roi_lightning.runtime.dense_linear import speed_up_dense
-from roi_lightning.runtime.packable import Dense, Owners, owners_of, sort_layers
+from roi_lightning.runtime.packable import Dense, Owners, owners_of, split_packable
 from roi_lightning.runtime.packed_format import Packed, pack
 from roi_lightning.runtime.packed_linear import PackedLinear
 from roi_lightning.runtime.prepare import prepare_layers, refuse_saving
@@ -79,12 +79,12 @@ def _check_state(lm: PreTrainedModel) -> None:
 
 
 def _find(lm: PreTrainedModel) -> tuple[dict[str, Dense], dict[str, str], Owners]:
-    """What `sort_layers` finds; experts get layers of their own where one of them is to be packed."""
+    """What `split_packable` finds; experts get layers of their own where one of them is to be packed."""
     stacked = split_experts(lm)
     owners = owners_of(lm)
     layers: dict[str, Dense] = {}
     try:
-        layers, left = sort_layers(lm, owners)
+        layers, left = split_packable(lm, owners)
     finally:
         for name, module in stacked.items():
             if not any(layer.startswith(f"{name}.") for layer in layers):

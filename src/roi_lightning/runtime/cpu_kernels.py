@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from roi_lightning.runtime import packed_format
-from roi_lightning.utils.cpp_extension import Fallback, Recipe, load, openmp, threads_for
+from roi_lightning.utils.cpp_extension import Build, FastPath, load, openmp, threads_for
 
-kernels = Fallback(
+kernels = FastPath(
     "packed layers run many times slower: their C++ kernels can't be compiled here", logging.WARNING
 )
 _SOURCE: Final = Path(__file__).with_name("cpp") / "matmul.cpp"
@@ -107,10 +107,10 @@ def _library(dtype: torch.dtype) -> Any | None:
     """The compiled functions for matrices of a dtype; None if there can be none."""
     if dtype not in _DTYPES:
         return None
-    recipe = Recipe(_SOURCE, (("WEIGHT", _DTYPES[dtype]),))
-    if not kernels.attempt(lambda: load(recipe)):
+    build = Build(_SOURCE, (("WEIGHT", _DTYPES[dtype]),))
+    if not kernels.attempt(lambda: load(build)):
         return None
-    library = load(recipe)
+    library = load(build)
     for kernel in (library.multiply_packed, library.multiply_dense, library.unpack_packed):
         kernel.argtypes = (ctypes.c_char_p,)
     return library

@@ -10,9 +10,9 @@ from torch.nn import functional as F
 
 from roi_lightning.runtime.packed_format import Packed, unpack
 from roi_lightning.runtime.triton_launch import MAX_FEW, few_rows, takes_few, tiles, unpacked
-from roi_lightning.utils.cpp_extension import Fallback
+from roi_lightning.utils.cpp_extension import FastPath
 
-kernels = Fallback(
+kernels = FastPath(
     "packed layers are unpacked for every product: Triton's kernels can't be used here", logging.WARNING
 )
 # `few_rows` multiplies up to MAX_FEW rows, `tiles` up to MAX_TILES; beyond, the dense matrix is written out for the

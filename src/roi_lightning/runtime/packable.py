@@ -34,7 +34,7 @@ def owners_of(lm: nn.Module) -> Owners:
     return owners
 
 
-def sort_layers(lm: PreTrainedModel, owners: Owners) -> tuple[dict[str, Dense], dict[str, str]]:
+def split_packable(lm: PreTrainedModel, owners: Owners) -> tuple[dict[str, Dense], dict[str, str]]:
     """Split the linear layers inside the decoder blocks; those that stay dense are logged, a line for each reason.
 
     Returns:

@@ -23,7 +23,7 @@ from roi_lightning.samplers.base import DrawArgs
 from roi_lightning.samplers.categorical_eager import by_group, first_index, slices
 from roi_lightning.samplers.noise import gumbel_of
 from roi_lightning.samplers.top_k_eager import MIN_EXPONENT
-from roi_lightning.utils.cpp_extension import Fallback
+from roi_lightning.utils.cpp_extension import FastPath
 
 # 28 candidates of 2:8 take some twenty seconds each way, 70 of 4:8 a minute.
 _MAX_CANDIDATES: Final = 32
@@ -33,7 +33,7 @@ _VARIANTS: Final = 64
 _Tensors = list[Tensor]
 _Function = Callable[..., None]
 
-kernels = Fallback(
+kernels = FastPath(
     "MaskLLM's sampler runs eagerly, several times slower: torch.compile failed", logging.WARNING
 )
 

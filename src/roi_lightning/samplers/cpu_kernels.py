@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from roi_lightning.samplers.base import DrawArgs
-from roi_lightning.utils.cpp_extension import Fallback, Recipe, load, share_out
+from roi_lightning.utils.cpp_extension import Build, FastPath, load, share_out
 
-kernels = Fallback("the samplers' C++ kernels can't be compiled here", logging.INFO)
+kernels = FastPath("the samplers' C++ kernels can't be compiled here", logging.INFO)
 SOURCES: Final = Path(__file__).with_name("cpp")
 _DTYPES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 # Groups that one thread works on at least.
@@ -71,7 +71,7 @@ class CPUKernel:
         if weight.dtype not in _DTYPES or self.code_size(args.m, args.n) > self.max_size:
             return False
         constants = {"M": args.m, "N": args.n, "C": comb(args.m, args.n), "WEIGHT": _DTYPES[weight.dtype]}
-        functions = library(Recipe(SOURCES / self.source, tuple(constants.items())))
+        functions = library(Build(SOURCES / self.source, tuple(constants.items())))
         if functions is None:
             return False
         groups, inverse = weight.numel() // args.m, (1 / args.lam, 1 / args.tau)
@@ -80,9 +80,9 @@ class CPUKernel:
         return True
 
 
-def library(recipe: Recipe) -> ctypes.CDLL | None:
+def library(build: Build) -> ctypes.CDLL | None:
     """The compiled library; None if this machine can't make it."""
-    return load(recipe) if kernels.attempt(lambda: load(recipe)) else None
+    return load(build) if kernels.attempt(lambda: load(build)) else None
 
 
 def run(function: "ctypes._NamedFuncPointer", tensors: tuple[Tensor, ...], draw: _Draw) -> None:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from roi_lightning.samplers.base import DrawArgs
-from roi_lightning.utils.cpp_extension import Fallback
+from roi_lightning.utils.cpp_extension import FastPath
 
-kernels = Fallback("Triton's kernels can't be used here", logging.INFO)
+kernels = FastPath("Triton's kernels can't be used here", logging.INFO)
 # Weights of one program: eight for each of its threads.
 _TILE: Final = 1024
 # Code grows with elements times picks: beyond, compiling takes minutes.

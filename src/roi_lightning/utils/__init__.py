@@ -1,1 +1,1 @@
-"""Knows no mask and no model: atomic files, progress, devices, sharded tensors, tables, compiled C++."""
+"""Knows no mask and no model: atomic and checksummed files, progress, devices, sharded tensors, tables, C++."""

@@ -1,7 +1,7 @@
 """Small C++ kernels for the CPU: compiled once per machine with its own compiler, run in torch's own threads.
 
 The sources are plain C++ without any header of torch's, so that one compiles in a second or a few; headers that they
-share are in `cpp`. Whoever uses one has a slower fallback for machines without a compiler, see `Fallback`.
+share are in `cpp`. Whoever uses one has a slower fallback for machines without a compiler, see `FastPath`.
 """
 
 import ctypes
@@ -37,7 +37,7 @@ _log: Final = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Build:
     """What to compile.
 
     Attributes:
@@ -50,21 +50,21 @@ class Recipe:
 
 
 @cache
-def load(recipe: Recipe) -> ctypes.CDLL:
+def load(build: Build) -> ctypes.CDLL:
     """The compiled library.
 
     Raises:
         OSError: If this machine can't make it; the message is the compiler's own.
     """
     compiler = _compiler()
-    sources = sorted((*recipe.source.parent.iterdir(), *_SHARED.iterdir()))
+    sources = sorted((*build.source.parent.iterdir(), *_SHARED.iterdir()))
     texts = (path.read_text() for path in sources)
-    made_of = [recipe.source.name, recipe.constants, _FLAGS, _TUNED, _machine(), _version(compiler), *texts]
+    made_of = [build.source.name, build.constants, _FLAGS, _TUNED, _machine(), _version(compiler), *texts]
     name = hashlib.sha256("\n".join(map(str, made_of)).encode()).hexdigest()[:24]
-    file = _folder() / f"{recipe.source.stem}-{name}.so"
+    file = _folder() / f"{build.source.stem}-{name}.so"
     if not file.exists():
         with written_aside(file) as partial:
-            _compile(compiler, recipe, partial)
+            _compile(compiler, build, partial)
     return ctypes.CDLL(str(file))
 
 
@@ -98,9 +98,9 @@ def openmp() -> int:
         return 0
 
 
-def _compile(compiler: str, recipe: Recipe, out: Path) -> None:
-    constants = [f"-D{name}={value}" for name, value in recipe.constants]
-    fixed = [*_FLAGS, "-I", str(_SHARED), *constants, str(recipe.source), "-o", str(out)]
+def _compile(compiler: str, build: Build, out: Path) -> None:
+    constants = [f"-D{name}={value}" for name, value in build.constants]
+    fixed = [*_FLAGS, "-I", str(_SHARED), *constants, str(build.source), "-o", str(out)]
     for tuned in _TUNED:
         command = [compiler, *tuned, *fixed]
         done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE, check=False)
@@ -153,8 +153,8 @@ def _own_folder() -> "tempfile.TemporaryDirectory[str]":
     return tempfile.TemporaryDirectory(prefix="roi_lightning-")
 
 
-class Fallback:
-    """An optional fast path, disabled after its first failure: a slower one is always there.
+class FastPath:
+    """An optional fast path, disabled after its first failure: from then on its caller takes the fallback.
 
     Args:
         message: What to log the first time it fails; the reason follows in brackets.

@@ -42,7 +42,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 def _measure(args: argparse.Namespace, device: "torch.device") -> Iterable["Ratio"]:
     batches, source = numbers("--batch", args.batch, "1,4,16"), _source(args)
-    from roi_lightning.benchmark.decode import DecodeBenchmark
+    from roi_lightning.benchmark import DecodeBenchmark
     from roi_lightning.benchmark.generation import GenerationConfig, random_prompts, text_prompts
     from roi_lightning.benchmark.models import check_source, make_pair, random_model, stored_model
     from roi_lightning.models.config import load_tokenizer

@@ -44,7 +44,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 def _measure(args: argparse.Namespace, device: "torch.device") -> Iterable["Ratio"]:
     import torch
 
-    from roi_lightning.benchmark.linear import LinearBenchmark
+    from roi_lightning.benchmark import LinearBenchmark
 
     rows, dtype = numbers("--rows", args.rows, "1,16,256"), getattr(torch, args.dtype)
     return LinearBenchmark(_shapes(args), rows, dtype, args.rounds, args.large_batches).run(device)

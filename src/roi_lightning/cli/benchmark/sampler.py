@@ -37,7 +37,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _measure(args: argparse.Namespace, device: "torch.device") -> Iterable["Ratio"]:
-    from roi_lightning.benchmark.sampler import SamplerBenchmark
+    from roi_lightning.benchmark import SamplerBenchmark
     from roi_lightning.masks.pattern import NMPattern
 
     patterns = [NMPattern(text) for text in args.patterns.split(",")]

@@ -35,7 +35,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _measure(args: argparse.Namespace, device: "torch.device") -> Iterable["Ratio"]:
-    from roi_lightning.benchmark.step import StepBenchmark
+    from roi_lightning.benchmark import StepBenchmark
     from roi_lightning.masks.pattern import NMPattern
 
     lm, pattern = _language_model(args, device), NMPattern(args.pattern)
