@@ -98,7 +98,8 @@ def pytest_runtest_protocol():
         for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
             os.environ.pop(name, None)
         for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+            if logger.level != level:  # setting one goes through the caches of all
+                logger.setLevel(level)
 
 
 @pytest.hookimpl(wrapper=True)

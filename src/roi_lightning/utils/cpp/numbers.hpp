@@ -10,7 +10,7 @@ typedef vec weights_t;
 #elif WEIGHT == 1
 typedef uint16_t weight_t;
 typedef uint16_t weights_t __attribute__((vector_size(2 * LANES)));
-/* Rounded to nearest, ties to even, in the upper half; a NaN stays a NaN where arithmetic made it. */
+/* Rounded to nearest, ties to even, in the upper half; a NaN that arithmetic made stays a NaN. */
 static inline uvec rounded(vec x)
 {
     uvec bits = (uvec)x;
