@@ -19,7 +19,7 @@ pytest.importorskip("hatchling")
 lab = pytest.fixture(make_lab)
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = Path(roi_lightning.__file__).parent
-FOLDERS = ("src", "configs", "tests", "scripts", "examples", "benchmarks")
+FOLDERS = ("src", "configs", "tests", "scripts", "examples", "benchmarks", "docs")
 FILES = (
     *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE"),
     *("constraints.txt", "pyproject.toml", ".gitignore"),
@@ -114,10 +114,10 @@ def test_the_installed_package_plans_and_compiles(installed, lab, tmp_path):
     )
     assert "prunable weights" in shown
     program = (
-        "from roi_lightning.utils.cpp_extension import Recipe, load;"
+        "from roi_lightning.utils.cpp_extension import Build, load;"
         "from roi_lightning.runtime import cpu_kernels as matmul; from roi_lightning.samplers import cpu_kernels;"
-        "load(Recipe(matmul._SOURCE, (('WEIGHT', 1),)));"
-        "load(Recipe(cpu_kernels.SOURCES / 'gumbel_top_k.cpp', (('M', 4), ('N', 2), ('C', 6), ('WEIGHT', 0))))"
+        "load(Build(matmul._SOURCE, (('WEIGHT', 1),)));"
+        "load(Build(cpu_kernels.SOURCES / 'gumbel_top_k.cpp', (('M', 4), ('N', 2), ('C', 6), ('WEIGHT', 0))))"
     )
     output(tmp_path, installed / "python", "-c", program, ROI_CACHE=str(tmp_path / "cache"))
     assert len(list((tmp_path / "cache").glob("*.so"))) == 2
