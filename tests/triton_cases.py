@@ -41,8 +41,8 @@ def errors(sampler, spec, draw, kept_norm):
 def main():
     found = {}
     samplers = GumbelTopK(), GumbelTopK("scaled"), StraightThrough()
-    for i, (sampler, spec) in enumerate(product(samplers, PATTERNS)):
-        for kept_norm, (name, (lam, tau)) in zip((i % 2 == 0, i % 2 == 1), TEMPERATURES.items(), strict=True):
+    for sampler, spec, (name, (lam, tau)) in product(samplers, PATTERNS, TEMPERATURES.items()):
+        for kept_norm in (False, True):
             case = f"{sampler} {spec} {name} kept norm {kept_norm}"
             found[case] = errors(sampler, spec, Draw(3, 7, lam, tau), kept_norm)
     eager, ours = both_ways(GumbelTopK(), "2:4", Draw(3, 7, 0.3, 0.5), False, torch.float16)
