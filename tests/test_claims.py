@@ -19,6 +19,9 @@ from tiny_models import tiny_gguf
 
 lab = pytest.fixture(make_lab)
 ROOT = Path(__file__).resolve().parents[1]
+DOCS = sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/*.md"))
+# Columns of the table of methods.
+PAGES = {"README.md": 4, "docs/results.md": 8}
 
 
 @pytest.mark.parametrize(("init_std", "least", "most"), [(0.01, 0.02, 0.04), (0.003, 0, 0)])
@@ -30,12 +33,31 @@ def test_the_random_part_of_the_start_flips_few_of_the_prior_s_choices(lab, init
     assert least <= flips / sum(mask.kept for mask in prior.values()) <= most
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/architecture.md"])
-def test_links_lead_somewhere(page):
+def links_of(page):
+    """The links of a page to other files of the repository."""
     links = re.findall(r"\]\(([^)#]+)[^)]*\)", (ROOT / page).read_text())
-    local = [link for link in links if "://" not in link]
-    assert local, "no link found"
-    assert [link for link in local if not ((ROOT / page).parent / link).exists()] == []
+    return [link for link in links if "://" not in link]
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *DOCS])
+def test_links_lead_somewhere(page):
+    assert links_of(page), "no link found"
+    assert [link for link in links_of(page) if not ((ROOT / page).parent / link).exists()] == []
+
+
+def test_readme_is_short_and_leads_to_every_page():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 200
+    assert {*DOCS} <= {*links_of("README.md")}
+
+
+def test_readme_s_results_are_those_of_the_results_page():
+    rows = {page: re.findall(r"^\| (.*) \|$", (ROOT / page).read_text(), re.MULTILINE) for page in PAGES}
+    short, whole = (
+        {cells[0]: cells[1:4] for row in rows[page] if len(cells := re.split(r" *\| *", row)) == width}
+        for page, width in PAGES.items()
+    )
+    assert {"dense", "magnitude", "Wanda", "SparseGPT", "RoI, 150 steps"} < short.keys()
+    assert short.items() <= whole.items()
 
 
 def test_a_gguf_file_is_dequantised(tmp_path, monkeypatch):

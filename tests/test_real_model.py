@@ -1,4 +1,4 @@
-"""The claims of the README on a real model. Minutes each: run with -m slow."""
+"""The claims of README and docs/ on a real model. Minutes each: run with -m slow."""
 
 import importlib.util
 import json

@@ -1,4 +1,4 @@
-"""Runs over several processes as README types them: by Lightning's own launcher, and by torchrun on two machines."""
+"""Runs as docs/distributed.md types them: by Lightning's own launcher, and by torchrun on two machines."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Options of `fit` that README names, as they are typed."""
+"""Options of `fit` that docs/ names, as they are typed."""
 
 import re
 from pathlib import Path
@@ -15,7 +15,7 @@ from roi_lightning.samplers.schedules import Linear
 from tiny_models import tiny_llama
 
 lab = pytest.fixture(make_lab)
-README = (Path(__file__).parents[2] / "README.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs/monitoring.md").read_text()
 
 
 def test_the_printed_configuration_is_the_one_that_runs(lab, capsys):
@@ -34,7 +34,7 @@ def test_the_printed_configuration_is_the_one_that_runs(lab, capsys):
 
 
 def test_callbacks_are_added_to_those_that_are_there(lab):
-    (snippet,) = re.findall(r"```yaml\n(trainer:\n  callbacks\+:\n.*?)```", README, re.DOTALL)
+    (snippet,) = re.findall(r"```yaml\n(trainer:\n  callbacks\+:\n.*?)```", PAGE, re.DOTALL)
     (lab.folder / "more.yaml").write_text(snippet)
     before = build(lab.quick(), run=False).trainer.callbacks
     after = build(lab.quick("--config", "more.yaml"), run=False).trainer.callbacks

@@ -68,9 +68,9 @@ def test_the_papers_run_on_qwen_half_b(lab, qwen_half_b, capsys):
 
 
 @pytest.mark.slow
-def test_the_readme_shows_what_plan_says(qwen_half_b, capsys):
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    command, said = readme.split("plan --config qwen0.5b_2of4.yaml --fit_in", 1)[1].split("```", 3)[::2][:2]
+def test_the_docs_show_what_plan_says(qwen_half_b, capsys):
+    page = (Path(__file__).parents[2] / "docs/training.md").read_text()
+    command, said = page.split("plan --config qwen0.5b_2of4.yaml --fit_in", 1)[1].split("```", 3)[::2][:2]
     model = ["--model.lm", qwen_half_b]
     assert run("plan", "--config", "qwen0.5b_2of4.yaml", *model, "--fit_in", *command.split()) == 0
     shown = plain_text(capsys.readouterr().out)
