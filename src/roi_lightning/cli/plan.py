@@ -23,7 +23,7 @@ from roi_lightning.utils.third_party import plain_errors
 _SHARDED: Final = ("weights", "logits", "gradients", "optimizer")
 _LABELS: Final = {
     "weights": "frozen weights",
-    "logits": "logits, fp32",
+    "logits": "{learns}, fp32",
     "gradients": "gradients, fp32",
     "optimizer": "optimizer state",
     "masked_weights": "masked weights, kept for the backward pass",
@@ -75,7 +75,7 @@ def main(argv: Sequence[str]) -> int:
     limit = fit_in.parse_size(size) if size else None
     planner, step, trainer = _planned(cli)
     plan = _count(planner, step, trainer)
-    show_plan(plan)
+    show_plan(plan, planner.learner.learns)
     if limit is None:
         if out:
             write_json(Path(out), plan)
@@ -185,13 +185,21 @@ def _devices(devices: Any) -> int:
     return int(text) if text.isdigit() and int(text) else 1
 
 
-def show_plan(plan: dict[str, Any]) -> None:
-    """Print the plan as a table."""
+def show_plan(plan: dict[str, Any], learns: str) -> None:
+    """Print the plan as a table.
+
+    Args:
+        plan: From `make_plan`.
+        learns: What the learned parameters are called.
+    """
     rows: list[list[str] | None] = [
         ["prunable weights", f"{plan['prunable']:,} in {plan['layers']} layers"],
-        ["logits to learn", f"{plan['logits']:,}"],
+        [f"{learns} to learn", f"{plan['logits']:,}"],
         None,
-        *([label, f"{plan['bytes'][name] / 2**30:,.2f} GiB"] for name, label in _LABELS.items()),
+        *(
+            [label.format(learns=learns), f"{plan['bytes'][name] / 2**30:,.2f} GiB"]
+            for name, label in _LABELS.items()
+        ),
         None,
         ["optimizer steps", f"{plan['steps']:,}"],
         ["windows per step", f"{plan['windows_per_step']:,}"],

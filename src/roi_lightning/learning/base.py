@@ -7,7 +7,7 @@ everything else happens here, so that two methods differ in nothing but themselv
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import lightning.pytorch as pl
 import torch
@@ -72,8 +72,12 @@ class MaskLearningModule(MaskedSteps):
 
     Raises:
         UserError: From `preflight`, before any weight is read.
+
+    Attributes:
+        learns: What the learned parameters are called where they are counted.
     """
 
+    learns: ClassVar[str] = "parameters"
     lm: PreTrainedModel | None
 
     def __init__(
@@ -103,6 +107,8 @@ class MaskLearningModule(MaskedSteps):
         self.activation_checkpointing = activation_checkpointing
         self.attn_implementation, self.trust_remote_code = attn_implementation, trust_remote_code
         self.lm, self.layers = None, {}
+        # In a tuple, or torch would take it for a part of this module.
+        self._in_memory: tuple[PreTrainedModel, ...] = ()
         self.prior_masks: dict[str, LayerMask] = {}
         self.run_recipe: Recipe = {}  # of the run, once it begins
         # Checkpoints hold what is learned; the frozen weights come from the model itself.
@@ -151,8 +157,19 @@ class MaskLearningModule(MaskedSteps):
         """
         check_optimizer(self.optimizer, self.lr_end, self.lr_warmup)
 
+    def learn_on(self, lm: PreTrainedModel, source: ModelSource) -> None:
+        """Learn on a model in memory, in place of loading the one that `lm` names.
+
+        Args:
+            lm: From `frozen_view`.
+            source: Where its weights are stored.
+        """
+        self._in_memory, self.source = (lm,), source
+
     def load_lm(self) -> PreTrainedModel:
         """The model to learn on, frozen; override it to learn on one of your own."""
+        if self._in_memory:
+            return self._in_memory[0]
         device = torch.device("cpu") if self._trainer is None else self.trainer.strategy.root_device
         return load_language_model(
             self.source, self.dtype_name, self.trust_remote_code, self.attn_implementation, device=device

@@ -88,6 +88,7 @@ class ProxSparseModule(MaskLearningModule):
         UserError: If the pattern is not 2:4, `strength` not a positive number, or left out for another model.
     """
 
+    learns = "weights"
     layers: Mapping[str, TrainedLinear]
 
     def __init__(self, lm: str, *, strength: float | None = None, **kwargs: Any) -> None:

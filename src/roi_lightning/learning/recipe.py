@@ -13,7 +13,6 @@ from typing import Any, Final, Protocol, runtime_checkable
 from lightning.pytorch import LightningDataModule, Trainer
 from torch.optim import Optimizer
 
-from roi_lightning.data import CalibrationDataModule
 from roi_lightning.errors import UserError
 from roi_lightning.export.sidecar import plain
 
@@ -39,10 +38,10 @@ def run_recipe(learner: HasRecipe, trainer: Trainer, data: LightningDataModule |
     Args:
         learner: The learner.
         trainer: Its gradient clipping counts, and the callbacks that have a recipe.
-        data: The text, if it comes from a `CalibrationDataModule`.
+        data: The text; counts if it has a recipe.
     """
     clip = {"trainer.gradient_clip_val": trainer.gradient_clip_val}
-    text = data.recipe() if isinstance(data, CalibrationDataModule) else {}
+    text: Mapping[str, object] = data.recipe() if isinstance(data, HasRecipe) else {}
     settings = {**learner.recipe(), **clip, **callback_recipes(trainer), **text}
     return {name: plain(value) for name, value in settings.items()}
 

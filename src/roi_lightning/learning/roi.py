@@ -59,6 +59,7 @@ class RoILightningModule(MaskLearningModule):
         kwargs: As in `MaskLearningModule`.
     """
 
+    learns = "logits"
     layers: Mapping[str, SparseLinear]
     state: SharedState
 

@@ -7,7 +7,9 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
+import torch
 from torch import Tensor
+from typing_extensions import override
 
 from roi_lightning.masks.pattern import NMPattern
 
@@ -147,3 +149,32 @@ class Sampler(ABC):
     @abstractmethod
     def picks(self, pattern: NMPattern) -> int:
         """How many of its choices a group takes."""
+
+
+class PerWeightSampler(Sampler):
+    """A sampler with one logit per weight, whose hard mask is the N largest of each group.
+
+    A subclass adds `method` and `masked_weight`.
+    """
+
+    @override
+    def logits_shape(self, weight: tuple[int, ...], pattern: NMPattern) -> tuple[int, ...]:
+        return weight
+
+    @override
+    def initial_logits(
+        self, noise: Tensor, mask: Tensor | None, strength: float, pattern: NMPattern
+    ) -> Tensor:
+        return noise if mask is None else noise + torch.where(mask, strength, -strength)
+
+    @override
+    def hard_mask(self, logits: Tensor, pattern: NMPattern) -> Tensor:
+        return pattern.top(logits.detach())
+
+    @override
+    def choices(self, logits: Tensor, pattern: NMPattern) -> Tensor:
+        return pattern.group(logits)
+
+    @override
+    def picks(self, pattern: NMPattern) -> int:
+        return pattern.n

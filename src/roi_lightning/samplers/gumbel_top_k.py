@@ -7,19 +7,18 @@ but the logits and the frozen weight, which are alive anyway.
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 from typing_extensions import override
 
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.samplers import ops
-from roi_lightning.samplers.base import Draw, DrawArgs, KeptNorm, Sampler
+from roi_lightning.samplers.base import Draw, DrawArgs, KeptNorm, PerWeightSampler
 from roi_lightning.samplers.noise import noise_key
 from roi_lightning.samplers.reference import PushDown
 
 
 @dataclass(frozen=True)
-class GumbelTopK(Sampler):
+class GumbelTopK(PerWeightSampler):
     """The paper's relaxation: soft masks in training.
 
     Args:
@@ -39,10 +38,6 @@ class GumbelTopK(Sampler):
         return False
 
     @override
-    def logits_shape(self, weight: tuple[int, ...], pattern: NMPattern) -> tuple[int, ...]:
-        return weight
-
-    @override
     def advice(self, pattern: NMPattern) -> str | None:
         if self.hard_forward or self.push_down == "scaled" or pattern.n < 3:
             return None
@@ -50,12 +45,6 @@ class GumbelTopK(Sampler):
             f"the paper's recursion can pick a weight twice at {pattern}; --model.sampler.push_down scaled keeps it "
             "from that, and was far better at 4:8 and 8:16"
         )
-
-    @override
-    def initial_logits(
-        self, noise: Tensor, mask: Tensor | None, strength: float, pattern: NMPattern
-    ) -> Tensor:
-        return noise if mask is None else noise + torch.where(mask, strength, -strength)
 
     @override
     def masked_weight(
@@ -71,18 +60,6 @@ class GumbelTopK(Sampler):
         numbers = pattern.n, pattern.m, *noise_key(draw.seed, draw.index, layer), draw.lam, draw.tau
         args = DrawArgs(*numbers, kept_norm is not None, self.compiled, push, self.hard_forward)
         return ops.masked_weight(ops.top_k_weight, weight, logits, args, kept_norm)
-
-    @override
-    def hard_mask(self, logits: Tensor, pattern: NMPattern) -> Tensor:
-        return pattern.top(logits.detach())
-
-    @override
-    def choices(self, logits: Tensor, pattern: NMPattern) -> Tensor:
-        return pattern.group(logits)
-
-    @override
-    def picks(self, pattern: NMPattern) -> int:
-        return pattern.n
 
 
 @dataclass(frozen=True)

@@ -88,6 +88,18 @@ class MaskedLinear(nn.Module, ABC):
     def hard_mask(self) -> Tensor:
         """The mask learned so far, boolean [out, in]; gathered where the layer is sharded."""
 
+    def choices(self) -> Tensor | None:
+        """What each group chooses from, [..., choices], the highest first; None where nothing of the kind is learned.
+
+        `MaskMonitor` takes statistics of it. A group takes as many as `picks` says.
+        """
+        return None
+
+    @property
+    def picks(self) -> int:
+        """How many of its choices a group takes."""
+        return self.state.pattern.n
+
     @override
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.effective_weight(), self.bias)
@@ -134,6 +146,15 @@ class SparseLinear(MaskedLinear):
     @override
     def hard_mask(self) -> Tensor:
         return self.state.sampler.hard_mask(full_tensor(self.logits), self.state.pattern)
+
+    @override
+    def choices(self) -> Tensor:
+        return self.state.sampler.choices(full_tensor(self.logits.detach()), self.state.pattern)
+
+    @property
+    @override
+    def picks(self) -> int:
+        return self.state.sampler.picks(self.state.pattern)
 
 
 _Layer = TypeVar("_Layer", bound=MaskedLinear)

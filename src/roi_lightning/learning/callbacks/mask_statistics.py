@@ -6,8 +6,6 @@ import torch
 from torch import Tensor
 
 from roi_lightning.masks.layer_mask import LayerMask
-from roi_lightning.samplers.masked_linear import SparseLinear
-from roi_lightning.utils.dtensor import full_tensor
 
 # The difference of two Gumbel variables is logistic: beyond this lead, a redraw swaps two with under 1 %.
 _SETTLED_LEAD: Final = 4.6
@@ -15,10 +13,13 @@ _TILE: Final = 8
 _PIXELS: Final = 24
 
 
-def logit_sample(layer: SparseLinear, count: int) -> Tensor:
-    """The logits of evenly spaced groups of a layer, [groups, choices], about `count` elements."""
-    state = layer.state
-    groups = state.sampler.choices(full_tensor(layer.logits.detach()), state.pattern)
+def sampled(groups: Tensor, count: int) -> Tensor:
+    """Evenly spaced groups of a layer, [groups, choices], about `count` elements.
+
+    Args:
+        groups: All of them, [rows, ..., choices].
+        count: How many elements.
+    """
     rows = groups.shape[0]
     stride = max(1, groups.numel() // count)
     return groups[:: min(stride, rows)].flatten(0, -2)[: max(1, count // groups.shape[-1])]

@@ -13,15 +13,13 @@ from typing_extensions import override
 from roi_lightning.errors import UserError
 from roi_lightning.learning.base import MaskLearningModule
 from roi_lightning.learning.callbacks.mask_statistics import (
-    logit_sample,
     mask_tile,
     normalised_entropy,
+    sampled,
     settled_groups,
 )
-from roi_lightning.learning.roi import RoILightningModule
 from roi_lightning.masks.layer_mask import LayerMask
 from roi_lightning.masks.overlap import kind_of, shown_layers
-from roi_lightning.samplers.masked_linear import SparseLinear
 
 # Of the blocks whose masks are pictured: the first, the middle and the last.
 _DEPTHS: Final = (0, 0.5, 1)
@@ -30,14 +28,15 @@ _DEPTHS: Final = (0, 0.5, 1)
 class MaskMonitor(Callback):
     """Logs a snapshot of the masks every few optimizer steps.
 
-    Scalars `mask/flips` and `mask/flips_from_prior` (fraction of kept weights that were not kept in the previous
-    snapshot, and by the prior), the learner's own annealing (`anneal/tau`, `anneal/lambda`), `lr`, `tokens/seen`,
-    `tokens/per_second` (without validation and snapshots); the top-left 8×8 corner of the mask of three kinds of
-    layer in the first, middle and last block. Where a method has logits, also histograms of them by kind of layer,
-    `mask/entropy` (of the distribution of a pick, softmax(φ/λ), 1 is undecided), and `mask/settled` (fraction of
-    groups whose hard mask a redraw would change at the border with less than 1 % probability). A pick is of an
-    element of a group in RoI, of a candidate mask in MaskLLM. Entropy, settled groups and histograms are of at most
-    `sample` logits of each layer, flips of all weights.
+    Scalars `mask/flips` and `mask/flips_from_prior` (fraction of kept weights that were not kept in the
+    previous snapshot, and by the prior), the learner's own annealing (`anneal/tau`, `anneal/lambda`), `lr`,
+    `tokens/seen`, `tokens/per_second` (without validation and snapshots); the top-left 8×8 corner of the mask
+    of three kinds of layer in the first, middle and last block. Where layers learn what groups choose from
+    (`MaskedLinear.choices`, the logits of RoI and MaskLLM), also histograms of that by kind of layer,
+    `mask/entropy` (of the distribution of a pick, softmax(φ/λ), 1 is undecided), and `mask/settled` (fraction
+    of groups whose hard mask a redraw would change at the border with less than 1 % probability). A pick is
+    of an element of a group in RoI, of a candidate mask in MaskLLM. Entropy, settled groups and histograms
+    are of at most `sample` logits of each layer, flips of all weights.
 
     Args:
         every_n_steps: Optimizer steps between snapshots.
@@ -85,8 +84,8 @@ class MaskMonitor(Callback):
         scalars = module.annealing() | self._flips(module)
         scalars["lr"] = trainer.optimizers[0].param_groups[0]["lr"]
         samples = self._samples(module)
-        if isinstance(module, RoILightningModule):
-            scalars |= _decidedness(module, samples)
+        if samples:
+            scalars |= _decidedness(module, samples, scalars.get("anneal/lambda", 1.0))
         if tokens_per_step is not None:
             seconds = time.monotonic() - self._timed_from
             rate = (step - self._timed_steps) * tokens_per_step / max(seconds, 1e-9)
@@ -98,9 +97,9 @@ class MaskMonitor(Callback):
         self._logged, self._timed_steps, self._timed_from = step, step, time.monotonic()
 
     def _samples(self, module: MaskLearningModule) -> dict[str, Tensor]:
-        """Some logits of every layer that has any, [groups, choices]."""
-        layers = module.layers.items()
-        return {n: logit_sample(x, self.sample) for n, x in layers if isinstance(x, SparseLinear)}
+        """Some choices of every layer that has any, [groups, choices]."""
+        found = ((name, layer.choices()) for name, layer in module.layers.items())
+        return {name: sampled(choices, self.sample) for name, choices in found if choices is not None}
 
     def _flips(self, module: MaskLearningModule) -> dict[str, float]:
         now = {name: module.layers[name].packed(mask) for name, mask in module.hard_masks()}
@@ -118,12 +117,11 @@ class MaskMonitor(Callback):
             logger.experiment.add_image(f"mask/{name}", mask_tile(self._previous[name]), step)
 
 
-def _decidedness(module: RoILightningModule, samples: Mapping[str, Tensor]) -> dict[str, float]:
-    lam = module.lam.at(module.trainer.global_step, module.trainer.max_steps)
-    picks = module.state.sampler.picks(module.pattern)
+def _decidedness(module: MaskLearningModule, samples: Mapping[str, Tensor], lam: float) -> dict[str, float]:
+    settled = [settled_groups(x, module.layers[name].picks, lam) for name, x in samples.items()]
     return {
         "mask/entropy": _mean([normalised_entropy(sample, lam) for sample in samples.values()]),
-        "mask/settled": _mean([settled_groups(sample, picks, lam) for sample in samples.values()]),
+        "mask/settled": _mean(settled),
     }
 
 

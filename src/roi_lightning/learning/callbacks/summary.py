@@ -14,7 +14,6 @@ from roi_lightning.learning.base import MaskLearningModule
 from roi_lightning.learning.callbacks.base import FinishCallback
 from roi_lightning.learning.callbacks.write_masks import SparseExport
 from roi_lightning.learning.priors import NAMED_PRIORS
-from roi_lightning.learning.roi import RoILightningModule
 from roi_lightning.learning.run_folder import SUMMARY, run_folder
 from roi_lightning.oneshot import Magnitude, prune_layers
 from roi_lightning.utils.atomic_io import write_json
@@ -76,8 +75,9 @@ def _candidates(module: MaskLearningModule) -> Iterator[tuple[str, AbstractConte
     yield "dense", module.dense()
     magnitude = prune_layers(module.model, module.layers, Magnitude(), module.pattern)
     yield "magnitude", module.under_masks({name: result.mask for name, result in magnitude})
-    if isinstance(module, RoILightningModule) and module.prior_masks and module.prior != "magnitude":
-        name = module.prior if module.prior in NAMED_PRIORS else "prior"
+    prior = getattr(module, "prior", "prior")
+    if module.prior_masks and prior != "magnitude":
+        name = prior if prior in NAMED_PRIORS else "prior"
         yield name, module.under_masks({name: mask.to_rows() for name, mask in module.prior_masks.items()})
     yield module.method, module.under_masks()
 
