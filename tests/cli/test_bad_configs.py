@@ -155,8 +155,8 @@ TABLE = {
         "data.seq_len is 10{30} and .* at most 128 tokens",
     ),
     "seq_len past the model": (overrides("--data.seq_len", "4096"), fit_with, "reads at most 128"),
-    "seq_len a fraction": (overrides("--data.seq_len", "3.5"), plan_with, "data.seq_len.*value: 3.5"),
-    "seq_len a list": (yaml("data: {seq_len: [32]}\n"), plan, r"data.seq_len.*value: \[32\]"),
+    "seq_len a fraction": (overrides("--data.seq_len", "3.5"), plan_with, "seq_len.*value: 3.5"),
+    "seq_len a list": (yaml("data: {seq_len: [32]}\n"), plan, r"seq_len.*value: \[32\]"),
     "batch_size 0": (overrides("--data.batch_size", "0"), plan_with, "data.batch_size is 0"),
     "batch_size -1": (overrides("--data.batch_size", "-1"), plan_with, "data.batch_size is -1"),
     "accumulation 0": (

@@ -9,10 +9,12 @@ from jsonargparse import Namespace
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_only
 from typing_extensions import override
 
 from roi_lightning.cli.class_paths import with_current_paths
 from roi_lightning.cli.config_files import ConfigByName
+from roi_lightning.cli.given_options import dropped_options
 from roi_lightning.data import CalibrationDataModule
 from roi_lightning.errors import UserError, brief
 
@@ -29,6 +31,7 @@ from roi_lightning.samplers import schedules  # noqa: F401
 from roi_lightning.utils.third_party import parser_error, plain_errors, silence_warnings
 
 _DEFAULT_LEARNER: Final = f"{RoILightningModule.__module__}.{RoILightningModule.__qualname__}"
+_DEFAULT_TEXT: Final = f"{CalibrationDataModule.__module__}.{CalibrationDataModule.__qualname__}"
 _PROGRAM: Final = "python -m roi_lightning"
 # Options of a subcommand that are no settings of the run.
 _FLAGS: Final = {
@@ -46,7 +49,7 @@ class Parser(LightningArgumentParser):
 
     @override
     def add_class_arguments(self, theclass: Any, *args: Any, **kwargs: Any) -> list[str]:
-        if theclass is CalibrationDataModule:
+        if isinstance(theclass, type) and issubclass(theclass, CalibrationDataModule):
             # A text file is data: as a configuration of its own its words would become the corpus's name.
             kwargs["sub_configs"] = False
         added: list[str] = super().add_class_arguments(theclass, *args, **kwargs)
@@ -115,11 +118,13 @@ class RoICLI(LightningCLI):
 
     @override
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        parser.set_defaults({"model": {"class_path": _DEFAULT_LEARNER}})
-        parser.link_arguments("model.init_args.lm", "data.tokenizer")
-        parser.link_arguments("model.init_args.revision", "data.tokenizer_revision")
-        parser.link_arguments("model.init_args.trust_remote_code", "data.trust_remote_code")
-        parser.link_arguments("seed_everything", "data.seed", compute_fn=_seed)
+        parser.set_defaults(
+            {"model": {"class_path": _DEFAULT_LEARNER}, "data": {"class_path": _DEFAULT_TEXT}}
+        )
+        parser.link_arguments("model.init_args.lm", "data.init_args.tokenizer")
+        parser.link_arguments("model.init_args.revision", "data.init_args.tokenizer_revision")
+        parser.link_arguments("model.init_args.trust_remote_code", "data.init_args.trust_remote_code")
+        parser.link_arguments("seed_everything", "data.init_args.seed", compute_fn=_seed)
         parser.link_arguments("seed_everything", "model.init_args.seed", compute_fn=_seed)
         parser.add_argument(
             "--run",
@@ -152,13 +157,17 @@ class RoICLI(LightningCLI):
     @override
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         # LightningCLI's own warns when it is given what stands on the command line.
+        assert isinstance(args, list)
+        words = [with_current_paths(word) for word in args]
         try:
-            assert isinstance(args, list)
-            self.config = parser.parse_args([with_current_paths(word) for word in args])
+            self.config = parser.parse_args(words)
         except (RecursionError, UnicodeError, OSError) as error:
             raise UserError(
                 f"the command line or a file it names can't be read: {error}; give another"
             ) from error
+        config = self.config.as_dict()
+        for line in dropped_options(words, config.get(config.get("subcommand"), config)):
+            _tell(line)
 
     @override
     def _set_seed(self) -> None:
@@ -263,12 +272,18 @@ def build(args: list[str], run: bool, cli: type[RoICLI] = RoICLI) -> RoICLI:
         save_config_kwargs={"overwrite": True},
         seed_everything_default=0,
         subclass_mode_model=True,
+        subclass_mode_data=True,
         parser_class=Parser,
         args=args,
         run=run,
         auto_configure_optimizers=False,
         load_from_checkpoint_support=False,
     )
+
+
+@rank_zero_only
+def _tell(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
 
 
 def _seed(value: bool | int) -> int:

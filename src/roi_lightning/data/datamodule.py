@@ -202,13 +202,24 @@ class CalibrationDataModule(LightningDataModule):
         ids: Tensor = self._mixed[list(sampler)]["input_ids"]
         return ids
 
+    def read_corpus(self, corpus: Corpus) -> "Dataset | IterableDataset":
+        """Open the documents of a corpus, one column `text`; override it to read text of your own.
+
+        Every call must give the same.
+        """
+        return load_documents(corpus, self.cache_dir)
+
     def stream(self, corpus: Corpus) -> "IterableDataset":
         """Open the documents of a streamed corpus, one column `text`; override it to stream text of your own.
 
         The finer the shards, the less a resumed run reads again; every call must give the same.
         """
-        documents = load_documents(corpus, self.cache_dir)
+        documents = self.read_corpus(corpus)
         return documents if corpus.streaming else documents.to_iterable_dataset()
+
+    def use_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Take a tokenizer in memory, in place of loading one."""
+        self.__dict__["_loaded_tokenizer"] = tokenizer
 
     def load_tokenizer(self) -> PreTrainedTokenizerBase:
         """Load the tokenizer; called once. Override it to use one of your own."""
@@ -289,7 +300,7 @@ class CalibrationDataModule(LightningDataModule):
         return torch.stack(rows)
 
     def _pack(self, corpus: Corpus, side: Side) -> "Dataset":
-        documents = packing.select_side(load_documents(corpus, self.cache_dir), side, self.held_out_fraction)
+        documents = packing.select_side(self.read_corpus(corpus), side, self.held_out_fraction)
         packed = packing.pack_side(documents, side, self._loaded_tokenizer, self.seq_len, corpus.source)
         return packed.with_format("torch")
 
