@@ -4,9 +4,10 @@
         --patterns 2:4,2:8 --tokens 307200 --seeds 0,1 --json F.json --markdown F.md --figure F.png
 
 Every cell is a `fit` of the quickstart with `overlays/small_budget.yaml`, the method's own arguments, and what the
-study decides for all alike; all cells of a pattern start from one prior mask, where the method takes one. FOLDER
-holds `corpus/openstax_{train,validation}.jsonl.gz` and `wikitext-2-raw/wiki.test.raw`. What an earlier call left in
---out is kept and a cell that was killed resumes from its last checkpoint: a study can be interrupted.
+study decides for all alike; all cells of a pattern start from one prior mask, where the method takes one (a learner
+of your own does if its arguments say `--model.prior OUT/2of4/prior`). FOLDER holds
+`corpus/openstax_{train,validation}.jsonl.gz` and `wikitext-2-raw/wiki.test.raw`. What an earlier call left in --out
+is kept and a cell that was killed resumes from its last checkpoint: a study can be interrupted.
 
 `--cost` measures nothing but the time and the memory of a few steps of every method.
 """
@@ -68,7 +69,7 @@ def build_parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         help="one more method: a method to start from, if any, and what to add to the command line of fit; "
-        "may be repeated: 'cool=maskllm --model.tau.end 0.03'",
+        "may be repeated: 'cool=maskllm --model.tau.end 0.03', 'mine=roi --model my_learner.MyLearner'",
     )
     add("--patterns", default="2:4")
     add("--tokens", default="307200", help="to learn from, several with commas (default: %(default)s)")

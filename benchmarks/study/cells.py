@@ -8,6 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.study.effective import effective
+from roi_lightning.errors import UserError
+
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 _PATTERN: Final = re.compile(r"\d+:\d+")
 
@@ -60,7 +63,7 @@ def choose_methods(names: str | None, added: Sequence[str]) -> list[Method]:
     Args:
         names: Comma-separated.
         added: `name=arguments of fit`, as typed in a shell; a first word that is a method's name stands for all
-            that this method is. One that sets `--model.prior` keeps it.
+            that this method is. One that sets `--model.prior` keeps it, and one with a learner of its own gets none.
 
     Raises:
         SystemExit: For a name that is unknown, taken, or no name.
@@ -82,8 +85,18 @@ def choose_methods(names: str | None, added: Sequence[str]) -> list[Method]:
 def _added(name: str, words: list[str], known: dict[str, Method]) -> Method:
     base = known[words.pop(0)] if words and words[0] in known else Method("")
     own_prior = any(word.partition("=")[0] == "--model.prior" for word in words)
-    arguments, prior = (*base.arguments, *words), base.prior and not own_prior
+    arguments = (*base.arguments, *words)
+    prior = base.prior and not own_prior and not _own_learner(words)
     return replace(base, name=name, arguments=arguments, prior=prior)
+
+
+def _own_learner(words: list[str]) -> bool:
+    """Whether arguments name another learner than RoI, which may know no prior; it is not imported to be asked."""
+    try:
+        learner = effective(words, {}).get("model")
+    except UserError:  # of a file that is not there, which `fit` will name
+        return False
+    return isinstance(learner, str) and learner.rpartition(".")[2] != "RoILightningModule"
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,13 @@
 """Learn masks for a model in memory."""
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
@@ -14,12 +15,13 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from roi_lightning.api.in_memory import LearnerOnModel, TextForTokenizer
-from roi_lightning.data import Corpus
+from roi_lightning.data import CalibrationDataModule, Corpus
 from roi_lightning.errors import UserError
+from roi_lightning.learning.base import MaskLearningModule
 from roi_lightning.learning.callbacks import MaskMonitor
 from roi_lightning.learning.callbacks.progress import with_progress
 from roi_lightning.learning.optim import check_trainer
+from roi_lightning.learning.roi import RoILightningModule
 from roi_lightning.learning.trainer import RoITrainer
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.masks.pattern import NMPattern
@@ -31,6 +33,8 @@ from roi_lightning.samplers import GumbelTopK, Sampler
 from roi_lightning.samplers.schedules import Linear, Schedule
 from roi_lightning.utils.third_party import plain_errors, silence_warnings
 
+_T = TypeVar("_T")
+Made = type[_T] | partial[_T]  # what makes one
 # With what `overlays/small_budget.yaml` starts.
 _START: Final = {"prior_strength": 0.015, "init_std": 0.003}
 _TRAINER: Final = {
@@ -65,10 +69,12 @@ def learn(
     targets: Sequence[str] = ("*",),
     ignore: Sequence[str] = (),
     seed: int = 0,
+    learner: Made[MaskLearningModule] = RoILightningModule,
+    data: Made[CalibrationDataModule] = CalibrationDataModule,
     log_dir: Path | str | None = None,
     **trainer: Any,
 ) -> MaskSet:
-    """Learn masks by RoI, with the module, the data and the trainer of the command `fit`.
+    """Learn masks, by RoI or another learner, with the data and the trainer of the command `fit`.
 
     The defaults are those of `overlays/small_budget.yaml`, for a few hundred thousand tokens. All of the text is
     learned from, nothing is written but to `log_dir`, and the model stays as it is.
@@ -83,14 +89,17 @@ def learn(
         batch_size: Windows of a micro-batch.
         windows_per_step: Windows of an optimizer step, a multiple of `batch_size`.
         learning_rate: AdamW's; a cosine leads to a tenth of it.
-        prior: Where the logits start, see `RoILightningModule`.
-        sampler: How masks are drawn.
-        tau: Softmax temperature by optimizer step.
-        lam: Sampling temperature by optimizer step.
+        prior: Where RoI's logits start, see `RoILightningModule`.
+        sampler: How RoI draws masks.
+        tau: RoI's softmax temperature by optimizer step.
+        lam: RoI's sampling temperature by optimizer step.
         distillation: Share of the loss that is the divergence from the dense model.
         targets: Glob patterns of the layers to prune.
         ignore: Glob patterns of layers to leave dense.
         seed: Of the initial logits, the draws and the order of the text.
+        learner: A `MaskLearningModule`; with options of its own as `partial(MyLearner, strength=0.2)`, which win over
+            the ones above.
+        data: What reads the corpora, likewise.
         log_dir: A folder for TensorBoard; None for no log.
         trainer: Options of Lightning's Trainer: `accelerator`, `precision`, `callbacks`.
 
@@ -100,20 +109,46 @@ def learn(
     Raises:
         UserError: For whatever can't be learned, or learned on; before text is read where that can be known.
     """
-    learned = {"sampler": sampler, "tau": tau, "lam": lam, "distillation": distillation, "prior": prior}
+    own = _options_of_roi(learner, {"sampler": sampler, "tau": tau, "lam": lam, "prior": prior})
     rates = {"optimizer": _optimizer(learning_rate), "lr_end": learning_rate / 10}
-    chosen = {"pattern": pattern, "targets": targets, "ignore": ignore}
+    chosen = {"pattern": pattern, "targets": targets, "ignore": ignore, "distillation": distillation}
     with _session(log_dir) as folder:
         fitter = _trainer(steps, log_dir, {"default_root_dir": str(folder)} | trainer)
         view = frozen_view(lm)
         source = base_of(view, checked_layers(type(lm).__name__, view, NMPattern(pattern), targets, ignore))
         check_positions(source.spec, view.config, seq_len)
-        learner = LearnerOnModel(view, source, seed=seed, **_START, **chosen, **learned, **rates)
-        learner.check_settings()
+        module = _make(learner, source.spec, {"seed": seed, **chosen, **rates, **own})
+        module.learn_on(view, source)
+        module.check_settings()
         windows = {"seq_len": seq_len, "batch_size": batch_size, "windows_per_step": windows_per_step}
-        data = TextForTokenizer(tokenizer, corpora, seed=seed, **windows)
-        fitter.fit(learner, datamodule=data)
-        return learner.mask_set()
+        # None of the text is held out.
+        text = {"corpora": corpora, "val_corpora": corpora, "seed": seed, **windows}
+        reader = _make(data, tokenizer.name_or_path, text)
+        reader.use_tokenizer(tokenizer)
+        fitter.fit(module, datamodule=reader)
+        return module.mask_set()
+
+
+def _make(kind: Made[_T], source: str, options: dict[str, Any]) -> _T:
+    """An object of a class, or of a partial one, whose own options win."""
+    own = kind.keywords if isinstance(kind, partial) else {}
+    make: Callable[..., _T] = kind
+    return make(source, **options | own)
+
+
+def _options_of_roi(learner: Made[MaskLearningModule], given: dict[str, Any]) -> dict[str, Any]:
+    """What only RoI has options for; refused to another learner unless it was left out."""
+    kind = learner.func if isinstance(learner, partial) else learner
+    if isinstance(kind, type) and issubclass(kind, RoILightningModule):
+        return _START | given
+    defaults = signature(learn).parameters
+    for name, value in given.items():
+        if value != defaults[name].default:
+            raise UserError(
+                f"{name} is an option of RoILightningModule and means nothing to {kind.__name__}; leave it out, or "
+                "give the learner options of its own by functools.partial"
+            )
+    return {}
 
 
 def _optimizer(learning_rate: float) -> OptimizerCallable:

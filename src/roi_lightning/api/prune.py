@@ -8,8 +8,7 @@ from torch import Tensor
 from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from roi_lightning.api.in_memory import TextForTokenizer
-from roi_lightning.data import Corpus
+from roi_lightning.data import CalibrationDataModule, Corpus
 from roi_lightning.errors import UserError
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.masks.pattern import NMPattern
@@ -65,7 +64,10 @@ def prune(
     if isinstance(method, CalibratedMethod):
         if tokenizer is None or not corpora:
             raise UserError(f"{type(method).__name__} reads text: give the model's tokenizer and corpora")
-        data = TextForTokenizer(tokenizer, corpora, seq_len=config.seq_len, seed=config.seed)
+        # None of the text is held out.
+        text: dict[str, Any] = {"corpora": corpora, "val_corpora": corpora}
+        data = CalibrationDataModule(tokenizer.name_or_path, **text, seq_len=config.seq_len, seed=config.seed)
+        data.use_tokenizer(tokenizer)
         calibration = config.calibration(data, max_positions(view.config))
     elif corpora:
         raise UserError(f"{type(method).__name__} reads no text; leave out corpora")

@@ -35,7 +35,8 @@ class PruneOptions(PruneConfig):
 
     Attributes:
         model: Hub id, directory, or GGUF file.
-        method: magnitude (reads no text), wanda, sparsegpt.
+        method: magnitude (reads no text), wanda, sparsegpt, or a class path, with options as
+            '{class_path: my_method.Mine, init_args: {exponent: 0.5}}'.
         out: The directory to write.
         overwrite: Replace an earlier export there.
         data: Calibration text, as in data.corpora: files, globs, hub ids, python-docs, or mappings like
@@ -78,7 +79,7 @@ class PruneOptions(PruneConfig):
         """Refuse a place that can't take the result, as far as its size is known."""
         size = None if base is None else needed_bytes(base)
         # Updated weights wait beside the directory until it is written.
-        if base is not None and isinstance(self.chosen, SparseGPT) and self.chosen.updates_weights:
+        if base is not None and self.chosen.updates_weights:
             size = needed_bytes(base) + base.nbytes
         check_destination(self.out, size, overwrite=self.overwrite)
 
@@ -112,7 +113,7 @@ def main(argv: Sequence[str]) -> int:
     check_not_base(options.out.absolute(), source)
     options.check_space(None if source.kind == "gguf" else open_base(source))
     calibration = None
-    facts = {"method": options.method, **method.facts(), **_selection(options)}
+    facts = {"method": options.method_name, **method.facts(), **_selection(options)}
     if isinstance(method, CalibratedMethod):
         longest = max_positions(load_config(source, options.trust_remote_code))
         calibration = options.calibration(options.text(), longest)

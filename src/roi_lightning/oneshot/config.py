@@ -7,6 +7,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
+from jsonargparse import ArgumentError, ArgumentParser
+
 from roi_lightning.data import CalibrationDataModule
 from roi_lightning.errors import UserError
 from roi_lightning.oneshot import (
@@ -18,6 +20,7 @@ from roi_lightning.oneshot import (
     calibration_windows,
 )
 from roi_lightning.utils.devices import choose_device
+from roi_lightning.utils.third_party import parser_error
 
 # `data` is a field of the command alone.
 _TEXT: Final = ("data", "windows", "seq_len", "seed", "activations", "device", "spill")
@@ -28,7 +31,8 @@ class PruneConfig:
     """How to prune.
 
     Attributes:
-        method: magnitude, wanda, sparsegpt, or a method with options of its own (`SparseGPT(update_weights=False)`).
+        method: magnitude, wanda, sparsegpt, the class path of a method, `{class_path: …, init_args: {…}}` of one with
+            options, or the method itself (`SparseGPT(update_weights=False)`).
         pattern: N:M, N kept of every M consecutive inputs.
         windows: How many windows of calibration text.
         seq_len: Tokens of each.
@@ -70,11 +74,20 @@ class PruneConfig:
         """The method."""
         if isinstance(self.method, OneShotMethod):
             return self.method
-        if self.method not in METHODS:
-            near = get_close_matches(self.method, METHODS, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise UserError(f"no method {self.method!r}: choose among {', '.join(METHODS)}{hint}")
-        return METHODS[self.method]()
+        if self.method in METHODS:
+            return METHODS[self.method]()
+        if "." in self.method:
+            return _by_class_path(self.method)
+        near = get_close_matches(self.method, METHODS, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        known = ", ".join(METHODS)
+        raise UserError(f"no method {self.method!r}: choose among {known} or give a class path{hint}")
+
+    @property
+    def method_name(self) -> str:
+        """The method's short name, or its class's."""
+        kind = type(self.chosen)
+        return next((name for name, known in METHODS.items() if known is kind), kind.__name__)
 
     def calibration(self, data: CalibrationDataModule, max_positions: int | None) -> Calibration:
         """What a calibrated method measures on.
@@ -89,3 +102,19 @@ class PruneConfig:
         device = choose_device(self.device)
         windows = calibration_windows(data, self.windows, max_positions)
         return Calibration(windows, self.activations, device, self.spill)
+
+
+def _by_class_path(text: str) -> OneShotMethod:
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--method", type=OneShotMethod)
+    try:
+        made = parser.instantiate_classes(parser.parse_args([f"--method={text}"])).method
+    except (ArgumentError, TypeError, ValueError) as error:
+        # The first line names the option.
+        reason = parser_error(str(error).partition("\n")[2] or str(error))
+        raise UserError(
+            f"--method {text!r} can't be made: {reason}; choose among {', '.join(METHODS)} or give "
+            "the class path of a OneShotMethod"
+        ) from error
+    assert isinstance(made, OneShotMethod)
+    return made

@@ -26,11 +26,17 @@ class LayerResult:
 
 
 class OneShotMethod(ABC):
-    """Prunes one layer at a time."""
+    """Prunes one layer at a time.
+
+    Attributes:
+        updates_weights: Whether it changes kept weights, too.
+    """
+
+    updates_weights: bool = False
 
     def facts(self) -> dict[str, object]:
         """Its options, for the model card and the sidecar."""
-        return {}
+        return {name: value for name, value in vars(self).items() if isinstance(value, str | int | float)}
 
     @abstractmethod
     def prune(
