@@ -1,0 +1,588 @@
+"""What users write in files of their own: `examples/`, by class path, wherever an option or a function takes it."""
+
+import ast
+import json
+import math
+import re
+import shlex
+import sqlite3
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from benchmarks.study.__main__ import build_parser
+from benchmarks.study.cells import Cell, Study, choose_methods
+from benchmarks.study.settings import fit_arguments, fit_settings
+from cli_helpers import Lab, brute_top, make_lab, plain_text, run
+from roi_lightning.api import learn, prune
+from roi_lightning.cli.lightning import build
+from roi_lightning.cli.options import parse_options
+from roi_lightning.cli.prune import PruneOptions
+from roi_lightning.data import CalibrationDataModule
+from roi_lightning.errors import UserError
+from roi_lightning.learning.callbacks import MaskMonitor
+from roi_lightning.learning.proxsparse import ProxSparseModule
+from roi_lightning.learning.roi import RoILightningModule
+from roi_lightning.learning.trainer import RoITrainer
+from roi_lightning.masks.mask_set import MaskSet
+from roi_lightning.masks.pattern import NMPattern
+from roi_lightning.samplers import Draw, KeptNorm
+from roi_lightning.samplers.noise import gumbel, noise_key
+from roi_lightning.utils.atomic_io import write_json
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
+PAGE = (ROOT / "docs/extend.md").read_text()
+QUICK = {"steps": 2, "seq_len": 32, "batch_size": 2, "accelerator": "cpu", "enable_progress_bar": False}
+lab = pytest.fixture(make_lab)
+
+
+@pytest.fixture(autouse=True)
+def _examples_at_hand(monkeypatch):
+    """As in a working folder that holds them."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+
+
+def database(lab, column="text"):
+    """The lab's corpus as a table of an SQLite file."""
+    path = lab.folder / "my.db"
+    if not path.exists():
+        texts = [json.loads(line)["text"] for line in lab.corpus.read_text().splitlines()]
+        with sqlite3.connect(path) as connection:
+            connection.execute(f"create table documents (number integer, {column} text)")
+            connection.executemany("insert into documents values (?, ?)", enumerate(texts))
+    return path
+
+
+# What the files and the page say can be typed.
+
+
+def commands():
+    """The commands of the examples' docstrings and of the page."""
+    texts = [ast.get_docstring(ast.parse(path.read_text())) for path in sorted(EXAMPLES.glob("my_*.py"))]
+    texts += re.findall(r"```\n(.*?)```", PAGE, re.DOTALL)
+    joined = "\n".join(texts).replace("\\\n", " ")
+    return list(
+        dict.fromkeys(re.findall(r"^ *((?:roi-lightning|python -m benchmarks).*)$", joined, re.MULTILINE))
+    )
+
+
+def test_every_example_has_a_command_and_a_section():
+    named = {path.stem for path in EXAMPLES.glob("my_*.py")}
+    assert len(named) == 6
+    typed = " ".join(command for command in commands())
+    assert all(f"{name}." in typed and f"../examples/{name}.py" in PAGE for name in named)
+    assert all(len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= 80 for name in named)
+
+
+@pytest.mark.parametrize("command", commands())
+def test_commands_are_understood(command, lab, capsys):
+    program, name, *words = shlex.split(command)
+    if program == "python":
+        args = build_parser().parse_args(words[1:])
+        assert len(choose_methods(args.methods, args.method)) == 5
+    elif name == "prune":
+        chosen = parse_options(PruneOptions, "prune", words).chosen
+        assert (type(chosen).__name__, chosen.exponent) == (
+            "PoweredWanda",
+            2 if "exponent" in command else 0.5,
+        )
+    else:
+        assert run("fit", *words, "--print_config") == 0
+        printed = capsys.readouterr().out
+        for path in re.findall(r"my_\w+\.\w+", command.replace("my_texts", "")):
+            assert path in printed or path == "my.db", path
+
+
+def test_what_the_page_says_can_go_is_imported_by_nothing_else():
+    (sentence,) = re.findall(r"Nothing else imports (.*?):", PAGE, re.DOTALL)
+    named = re.findall(r"`([a-z_/]+)(?:\.py)?`", sentence)
+    folders = [name for name in named if name != "benchmarks"]
+    assert folders == ["benchmark", "cli/benchmark", "export/publishing", "cli/publish"]
+    removable = [ROOT / "src/roi_lightning" / name for name in folders]
+    modules = [".".join(path.relative_to(ROOT / "src").with_suffix("").parts) for path in removable]
+    for path in (ROOT / "src").rglob("*.py"):
+        if not any(path.is_relative_to(each) or path.with_suffix("") == each for each in removable):
+            text = path.read_text()
+            assert not [name for name in modules if re.search(rf"(from|import) {re.escape(name)}\b", text)], (
+                path
+            )
+
+
+# Each example by its own measure.
+
+
+def test_the_schedule_is_half_a_cosine():
+    from my_schedule import Cosine
+
+    schedule = Cosine(start=2.0, end=0.5, fraction=0.8)
+    for step in range(26):
+        x = min(step / 20, 1.0)
+        assert schedule.at(step, 25) == pytest.approx(0.5 + 1.5 * (0.5 + 0.5 * np.cos(np.pi * x)))
+    assert (schedule.at(0, 25), schedule.at(10, 25)) == (2.0, pytest.approx(1.25))
+
+
+@pytest.mark.parametrize(("n", "m"), [(2, 4), (1, 4), (4, 8)])
+def test_the_sampler_keeps_n_and_has_the_relaxation_s_gradient(n, m):
+    from my_sampler import IndependentPicks
+
+    pattern, draw, sharpness = NMPattern(f"{n}:{m}"), Draw(3, 5, 0.4, 0.7), 1.5
+    weight, grad = torch.randn(6, 16), torch.randn(6, 16)
+    logits = (0.3 * torch.randn(6, 16)).requires_grad_()
+    sampler = IndependentPicks(sharpness)
+    drawn = sampler.masked_weight(weight, logits, pattern, draw, "layer")
+    noise = gumbel(torch.arange(96, dtype=torch.int32), noise_key(3, 5, "layer")).view(6, 16)
+    kept = brute_top((logits.detach() / 0.4 + noise), n, m)
+    assert torch.allclose(drawn, weight * kept, atol=1e-6)
+    (drawn * grad).sum().backward()
+
+    def relaxed(phi):
+        keys = (phi / 0.4 + noise.double()).view(-1, m) * sharpness / 0.7
+        shares = keys.exp() / keys.exp().sum(1, keepdim=True)
+        return float((n * shares * (weight * grad).double().view(-1, m)).sum())
+
+    start = logits.detach().double()
+    for place in ((0, 0), (2, 7), (5, 15)):
+        change = torch.zeros_like(start)
+        change[place] = 1e-5
+        slope = (relaxed(start + change) - relaxed(start - change)) / 2e-5
+        assert float(logits.grad[place]) == pytest.approx(slope, rel=1e-3, abs=1e-5)
+
+
+def test_the_sampler_draws_a_draw_again_and_counts_the_norm():
+    from my_sampler import IndependentPicks
+
+    pattern, weight, logits = NMPattern("2:4"), torch.randn(8, 32, dtype=torch.bfloat16), torch.zeros(8, 32)
+    norm = KeptNorm(1.0)
+    sample = partial(IndependentPicks().masked_weight, weight, logits, pattern)
+    one = sample(Draw(0, 1, 1.0, 1.0), "a", norm)
+    assert one.dtype == torch.bfloat16
+    assert torch.equal(one, sample(Draw(0, 1, 1.0, 1.0), "a"))
+    assert not torch.equal(one, sample(Draw(0, 2, 1.0, 1.0), "a"))
+    assert not torch.equal(one, sample(Draw(0, 1, 1.0, 1.0), "b"))
+    assert float(norm.value) == pytest.approx(float((one.float() ** 2).sum()), rel=1e-5)
+
+
+def test_the_learner_s_layer_passes_the_mask_s_gradient_on(tmp_path):
+    from my_learner import ScoredLinear, ScoreState
+
+    dense = torch.nn.Linear(16, 5, bias=False)
+    state = ScoreState(NMPattern("2:4"), mode="sample", scale=0.5)
+    layer = ScoredLinear(dense, "layer", state)
+    assert torch.allclose(layer.scores, dense.weight.abs() / 2)
+    with torch.no_grad():
+        layer.scores.copy_(torch.randn(5, 16))
+    kept, x, grad = brute_top(layer.scores, 2, 4), torch.randn(3, 16), torch.randn(3, 5)
+    (layer(x) * grad).sum().backward()
+    assert torch.allclose(layer(x), x @ (dense.weight * kept).T, atol=1e-5)
+    assert torch.allclose(layer.scores.grad, (grad.T @ x) * dense.weight, atol=1e-5)
+    assert torch.equal(layer.hard_mask(), kept)
+
+
+def inputs_of(lm, windows):
+    """The square sums of what each linear layer receives, by plain hooks."""
+    sums, hooks = {}, []
+    for name, module in lm.model.layers.named_modules(prefix="model.layers"):
+        if isinstance(module, torch.nn.Linear):
+            sums[name] = torch.zeros(module.in_features)
+
+            def add(_, args, name=name):
+                sums[name] += args[0].float().flatten(0, 1).square().sum(0)
+
+            hooks.append(module.register_forward_pre_hook(add))
+    with torch.no_grad():
+        for window in windows:
+            lm(window[None])
+    for hook in hooks:
+        hook.remove()
+    return sums
+
+
+def test_the_method_s_mask_is_what_a_slow_one_gives(lab):
+    from my_method import PoweredWanda
+
+    lm, tokenizer = AutoModelForCausalLM.from_pretrained(lab.model), AutoTokenizer.from_pretrained(lab.model)
+    options = {"windows": 3, "seq_len": 32, "device": "cpu", "activations": "dense"}
+    result = prune(lm, tokenizer, str(lab.corpus), method=PoweredWanda(2), **options)
+    data = lab.data(val_corpora=str(lab.corpus))
+    agreed = []
+    for name, sums in inputs_of(lm, data.windows("train", 3)).items():
+        scores = lm.get_submodule(name).weight.detach().float().abs() * sums
+        agreed.append(
+            (brute_top(scores, 2, 4) == result.masks.layers[f"{name}.weight"].to_bool()).float().mean()
+        )
+    assert len(agreed) == len(result.masks.layers)
+    assert min(agreed) > 0.999, "sums in another order round differently"
+
+
+def test_a_class_path_prunes_as_the_object_does(lab):
+    from my_method import PoweredWanda
+
+    lm, tokenizer = AutoModelForCausalLM.from_pretrained(lab.model), AutoTokenizer.from_pretrained(lab.model)
+    chosen = "{class_path: my_method.PoweredWanda, init_args: {exponent: 2}}"
+    text = [lab.corpus, "--windows", 3, "--seq_len", 32, "--device", "cpu"]
+    option = "--corpora" if "corpora" in PruneOptions.__dataclass_fields__ else "--data"
+    assert run("prune", lab.model, "--method", chosen, option, *text, "--out", "out") == 0
+    assert run("verify", "out", "--base", lab.model) == 0
+    result = prune(
+        lm, tokenizer, str(lab.corpus), method=PoweredWanda(2), windows=3, seq_len=32, device="cpu"
+    )
+    written = MaskSet.load(lab.folder / "out")
+    assert all(
+        torch.equal(mask.packed, result.masks.layers[name].packed) for name, mask in written.layers.items()
+    )
+    made = json.loads((lab.folder / "out/roi_sparsity.json").read_text())["training"]
+    assert (made["method"], made["exponent"]) == ("PoweredWanda", 2)
+
+
+@pytest.mark.parametrize(
+    ("method", "says"),
+    [
+        ("my_method.Wand", "my_method.Wand"),
+        ("my_metod.PoweredWanda", "my_metod"),
+        ("my_schedule.Cosine", "OneShotMethod"),
+        ("{class_path: my_method.PoweredWanda, init_args: {power: 2}}", "power"),
+        ("{class_path: my_method.PoweredWanda, init_args: {exponent: much}}", "much"),
+        ("wnada", "did you mean 'wanda'"),
+    ],
+)
+def test_methods_that_are_none_are_refused_in_a_line(lab, capsys, method, says):
+    assert run("prune", lab.model, "--method", method, "--out", "out") == 1
+    told = capsys.readouterr().err
+    assert re.fullmatch(rf"error: .*{re.escape(says)}.*\n", told), told
+    assert "class path" in told
+    assert not (lab.folder / "out").exists()
+
+
+def test_the_corpus_s_windows_hold_the_table_s_text(lab):
+    from my_corpus import TableText
+
+    data = TableText(str(lab.model), column="body", corpora=str(database(lab, "body")), seq_len=32)
+    tokenizer = AutoTokenizer.from_pretrained(lab.model)
+    data.setup("fit")
+    joined = "|".join(json.loads(line)["text"] for line in lab.corpus.read_text().splitlines())
+    windows = data.windows("train", data.train_tokens // 32)
+    pieces = [piece for window in windows for piece in tokenizer.decode(window).split("<|end|>")]
+    assert sum(map(len, pieces)) > 5000
+    assert all(piece in joined for piece in pieces)
+    assert data.val_tokens
+    assert {"data.table": "documents", "data.column": "body"}.items() <= data.recipe().items()
+
+
+# In whole runs.
+
+
+@pytest.fixture(scope="module")
+def combined(tmp_path_factory):
+    """A finished run with a schedule, a sampler, a corpus and a callback of one's own."""
+    folder = tmp_path_factory.mktemp("combined")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.syspath_prepend(EXAMPLES)
+        made = Lab(folder, tmp_path_factory.getbasetemp() / "lab")
+        own = ["--model.tau", "my_schedule.Cosine", "--model.tau.end", "0.1"]
+        own += ["--model.sampler", "my_sampler.IndependentPicks", "--model.sampler.sharpness", "2"]
+        own += ["--trainer.callbacks+", "my_callback.CrowdedInputs", "--run", "own"]
+        own += ["--data", "my_corpus.TableText", "--data.corpora", str(database(made))]
+        assert run("fit", *made.quick(*own, max_steps=3)) == 0
+        yield made
+
+
+def test_a_run_with_all_of_them_ends_in_a_verified_export(combined, capsys):
+    export = combined.folder / "runs/own/export"
+    assert run("verify", export, "--base", combined.model) == 0
+    facts = json.loads((export / "roi_sparsity.json").read_text())["training"]
+    assert facts["method"] == "independent"
+    assert facts["sampler"] == "IndependentPicks(sharpness=2.0)"
+    assert facts["tau"] == "Cosine(start=0.2, end=0.1, fraction=0.75)"
+    assert facts["text"].endswith("my.db")
+    kept = yaml.safe_load((combined.folder / "runs/own/config.yaml").read_text())
+    assert kept["data"]["class_path"] == "my_corpus.TableText"
+    assert kept["data"]["init_args"]["table"] == "documents"
+
+
+def test_the_callback_logs_what_the_masks_say(combined):
+    events = EventAccumulator(str(combined.folder / "runs/own"), {"scalars": 0}).Reload()
+    masks = MaskSet.load(combined.folder / "runs/own/mask.safetensors")
+    wanted = {}
+    for name, mask in masks.layers.items():
+        kind = name.split(".")[-2]
+        share = mask.to_bool().numpy().mean(0).max()
+        wanted[f"crowded/{kind}"] = max(share, wanted.get(f"crowded/{kind}", 0))
+    logged = {
+        tag: events.Scalars(tag)[-1].value for tag in events.Tags()["scalars"] if tag.startswith("crowded/")
+    }
+    assert logged == pytest.approx(wanted)
+    (*_, last) = events.Scalars("anneal/tau")
+    assert last.value == pytest.approx(0.1)
+
+
+def test_it_resumes_by_its_own_configuration_alone(combined, capsys):
+    config = combined.folder / "runs/own/config.yaml"
+    checkpoint = combined.folder / "runs/own/checkpoints/last.ckpt"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(combined.folder)
+        words = ["--config", str(config), "--ckpt_path", str(checkpoint)]
+        assert run("export", *words, "--out", "again") == 0
+        assert (
+            run("export", *words, "--data.column", "body", "--model.sampler.sharpness", "3", "--out", "no")
+            == 1
+        )
+    assert "sharpness is 2.0 there and 3.0 here" in capsys.readouterr().err
+    again, first = (MaskSet.load(combined.folder / x) for x in ("again", "runs/own/export"))
+    assert all(torch.equal(again.layers[name].packed, mask.packed) for name, mask in first.layers.items())
+
+
+def test_a_learner_of_one_s_own_ends_as_the_others_do(lab, capsys):
+    own = ["--model", "my_learner.ScoreModule", "--model.scale", "0.001", "--run", "own"]
+    assert run("fit", *lab.quick(*own, max_steps=3)) == 0
+    told = capsys.readouterr().err
+    assert "model is ScoreModule now; dropped options: " in told
+    assert run("verify", "runs/own/export", "--base", lab.model) == 0
+    masks = MaskSet.load(lab.folder / "runs/own/mask.safetensors")
+    assert masks.kept * 2 == masks.total
+    facts = json.loads((lab.folder / "runs/own/export/roi_sparsity.json").read_text())["training"]
+    assert (facts["learner"], facts["method"], facts["scale"]) == ("ScoreModule", "scores", 0.001)
+    summary = json.loads((lab.folder / "runs/own/summary.json").read_text())
+    assert list(summary["perplexity"]) == ["dense", "magnitude", "scores"]
+    weights = AutoModelForCausalLM.from_pretrained(lab.model)
+    changed = sum(
+        int((mask.to_bool() != brute_top(weights.get_parameter(name).abs(), 2, 4)).sum())
+        for name, mask in masks.layers.items()
+    )
+    assert changed, "three steps from scores so near to each other"
+
+
+@pytest.mark.parametrize(
+    ("more", "word"),
+    [
+        ([], "logits"),
+        (["--model", "my_learner.ScoreModule"], "scores"),
+        (["-c", "overlays/proxsparse.yaml"], "weights"),
+    ],
+)
+def test_plan_says_what_is_learned(lab, capsys, more, word):
+    strength = ["--model.strength", "1"] if word == "weights" else []
+    assert run("plan", *lab.quick(*more, *strength), "--json", "plan.json") == 0
+    told, plan = plain_text(capsys.readouterr().out), json.loads((lab.folder / "plan.json").read_text())
+    assert f"{word} to learn {plan['prunable']:,}" in told
+    assert f"{word}, fp32" in told
+
+
+def test_the_monitor_takes_statistics_of_whatever_groups_choose_from(lab):
+    from my_learner import ScoredLinear, ScoreModule
+
+    learner = ScoreModule(str(lab.model), scale=10.0)
+    logged = {}
+
+    class Layer(ScoredLinear):
+        def choices(self):
+            return self.state.pattern.group(self.scores.detach())
+
+    class Logger:
+        def log_metrics(self, metrics, step):
+            logged.update(metrics)
+
+    learner.configure_model()
+    trainer = RoITrainer(max_steps=1, logger=False, accelerator="cpu", enable_checkpointing=False)
+    trainer.optimizers, trainer._loggers = [torch.optim.SGD(learner.parameters(), 0.1)], [Logger()]
+    MaskMonitor().on_train_start(trainer, learner)
+    assert "mask/entropy" not in logged
+    for layer in learner.layers.values():
+        layer.__class__ = Layer
+    MaskMonitor(sample=10**9).on_train_start(trainer, learner)
+    shares = [(layer.scores.detach().double().view(-1, 4)).softmax(-1) for layer in learner.layers.values()]
+    entropy = [float(-(p * p.log()).sum(-1).mean()) / math.log(4) for p in shares]
+    assert logged["mask/entropy"] == pytest.approx(np.mean(entropy), abs=1e-4)
+    assert 0 <= logged["mask/settled"] <= 1
+
+
+# From Python.
+
+
+def test_learn_takes_a_learner_and_a_corpus_with_options_of_their_own(lab):
+    from my_corpus import TableText
+    from my_learner import ScoreModule
+
+    lm, tokenizer = AutoModelForCausalLM.from_pretrained(lab.model), AutoTokenizer.from_pretrained(lab.model)
+    call = partial(learn, lm, tokenizer, learner=partial(ScoreModule, scale=0.001), **QUICK)
+    masks = call(str(database(lab)), data=partial(TableText, table="documents"))
+    assert masks.kept * 2 == masks.total
+    same = call(str(lab.corpus))
+    assert all(torch.equal(mask.packed, same.layers[name].packed) for name, mask in masks.layers.items())
+    near = call(str(lab.corpus), learner=ScoreModule)
+    weights = dict(lm.named_parameters())
+    away = {
+        who: sum(
+            int((mask.to_bool() != brute_top(weights[name].abs(), 2, 4)).sum())
+            for name, mask in x.layers.items()
+        )
+        for who, x in (("near", near), ("far", masks))
+    }
+    assert away["near"] < away["far"], "scale 0.001 lets three steps go further"
+
+
+def test_learn_takes_roi_s_options_in_a_partial_too(lab):
+    lm, tokenizer = AutoModelForCausalLM.from_pretrained(lab.model), AutoTokenizer.from_pretrained(lab.model)
+    one = learn(lm, tokenizer, str(lab.corpus), prior="magnitude", **QUICK)
+    other = learn(
+        lm, tokenizer, str(lab.corpus), learner=partial(RoILightningModule, prior="magnitude"), **QUICK
+    )
+    assert all(torch.equal(mask.packed, other.layers[name].packed) for name, mask in one.layers.items())
+
+
+def test_an_option_of_roi_is_refused_to_another_learner(lab):
+    lm, tokenizer = AutoModelForCausalLM.from_pretrained(lab.model), AutoTokenizer.from_pretrained(lab.model)
+    own = partial(ProxSparseModule, strength=1.0)
+    with pytest.raises(
+        UserError, match=r"prior is an option of RoILightningModule .*ProxSparseModule; leave it"
+    ):
+        learn(lm, tokenizer, str(lab.corpus), learner=own, prior="magnitude", **QUICK)
+
+
+# The section `data`, with and without a class.
+
+
+PLAIN = "data: {corpora: CORPUS, seq_len: 16, val_windows: 3}\n"
+CLASS = (
+    "data: {class_path: CalibrationDataModule, init_args: {corpora: CORPUS, seq_len: 16, val_windows: 3}}\n"
+)
+OWN = "data: {class_path: my_corpus.TableText, init_args: {corpora: CORPUS, seq_len: 16, val_windows: 3}}\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "words", "kind", "seq_len"),
+    [
+        ([PLAIN], [], "CalibrationDataModule", 16),
+        ([CLASS], [], "CalibrationDataModule", 16),
+        ([OWN], [], "TableText", 16),
+        ([PLAIN], ["--data.seq_len", "8"], "CalibrationDataModule", 8),
+        ([PLAIN], ["--data.init_args.seq_len", "8"], "CalibrationDataModule", 8),
+        ([PLAIN, "data: {seq_len: 24}\n"], [], "CalibrationDataModule", 24),
+        ([OWN, "data: {seq_len: 24}\n"], [], "TableText", 24),
+        ([PLAIN], ["--data", "my_corpus.TableText", "--data.column", "body"], "TableText", 16),
+        ([PLAIN], ["--data.seq_len", "8", "--data", "my_corpus.TableText"], "TableText", 8),
+        ([], ["--data.corpora", "CORPUS", "--data.val_windows", "3"], "CalibrationDataModule", 1024),
+    ],
+)
+def test_data_is_plain_or_a_class(lab, files, words, kind, seq_len):
+    paths = [lab.folder / f"{i}.yaml" for i, _ in enumerate(files)]
+    for path, content in zip(paths, files, strict=True):
+        path.write_text(content.replace("CORPUS", str(lab.corpus)))
+    options = [word.replace("CORPUS", str(lab.corpus)) for word in words]
+    configs = [word for path in paths for word in ("--config", str(path))]
+    common = ["--model.lm", str(lab.model), "--trainer.max_steps", "1", "--trainer.logger", "false"]
+    data = build([*common, "--seed_everything", "7", *configs, *options], run=False).datamodule
+    assert type(data).__name__ == kind
+    assert (data.seq_len, data.val_windows, data.corpora[0].source) == (seq_len, 3, str(lab.corpus))
+    assert (data.tokenizer, data.seed) == (str(lab.model), 7), "linked to the model and the seed"
+    assert isinstance(data, CalibrationDataModule)
+
+
+def test_a_run_of_an_earlier_version_goes_on_by_its_config(lab, capsys):
+    """Its `config.yaml` has `data` without a class, all options spelled out."""
+    assert run("fit", *lab.quick("--data.val_windows", "5"), "--print_config") == 0
+    kept = yaml.safe_load(capsys.readouterr().out)
+    kept["data"] = kept["data"]["init_args"]
+    (lab.folder / "config.yaml").write_text(yaml.safe_dump(kept))
+    assert run("fit", "--config", "config.yaml", "--print_config") == 0
+    again = yaml.safe_load(capsys.readouterr().out)
+    assert again["data"] == {"class_path": "roi_lightning.CalibrationDataModule", "init_args": kept["data"]}
+    assert again["model"] == kept["model"]
+
+
+# A change of class says what it drops.
+
+_ROI = "prior, prior_strength, init_std, prior_windows, sampler, lam, tau"
+DROPPED = {
+    "an overlay": (
+        ["-c", "overlays/proxsparse.yaml"],
+        [f"model is ProxSparseModule now; dropped options: {_ROI}"],
+    ),
+    "a learner": (
+        ["--model", "my_learner.ScoreModule"],
+        [f"model is ScoreModule now; dropped options: {_ROI}"],
+    ),
+    "a schedule": (
+        ["--model.tau", "Constant"],
+        ["model.tau is Constant now; dropped options: start, end, fraction"],
+    ),
+    "an optimizer": (
+        ["--model.optimizer", "torch.optim.SGD"],
+        ["model.optimizer is SGD now; dropped options: betas"],
+    ),
+    "a sampler": (
+        ["--model.sampler.push_down=scaled", "--model.sampler", "Categorical"],
+        ["model.sampler is Categorical now; dropped options: push_down"],
+    ),
+    "data": (
+        ["--data", "my_corpus.TableText", "--data.table", "t", "--data", "CalibrationDataModule"],
+        ["data is CalibrationDataModule now; dropped options: table"],
+    ),
+    "two": (
+        ["--model.lam", "Constant", "--model.optimizer", "torch.optim.SGD"],
+        [
+            "model.lam is Constant now; dropped options: start, end, fraction",
+            "model.optimizer is SGD now; dropped options: betas",
+        ],
+    ),
+    "nothing": ([], []),
+    "another of the same options": (["--model.tau", "my_schedule.Cosine"], []),
+    "a class that was chosen first": (["--model.lam", "Constant", "--model.lam", "Linear"], []),
+    "other overlays": (["-c", "overlays/maskllm.yaml", "-c", "overlays/exponential_anneal.yaml"], []),
+    "a logger switched off": (["--trainer.logger", "CSVLogger", "--trainer.logger", "false"], []),
+    "a pattern of files": (["--data.corpora", "*.txt", "--model.targets", "['*']"], []),
+}
+
+
+@pytest.mark.parametrize(("words", "lines"), DROPPED.values(), ids=DROPPED)
+def test_a_change_of_class_says_what_it_drops(lab, capsys, words, lines):
+    asked = [
+        "--config",
+        "quickstart.yaml",
+        "--model.lm",
+        str(lab.model),
+        "--trainer.accelerator",
+        "cpu",
+        *words,
+    ]
+    asked += ["--model.strength", "1"] if "overlays/proxsparse.yaml" in words else []
+    build(asked, run=False)
+    told = capsys.readouterr().err.splitlines()
+    assert [line for line in told if "dropped options" in line] == lines
+
+
+# In the study.
+
+
+def test_the_study_takes_a_sampler_and_a_learner(lab):
+    (lab.folder / "scores.yaml").write_text(
+        "model: {class_path: my_learner.ScoreModule, init_args: {scale: 3.0}}\n"
+    )
+    added = [
+        "mine=roi --model.sampler my_sampler.IndependentPicks",
+        "typed=roi --model my_learner.ScoreModule",
+    ]
+    added += ["filed=roi --config scores.yaml", "primed=roi --model my_learner.Primed --model.prior none"]
+    roi, mine, typed, filed, _ = choose_methods("roi", added)
+    assert [method.prior for method in (roi, mine, typed, filed)] == [True, True, False, False]
+    settled = Study(lab.folder / "out", lab.folder, lm=str(lab.model), seq_len=32, batch_size=4)
+    settled.prior("2:4").mkdir(parents=True)
+    found = []
+    for method in (mine, typed, filed):
+        cell = Cell(method, "2:4", 128 * 32, 0)
+        write_json(settled.folder(cell) / "cell.yaml", fit_settings(settled, cell))
+        found.append(build(fit_arguments(cell, settled.folder(cell)), run=False).model)
+    assert type(found[0].sampler).__name__ == "IndependentPicks"
+    assert found[0].prior == str(settled.prior("2:4"))
+    assert [(type(x).__name__, x.state.scale) for x in found[1:]] == [
+        ("ScoreModule", 1.0),
+        ("ScoreModule", 3.0),
+    ]
+    assert all(learner.distillation == 0 for learner in found)
