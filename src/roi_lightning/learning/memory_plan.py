@@ -158,7 +158,7 @@ def check_fits_device(learner: MaskLearningModule, trainer: Trainer) -> None:
     if fixed / ranks > limit:
         raise UserError(
             f"weights, logits, gradients and optimizer states take {fixed / ranks / 1e9:.1f} GB a device, which has "
-            f"{limit / 1e9:.1f} GB; python -m roi_lightning plan --fit_in {limit // 10**9}GB shows what would fit, "
+            f"{limit / 1e9:.1f} GB; roi-lightning plan --fit_in {limit // 10**9}GB shows what would fit, "
             "and overlays/fsdp2.yaml shards them across devices"
         )
 
