@@ -23,6 +23,7 @@ _PLAIN: Final = {
     "pack": "a verified 2:4 directory in fewer bytes, for roi_lightning.runtime.from_packed",
     "benchmark": "what masks cost, alone or in a training step, and what 2:4 models save",
     "evaluate": "perplexities and zero-shot accuracy of models and masks, side by side",
+    "doctor": "what of this machine decides how fast runs are, and what works here",
 }
 # transformers imports torchao wherever it is installed, and torchao warns of parts that other machines need.
 _TALKATIVE: Final = "torchao", "torch.utils._pytree"
