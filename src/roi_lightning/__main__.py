@@ -26,6 +26,7 @@ _PLAIN: Final = {
     "pack": "a verified 2:4 directory in fewer bytes, for roi_lightning.runtime.from_packed",
     "benchmark": "what masks cost, alone or in a training step, and what 2:4 models save",
     "evaluate": "perplexities and zero-shot accuracy of models and masks, side by side",
+    "doctor": "what of this machine decides how fast runs are, and what works here",
     "completion": "a script that completes commands and options in bash, zsh or tcsh",
 }
 COMMANDS: Final = CONFIGURED | _PLAIN
@@ -43,10 +44,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status: 0 for success, 1 for a failure, 2 for a wrong command line.
     """
     args = [_underscored(word) for word in (sys.argv[1:] if argv is None else argv)]
-    if argv is None and not {"", str(Path.cwd())} & {*sys.path}:
-        sys.path.insert(
-            0, str(Path.cwd())
-        )  # as python -m does: class paths may name files of the working folder
+    here = str(Path.cwd())
+    if argv is None and not {"", here} & {*sys.path}:
+        # As python -m does, so that class paths may name files of the working folder.
+        sys.path.insert(0, here)
     if args[:1] == ["--version"]:
         sys.stdout.write(_versions())
         return 0
