@@ -48,7 +48,7 @@ def test_help_has_groups_defaults_and_about_thirty_options(command, capsys):
     assert 30 <= len(names) <= 45
     assert f"usage: roi-lightning {command} " in text
     assert "--pattern PATTERN N:M, N kept of every M consecutive inputs" in text
-    assert "(default: 2:4; in YAML model.pattern)" in text
+    assert "(default: 2:4; short for --model.pattern)" in text
 
 
 def test_all_options_are_those_that_parse(lab):

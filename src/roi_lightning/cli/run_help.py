@@ -87,7 +87,7 @@ _FIRST: Final = (
     (
         "--seed",
         "N",
-        "Of initial values, noise and the order of the text (default: 0; in YAML seed_everything).",
+        "Of initial values, noise and the order of the text (default: 0; short for --seed_everything).",
     ),
     ("--print_config", "", "Print the configuration that would run, and exit."),
 )
@@ -214,7 +214,7 @@ def _row(option: Option) -> tuple[str, str, str]:
     short = next((short for short, name in SHORT.items() if name == full), full)
     notes = [option.default if option.default == _REQUIRED else f"default: {option.default}"]
     notes = notes if option.default else []
-    notes += [f"in YAML {option.name}"] if short != full else []
+    notes += [f"short for {full}"] if short != full else []
     return short, option.metavar, f"{option.meaning} ({'; '.join(notes)})" if notes else option.meaning
 
 
