@@ -12,7 +12,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from typing_extensions import override
 
 from roi_lightning.cli.class_paths import with_current_paths
-from roi_lightning.cli.config_files import ConfigByName
+from roi_lightning.cli.config_files import ConfigByName, own_settings
 from roi_lightning.data import CalibrationDataModule
 from roi_lightning.errors import UserError, brief
 
@@ -54,7 +54,7 @@ class Parser(LightningArgumentParser):
 
     @override
     def parse_string(self, content: str, *args: Any, **kwargs: Any) -> Namespace:
-        parsed: Namespace = super().parse_string(with_current_paths(content), *args, **kwargs)
+        parsed: Namespace = super().parse_string(own_settings(with_current_paths(content)), *args, **kwargs)
         return parsed
 
     @override
