@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import yaml
 
-from roi_lightning.cli.config_files import find_config
+from roi_lightning.cli.config_files import find_config, own_settings, with_extended
 
 # Of a configuration; a name does without them.
 _LEVELS: Final = ("class_path", "init_args")
@@ -29,7 +29,8 @@ def effective(arguments: Sequence[str], last: Mapping[str, Any]) -> dict[str, An
     merged: dict[str, Any] = {}
     for name, value in _options(arguments):
         if name == "config":
-            merged |= dict(_flat(yaml.safe_load(find_config(value).read_text())))
+            for file in with_extended(find_config(value)):
+                merged |= dict(_flat(yaml.safe_load(own_settings(file.read_text()))))
         else:
             merged[_short(name)] = _number(yaml.safe_load(value))
     merged |= dict(_flat(last))

@@ -12,7 +12,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from typing_extensions import override
 
 from roi_lightning.cli.class_paths import with_current_paths
-from roi_lightning.cli.config_files import ConfigByName
+from roi_lightning.cli.config_files import ConfigByName, own_settings
 from roi_lightning.cli.options import PROGRAM
 from roi_lightning.cli.parser_errors import explained
 from roi_lightning.cli.run_help import SHORT, TRAINER_DEFAULTS, help_parser
@@ -55,7 +55,7 @@ class Parser(LightningArgumentParser):
 
     @override
     def parse_string(self, content: str, *args: Any, **kwargs: Any) -> Namespace:
-        parsed: Namespace = super().parse_string(with_current_paths(content), *args, **kwargs)
+        parsed: Namespace = super().parse_string(own_settings(with_current_paths(content)), *args, **kwargs)
         return parsed
 
     @override
