@@ -43,7 +43,7 @@ def main() -> None:
     keep_settings(args)
     train = str(args.roi_data / "corpus/openstax_train.jsonl.gz")
     for name, options in PRUNED.items():
-        text = ["--data", train, "--windows", str(args.windows), "--seq_len", "1024"]
+        text = ["--corpora", train, "--windows", str(args.windows), "--seq_len", "1024"]
         text = [] if name == "magnitude" else text
         out = ["--pattern", args.pattern, "--out", str(args.out / name)]
         made(args.out / name, ["prune", BASE, *options, *text, *out])
@@ -70,7 +70,7 @@ def keep_settings(args: argparse.Namespace) -> None:
 def made(out: Path, command: list[str]) -> None:
     """Run a command unless what it makes is there."""
     if not out.exists():
-        print("python -m roi_lightning", *command, flush=True)
+        print("roi-lightning", *command, flush=True)
         if roi_lightning(command):
             raise SystemExit(1)
 

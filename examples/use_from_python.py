@@ -92,7 +92,7 @@ tell("packed", packed)
 # ## What is left
 # An ordinary model, half of whose linear weights are zeros: `lm.save_pretrained` saves it like any other. The base
 # and the mask file make the same, every byte checked:
-# `python -m roi_lightning apply BASE mask.safetensors --out DIR`.
+# `roi-lightning apply BASE mask.safetensors --out DIR`.
 
 # %%
 prompt = tokenizer("A Python function is", return_tensors="pt")

@@ -24,7 +24,7 @@ from roi_lightning.utils.devices import choose_device
 def main() -> None:
     """Run all; stop at the first that fails."""
     for command in json.loads(sys.argv[1]):
-        print("python -m roi_lightning", *command, flush=True)
+        print("roi-lightning", *command, flush=True)
         name, *arguments = command
         if name in OWN:
             Path(arguments[-1]).write_text(json.dumps(OWN[name](*arguments[:-1])) + "\n")

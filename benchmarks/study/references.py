@@ -74,7 +74,7 @@ def _prune(study: Study, pattern: str) -> list[str]:
     return [
         *("prune", study.lm, "--method", "wanda", "--activations", "dense", "--pattern", pattern),
         *(
-            "--data",
+            "--corpora",
             study.train,
             "--windows",
             str(study.prior_windows),

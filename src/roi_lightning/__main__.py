@@ -1,14 +1,17 @@
-"""`python -m roi_lightning`: one entry for all commands."""
+"""`roi-lightning` and `python -m roi_lightning`: one entry for all commands."""
 
 import logging
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+from platform import python_version
 from typing import Final
 
-from roi_lightning.errors import UserError, brief
+from roi_lightning.errors import UserError, brief, did_you_mean
 
-_CONFIGURED: Final = {
+CONFIGURED: Final = {
     "fit": "learn a mask; ends with a hardened, verified checkpoint",
     "validate": "loss and perplexity of a checkpoint's hardened mask",
     "export": "a training checkpoint to a Hugging Face directory and a mask file",
@@ -23,7 +26,10 @@ _PLAIN: Final = {
     "pack": "a verified 2:4 directory in fewer bytes, for roi_lightning.runtime.from_packed",
     "benchmark": "what masks cost, alone or in a training step, and what 2:4 models save",
     "evaluate": "perplexities and zero-shot accuracy of models and masks, side by side",
+    "doctor": "what of this machine decides how fast runs are, and what works here",
+    "completion": "a script that completes commands and options in bash, zsh or tcsh",
 }
+COMMANDS: Final = CONFIGURED | _PLAIN
 # transformers imports torchao wherever it is installed, and torchao warns of parts that other machines need.
 _TALKATIVE: Final = "torchao", "torch.utils._pytree"
 
@@ -37,7 +43,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit status: 0 for success, 1 for a failure, 2 for a wrong command line.
     """
-    args = list(sys.argv[1:] if argv is None else argv)
+    args = [_underscored(word) for word in (sys.argv[1:] if argv is None else argv)]
+    here = str(Path.cwd())
+    if argv is None and not {"", here} & {*sys.path}:
+        # As python -m does, so that class paths may name files of the working folder.
+        sys.path.insert(0, here)
+    if args[:1] == ["--version"]:
+        sys.stdout.write(_versions())
+        return 0
     if not args or args[0] in ("-h", "--help"):
         sys.stdout.write(_overview())
         return 0 if args else 2
@@ -58,24 +71,39 @@ def _dispatch(args: list[str]) -> int:
     if command in _PLAIN or command == "plan":
         module = import_module(f"roi_lightning.cli.{command}")
         return int(module.main(rest))
-    if command in _CONFIGURED:
+    if command in CONFIGURED:
         import_module("roi_lightning.cli.lightning").run(args)
         return 0
-    known = ", ".join([*_CONFIGURED, *_PLAIN])
-    sys.stderr.write(f"error: no command {command!r}; the commands are {known}\n")
+    meant = did_you_mean(command, COMMANDS) or f"; the commands are {', '.join(COMMANDS)}"
+    sys.stderr.write(f"error: no command {command!r}{meant}\n")
     return 2
+
+
+def _underscored(word: str) -> str:
+    """An argument whose option, if it is one, is written with underscores."""
+    option, equals, value = word.partition("=")
+    return f"--{option[2:].replace('-', '_')}{equals}{value}" if option.startswith("--") else word
+
+
+def _versions() -> str:
+    names = ("roi-lightning", "torch", "transformers", "lightning")
+    return "\n".join([*(f"{name} {version(name)}" for name in names), f"Python {python_version()}", ""])
 
 
 def _overview() -> str:
     lines = [
-        "usage: python -m roi_lightning COMMAND ...",
+        "usage: roi-lightning COMMAND ...      (or: python -m roi_lightning COMMAND ...)",
         "",
         "Learn N:M sparsity masks for language models.",
         "",
     ]
-    for title, commands in (("with a configuration:", _CONFIGURED), ("without:", _PLAIN)):
+    for title, commands in (("with a configuration:", CONFIGURED), ("without:", _PLAIN)):
         lines += [title, *(f"  {name:<10} {text}" for name, text in commands.items()), ""]
-    lines += ["Each takes --help. A first run: python -m roi_lightning fit --config quickstart.yaml", ""]
+    lines += [
+        "Each takes --help; --version says what is installed.",
+        "A first run: roi-lightning fit --config quickstart.yaml",
+        "",
+    ]
     return "\n".join(lines)
 
 

@@ -1,5 +1,7 @@
 """The one exception for what a user can mend; commands print its text without a traceback."""
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Final
 
 _MOST: Final = 600
@@ -18,3 +20,9 @@ def brief(text: str) -> str:
     """A message in one line. Too long a one loses its middle: names stand first and remedies last."""
     line = "; ".join(part.strip() for part in text.splitlines() if part.strip())
     return line if len(line) <= _MOST else f"{line[: _MOST // 2]} … {line[-_MOST // 2 :]}"
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """A question to end an error about an unknown name with; empty if nothing known is near."""
+    near = get_close_matches(word, list(known), cutoff=0.65)
+    return f"; did you mean {' or '.join(near)}?" if near else ""

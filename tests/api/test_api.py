@@ -183,7 +183,7 @@ def test_prune_chooses_what_the_command_does(method, lab, tmp_path):
     pruned = prune(lm, tokenizer, str(lab.corpus), method=method, **TEXT)
     assert_unchanged(lm, before)
     out = tmp_path / "out"
-    text = ("--data", lab.corpus, "--windows", "3", "--seq_len", "32", "--device", "cpu")
+    text = ("--corpora", lab.corpus, "--windows", "3", "--seq_len", "32", "--device", "cpu")
     assert run("prune", lab.model, "--method", method, *text, "--out", out) == 0
     assert_same_masks(pruned.masks, MaskSet.load(out))
     stored = load_file(out / "model.safetensors")

@@ -1,4 +1,4 @@
-"""`benchmark`: its figures against sizes that can be counted, its rivals against the samplers they stand for."""
+"""`benchmark`: its figures against sizes that can be counted, its baselines against the samplers they stand for."""
 
 import json
 from itertools import combinations
@@ -49,7 +49,7 @@ def test_the_most_that_is_held_at_once():
 
 
 def test_the_sampler_keeps_nothing_and_its_rivals_do(lab, capsys):
-    rows = rows_of(lab, "sampler", "--patterns", "2:4,2:8", "--weights", "65536,131072", "--rivals")
+    rows = rows_of(lab, "sampler", "--pattern", "2:4,2:8", "--weights", "65536,131072", "--baselines")
     for spec, candidates in (("2:4", 6), ("2:8", 28)):
         for weights in (65536, 131072):
             ours, eager, naive, maskllm, published = (
@@ -101,7 +101,7 @@ def test_plain_maskllm_has_the_softmax_of_its_candidates():
 
 
 def test_a_step_beside_its_rivals(lab, capsys):
-    rows = rows_of(lab, "step", "--lm", str(lab.model), "--seq_len", "32", "--rivals")
+    rows = rows_of(lab, "step", "--lm", str(lab.model), "--seq_len", "32", "--baselines")
     names = {name.removeprefix("step.roi_over_") for name, *_ in rows}
     assert names == {"dense", "maskllm", "maskllm_published", "roi_autograd"}
     prunable = 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128)
@@ -118,14 +118,16 @@ def test_random_weights_need_a_configuration_alone(lab):
     folder = lab.folder / "shape"
     folder.mkdir()
     (folder / "config.json").write_text((lab.model / "config.json").read_text())
-    rows = rows_of(lab, "step", "--lm", str(folder), "--random", "--checkpointing", "--seq_len", "32")
+    rows = rows_of(
+        lab, "step", "--lm", str(folder), "--random", "--activation_checkpointing", "--seq_len", "32"
+    )
     assert {name for name, *_ in rows} == {"step.roi_over_dense", "step.roi_over_maskllm"}
 
 
 @pytest.mark.parametrize(
     ("args", "told"),
     [
-        (("sampler", "--patterns", "5:4"), "5:4"),
+        (("sampler", "--pattern", "5:4"), "5:4"),
         (("sampler", "--rounds", "0"), "--rounds 0"),
         (("sampler", "--weights", "many"), "--weights 'many'"),
         (("sampler", "--device", "cuda:9"), "cuda:9"),

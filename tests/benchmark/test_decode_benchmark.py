@@ -199,7 +199,7 @@ def test_random_models_keep_two_of_every_four_inputs(tmp_path, build):
 def test_rows_of_every_batch(llama, tmp_path, capsys):
     out, picture = tmp_path / "rows.json", tmp_path / "rows.png"
     size = ("--batch", "1,3", "--prompt", PROMPT, "--tokens", TOKENS, "--rounds", "2", "--device", "cpu")
-    assert run("benchmark", "decode", "--model", llama, *size, "--json", out, "--figure", picture) == 0
+    assert run("benchmark", "decode", "--lm", llama, *size, "--json", out, "--figure", picture) == 0
     rows = {(row["name"], row["batch"]): row for row in json.loads(out.read_text())["rows"]}
     assert set(rows) == {(f"{phase}.packed_over_dense", b) for phase in ("prefill", "decode") for b in (1, 3)}
     for (name, batch), row in rows.items():
@@ -232,16 +232,12 @@ def test_random_weights_need_a_configuration_alone(llama, tmp_path):
 @pytest.mark.parametrize(
     ("args", "told"),
     [
-        ((), "--model DIR"),
-        (("--model", "a", "--lm", "b", "--random"), "--model DIR"),
-        (("--lm", "b"), "--random"),
-        (("--model", "a", "--random"), "--random"),
-        (("--model", "./nowhere"), "./nowhere"),
-        (("--model", "./nowhere", "--tokens", "1"), "--tokens 1"),
-        (("--model", "./nowhere", "--prompt", "0"), "--prompt 0"),
-        (("--model", "./nowhere", "--batch", "0"), "--batch '0'"),
-        (("--model", "./nowhere", "--device", "cuda:9"), "cuda:9"),
-        (("--model", "./nowhere", "--figure", "."), "'.'"),
+        (("--lm", "./nowhere"), "./nowhere"),
+        (("--lm", "./nowhere", "--tokens", "1"), "--tokens 1"),
+        (("--lm", "./nowhere", "--prompt", "0"), "--prompt 0"),
+        (("--lm", "./nowhere", "--batch", "0"), "--batch '0'"),
+        (("--lm", "./nowhere", "--device", "cuda:9"), "cuda:9"),
+        (("--lm", "./nowhere", "--figure", "."), "'.'"),
     ],
     ids=str,
 )
@@ -253,15 +249,15 @@ def test_bad_input(capsys, args, told):
 def test_what_can_t_be_run_is_refused_before_weights_are_read(tmp_path, capsys):
     directory = export(tmp_path, tiny_llama, "4:8")
     (directory / "model.safetensors").write_bytes(b"never read")
-    assert run("benchmark", "decode", "--model", directory, "--prompt", "100", "--tokens", "29") == 1
+    assert run("benchmark", "decode", "--lm", directory, "--prompt", "100", "--tokens", "29") == 1
     assert "make 129 tokens" in capsys.readouterr().err
-    assert run("benchmark", "decode", "--model", directory, "--prompt", "10", "--tokens", "29") == 1
+    assert run("benchmark", "decode", "--lm", directory, "--prompt", "10", "--tokens", "29") == 1
     assert "4:8 sparse" in capsys.readouterr().err
 
 
 def test_a_dense_model_and_a_second_packing_on_a_cpu_are_refused(llama, tmp_path, capsys):
     size = ("--prompt", "10", "--tokens", "9", "--device", "cpu")
-    assert run("benchmark", "decode", "--model", llama, *size, "--large_batches") == 1
+    assert run("benchmark", "decode", "--lm", llama, *size, "--large_batches") == 1
     assert "large_batches needs a GPU" in capsys.readouterr().err
-    assert run("benchmark", "decode", "--model", tiny_llama(tmp_path / "dense"), *size) == 1
+    assert run("benchmark", "decode", "--lm", tiny_llama(tmp_path / "dense"), *size) == 1
     assert "2:4" in capsys.readouterr().err

@@ -167,8 +167,8 @@ def test_kernels_on_a_gpu(tmp_path):
 @pytest.mark.parametrize(
     ("args", "told"),
     [
-        ((), "--lm MODEL or --shapes"),
-        (("--shapes", "8x8", "--lm", "smollm2-135m"), "--lm MODEL or --shapes"),
+        ((), "--lm LM or --shapes"),
+        (("--shapes", "8x8", "--lm", "smollm2-135m"), "--lm LM or --shapes"),
         (("--shapes", "8x8,8x8"), "8x8,8x8"),
         (("--shapes", "8by8"), "8by8"),
         (("--shapes", "8x6"), "6 inputs"),

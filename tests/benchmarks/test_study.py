@@ -178,6 +178,16 @@ def test_the_same_settings_are_the_same_recipe_wherever_they_stand(lab, texts):
     assert recipe != effective([*on_file, "--model.optimizer.lr", "0.5"], last)
 
 
+def test_settings_of_an_extended_configuration_count():
+    found = effective(["--config", "qwen0.5b_2of8.yaml"], {})
+    assert (found["model.lm"], found["model.pattern"], found["model.lr_end"]) == (
+        "Qwen/Qwen2.5-0.5B",
+        "2:8",
+        1e-4,
+    )
+    assert "extends" not in found
+
+
 # Folders and processes.
 
 

@@ -55,7 +55,7 @@ TABLE = {
     ),
     "a tab": (yaml("model:\n\tpattern: 2:4\n"), plan, r"bad\.yaml': Problems parsing .*token"),
     "a mask file": (lambda bench: bench.mask, plan, "good_mask.* can't be read: 'utf-8'.*give a YAML file"),
-    "a folder": (folder, plan, r"no configuration 'configs\.yaml'.*did you mean"),
+    "a folder": (folder, plan, r"no configuration 'configs\.yaml'.*a name like"),
     "deep nesting": (
         yaml("a: " + "[" * 3000 + "]" * 3000),
         plan,

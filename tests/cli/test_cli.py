@@ -195,7 +195,7 @@ OPTIONS = {
         "validate": "--ckpt_path",
         "export": "--out",
         "plan": "--fit_in",
-        "prune": "--spill",
+        "prune": "--offload_dir",
     },
     **{
         "apply": "--dtype",

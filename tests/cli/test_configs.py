@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cli_helpers import make_lab, run
-from roi_lightning.cli.config_files import find_config, shipped_configs
+from roi_lightning.cli.config_files import find_config, own_settings, shipped_configs, with_extended
 from roi_lightning.cli.lightning import build
 from roi_lightning.errors import UserError
 from roi_lightning.learning.callbacks import HardenMasks, SparseExport
@@ -21,7 +21,7 @@ lab = pytest.fixture(make_lab)
 ROOT = Path(__file__).resolve().parents[2]
 BASES = sorted(path.name for path in (ROOT / "configs").glob("*.yaml"))
 OVERLAYS = sorted(path.name for path in (ROOT / "configs" / "overlays").glob("*.yaml"))
-PAPER = [name for name in BASES if name != "quickstart.yaml"]
+EIGHT_BIT = ["adamw8bit.yaml", "one_24gb_gpu.yaml"]
 
 
 def instantiate(*args):
@@ -35,12 +35,38 @@ def test_every_configuration_instantiates(lab, name):
     assert cli.datamodule.tokenizer == str(lab.model)
     assert {HardenMasks, SparseExport} <= {type(callback) for callback in cli.trainer.callbacks}
     assert cli.model.lm is None, "nothing is loaded yet"
+    if name != "quickstart.yaml":
+        assert str(cli.model.pattern) == name.split("_")[-1].removesuffix(".yaml").replace("of", ":")
+        check_the_papers_numbers(cli.model, cli.datamodule, cli.trainer)
+
+
+def check_the_papers_numbers(model, data, trainer):
+    assert trainer.max_steps == 2000
+    assert all(data.micro_batches(ranks) * ranks * data.batch_size == 256 for ranks in (1, 2, 8, 16))
+    assert data.seq_len == 4096
+    for schedule, end in ((model.tau, 0.05), (model.lam, 0.002)):
+        assert isinstance(schedule, Exponential)
+        assert schedule.at(0, 2000) == 1
+        assert schedule.at(1499, 2000) > end
+        assert schedule.at(1500, 2000) == schedule.at(2000, 2000) == pytest.approx(end)
+        assert schedule.at(750, 2000) == pytest.approx(end**0.5)
+    optimizer = model.optimizer([torch.nn.Parameter(torch.zeros(1))])
+    assert type(optimizer) is torch.optim.AdamW
+    wanted = {"lr": 1e-3, "betas": (0.9, 0.95), "weight_decay": 0.05}
+    group = optimizer.param_groups[0]
+    assert {key: tuple(group[key]) if key == "betas" else group[key] for key in wanted} == wanted
+    assert model.lr_end == 1e-4
+    assert model.init_std == 0.01
+    assert model.prior == "none"
+    assert model.state.sampler == GumbelTopK()
+    assert trainer.precision == "32-true"
+    assert trainer.validate_every_steps == 250
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 @pytest.mark.parametrize("base", ["quickstart.yaml", "qwen0.5b_2of4.yaml"])
 def test_every_overlay_instantiates_on_a_base(lab, base, overlay):
-    if overlay == "adamw8bit.yaml" and find_spec("torchao") is None:
+    if overlay in EIGHT_BIT and find_spec("torchao") is None:
         pytest.skip("torchao is not installed")
     more = ["--model.strength", "1"] if overlay == "proxsparse.yaml" else []
     cli = instantiate("-c", base, "-c", f"overlays/{overlay}", "--model.lm", lab.model, *more)
@@ -84,33 +110,6 @@ def test_old_names_are_taken_on_the_command_line(lab, option, old, capsys):
     assert f"{old} is " in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", PAPER)
-def test_the_papers_numbers(lab, name):
-    cli = instantiate("--config", name, "--model.lm", lab.model)
-    model, data, trainer = cli.model, cli.datamodule, cli.trainer
-    assert str(model.pattern) == name.split("_")[-1].removesuffix(".yaml").replace("of", ":")
-    assert trainer.max_steps == 2000
-    assert all(data.micro_batches(ranks) * ranks * data.batch_size == 256 for ranks in (1, 2, 8, 16))
-    assert data.seq_len == 4096
-    for schedule, end in ((model.tau, 0.05), (model.lam, 0.002)):
-        assert isinstance(schedule, Exponential)
-        assert schedule.at(0, 2000) == 1
-        assert schedule.at(1499, 2000) > end
-        assert schedule.at(1500, 2000) == schedule.at(2000, 2000) == pytest.approx(end)
-        assert schedule.at(750, 2000) == pytest.approx(end**0.5)
-    optimizer = model.optimizer([torch.nn.Parameter(torch.zeros(1))])
-    assert type(optimizer) is torch.optim.AdamW
-    wanted = {"lr": 1e-3, "betas": (0.9, 0.95), "weight_decay": 0.05}
-    group = optimizer.param_groups[0]
-    assert {key: tuple(group[key]) if key == "betas" else group[key] for key in wanted} == wanted
-    assert model.lr_end == 1e-4
-    assert model.init_std == 0.01
-    assert model.prior == "none"
-    assert model.state.sampler == GumbelTopK()
-    assert trainer.precision == "32-true"
-    assert trainer.validate_every_steps == 250
-
-
 def test_what_the_overlays_change(lab):
     start = ["-c", "qwen0.5b_2of4", "--model.lm", lab.model]
     assert type(instantiate(*start, "-c", "overlays/straight_through").model.state.sampler) is StraightThrough
@@ -129,6 +128,18 @@ def test_what_the_overlays_change(lab):
     ).model
     assert (papers.tau, papers.lam) == (Exponential(0.2, 0.05, 0.75), Exponential(0.005, 0.002, 0.75))
     assert model.distillation == 0, "the paper learns from the text alone"
+
+
+def test_one_24gb_gpu_changes_memory_and_no_number_of_windows(lab):
+    pytest.importorskip("torchao")
+    cli = instantiate("-c", "qwen1.5b_2of4", "-c", "overlays/one_24gb_gpu", "--model.lm", lab.model)
+    assert cli.model.activation_checkpointing
+    assert (cli.datamodule.batch_size, cli.datamodule.micro_batches(1)) == (1, 256)
+    optimizer = cli.model.optimizer([torch.nn.Parameter(torch.zeros(1))])
+    assert type(optimizer).__name__ == "AdamW8bit"
+    group = optimizer.param_groups[0]
+    assert float(group["lr"]) == pytest.approx(1e-3)
+    assert (tuple(group["betas"]), group["weight_decay"]) == ((0.9, 0.95), 0.05)
 
 
 NAMES = ["quickstart.yaml", "quickstart", "overlays/linear_anneal.yaml", "overlays/linear_anneal"]
@@ -156,6 +167,121 @@ def test_an_unknown_name_offers_the_nearest(tmp_path, monkeypatch, name):
     right = {"quickstrat.yaml": "quickstart", "qwen0.5_2of4": "qwen0.5b_2of4"}.get(name, "linear_anneal")
     with pytest.raises(UserError, match=f"no configuration '{name}'.*did you mean.*{right}.yaml"):
         find_config(name)
+
+
+@pytest.mark.parametrize("name", ["nope.yaml", "my_model", "zzz"])
+def test_a_name_like_none_lists_whole_configurations(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        UserError, match=r"a name like .*gemma2_9b_2of4.*quickstart.*smollm2_360m_2of4"
+    ) as told:
+        find_config(name)
+    assert "overlays/" not in str(told.value)
+
+
+# What a configuration extends.
+
+
+def write(folder, files):
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(exist_ok=True, parents=True)
+        path.write_text(content)
+
+
+# Files that are written, the one that is named, and what it amounts to: the stems of all that count, first to last.
+CHAINS = {
+    "shipped": ({}, "qwen0.5b_2of4", ["paper", "qwen0.5b_2of4"]),
+    "of two links": ({}, "qwen0.5b_2of8", ["paper", "qwen0.5b_2of4", "qwen0.5b_2of8"]),
+    "nothing": ({}, "quickstart", ["quickstart"]),
+    "a shipped one": ({"a.yaml": "extends: quickstart\n"}, "a", ["quickstart", "a"]),
+    "in quotes, remarked": ({"a.yaml": "extends: 'quickstart' # it\n"}, "a", ["quickstart", "a"]),
+    "after other keys": ({"a.yaml": "trainer: {}\nextends: quickstart"}, "a", ["quickstart", "a"]),
+    "beside the file": (
+        {"there/a.yaml": "extends: b.yaml\n", "there/b.yaml": "{}", "b.yaml": "extends: quickstart\n"},
+        "there/a.yaml",
+        ["b", "a"],
+    ),
+    "in ./configs": ({"there/a.yaml": "extends: b\n", "configs/b.yaml": "{}"}, "there/a.yaml", ["b", "a"]),
+    "an inner key of that name": ({"a.yaml": "model:\n  extends: quickstart\n"}, "a", ["a"]),
+}
+
+
+@pytest.mark.parametrize(("files", "name", "stems"), CHAINS.values(), ids=CHAINS)
+def test_what_a_configuration_extends(tmp_path, monkeypatch, files, name, stems):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, files)
+    chain = with_extended(find_config(name))
+    assert [path.stem for path in chain] == stems
+    assert not any("\nextends:" in f"\n{own_settings(path.read_text())}" for path in chain)
+
+
+# What is wrong in a.yaml or what it extends, and what is told.
+BAD_CHAINS = {
+    "nothing of that name": (
+        {"a.yaml": "extends: qiuckstart\n"},
+        "'a.yaml' extends 'qiuckstart': .*quickstart.yaml",
+    ),
+    "itself": ({"a.yaml": "extends: a\n"}, "'a.yaml' extends 'a', which extends it in turn; name"),
+    "a circle": (
+        {"a.yaml": "extends: b\n", "b.yaml": "extends: c\n", "c.yaml": "extends: a\n"},
+        "'c.yaml' extends 'a', which extends it in turn; name",
+    ),
+    "a list": (
+        {"a.yaml": "extends: [b, c]\n"},
+        r"'a.yaml' extends '\[b, c\]'; give one configuration's name",
+    ),
+    "nothing": ({"a.yaml": "extends:\n"}, "'a.yaml' extends ''; give one"),
+    "an empty name": ({"a.yaml": "extends: ''\n"}, "'a.yaml' extends '': no configuration ''"),
+    "no YAML": ({"a.yaml": "extends: [\n"}, r"'a.yaml' extends '\['; give one"),
+    "a folder": ({"a.yaml": "extends: b\n", "b/c.yaml": ""}, "'a.yaml' extends 'b': no configuration 'b'"),
+}
+
+
+@pytest.mark.parametrize(("files", "told"), BAD_CHAINS.values(), ids=BAD_CHAINS)
+def test_what_no_configuration_can_extend(tmp_path, monkeypatch, files, told):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, files)
+    with pytest.raises(UserError, match=told):
+        with_extended(find_config("a"))
+
+
+def test_a_file_wins_over_what_it_extends(lab):
+    files = {
+        "own/base.yaml": "extends: quickstart\ntrainer: { max_steps: 7 }\n",
+        "own/a.yaml": "model: { init_args: { lam: { class_path: Exponential }, pattern: 1:4 } }\n"
+        "extends: base\ndata: { seq_len: 16 }\n",
+        "b.yaml": "data: { batch_size: 3 }\n",
+        "alone.yaml": "# no more than\nextends: quickstart\n",
+    }
+    write(lab.folder, files)
+    cli = instantiate("-c", "own/a.yaml", "-c", "b", "--model.lm", lab.model)
+    assert (cli.trainer.max_steps, cli.datamodule.seq_len, cli.datamodule.batch_size) == (7, 16, 3)
+    assert cli.model.pattern == NMPattern("1:4")
+    assert cli.model.lam == Exponential(0.005, 0.002, 0.75), "a class's options stay, as with two --config"
+    assert "extends" not in cli.parser.dump(cli.config)
+    assert Path(cli.trainer.default_root_dir) == Path("runs/a+b")
+    assert instantiate("-c", "alone", "--model.lm", lab.model).trainer.max_steps == 45
+
+
+def test_the_page_s_example_of_a_file_of_one_s_own(lab):
+    example = (ROOT / "docs/configurations.md").read_text().split("```yaml\n# mine.yaml\n")[1].split("```")[0]
+    write(lab.folder, {"mine.yaml": example})
+    cli = instantiate("-c", "mine.yaml", "--model.lm", lab.model)
+    assert [corpus.source for corpus in cli.datamodule.corpora] == ["my_texts/*.txt"], "a list is replaced"
+    assert cli.datamodule.windows_per_step == 256
+    assert Path(cli.trainer.default_root_dir) == Path("runs/mine")
+
+
+@pytest.mark.parametrize(("wrong", "line"), [("base", 1), ("a", 2)])
+def test_a_mistake_names_the_file_it_is_in_and_the_line(lab, capsys, wrong, line):
+    files = {"base": "data:\n  seq_len: 16\n", "a": "extends: base\ndata:\n  seq_len: 8\n"}
+    files[wrong] += "]\n"
+    write(lab.folder, {f"{name}.yaml": text for name, text in files.items()})
+    assert run("plan", "-c", "a.yaml", "--model.lm", lab.model) != 0
+    told = capsys.readouterr().err
+    assert f"error: '{wrong}.yaml': " in told
+    assert f'while parsing a block mapping; in "<unicode string>", line {line},' in told
 
 
 SPELLINGS = {"quoted": '"{}"', "unquoted": "{}"}

@@ -21,7 +21,7 @@ lab = pytest.fixture(make_lab)
 
 
 def prune(lab, out, *options, model=None, method="wanda"):
-    text = ["--data", lab.corpus, "--windows", 3, "--seq_len", 32]
+    text = ["--corpora", lab.corpus, "--windows", 3, "--seq_len", 32]
     return run("prune", model or lab.model, "--method", method, *text, "--out", out, *options)
 
 
@@ -34,7 +34,7 @@ def verified(directory, model):
 @pytest.mark.parametrize("method", ["magnitude", "wanda", "sparsegpt"])
 @pytest.mark.parametrize("pattern", ["2:4", "2:8", "4:8"])
 def test_every_method_and_pattern_gives_a_directory_that_verifies(lab, tmp_path, method, pattern):
-    text = [] if method == "magnitude" else ["--data", lab.corpus, "--windows", 3, "--seq_len", 32]
+    text = [] if method == "magnitude" else ["--corpora", lab.corpus, "--windows", 3, "--seq_len", 32]
     out = tmp_path / "out"
     assert run("prune", lab.model, "--method", method, "--pattern", pattern, *text, "--out", out) == 0
     verified(out, lab.model)
@@ -135,7 +135,7 @@ def test_runs_again_into_the_same_folder_with_the_same_result(lab, tmp_path, cap
 
 def test_dense_activations_and_spilling_are_options(lab, tmp_path):
     assert prune(lab, tmp_path / "a") == 0
-    assert prune(lab, tmp_path / "b", "--spill", tmp_path / "spill") == 0
+    assert prune(lab, tmp_path / "b", "--offload_dir", tmp_path / "offload_dir") == 0
     assert prune(lab, tmp_path / "c", "--activations", "dense") == 0
     masks = {name: MaskSet.load(tmp_path / name) for name in "abc"}
     assert masks["a"].overlap(masks["b"]).all == 1
@@ -152,7 +152,7 @@ def test_layers_left_out_stay_dense(lab, tmp_path):
 
 def test_corpora_may_be_mappings(lab, tmp_path):
     file = write_jsonl(tmp_path / "x.jsonl", ["word " * 50] * 9, field="body")
-    text = ["--data", f"{{source: {file}, text_field: body}}", "--windows", 2, "--seq_len", 32]
+    text = ["--corpora", f"{{source: {file}, text_field: body}}", "--windows", 2, "--seq_len", 32]
     assert run("prune", lab.model, "--method", "wanda", *text, "--out", tmp_path / "out") == 0
 
 
@@ -187,11 +187,11 @@ REFUSED = {
     "no such layer": (["--ignore", "q_prog"], "ignore: 'q_prog' matches none"),
     "too little text": (["--windows", "4000"], r"holds \d+ windows of 32 tokens, 4000 are asked for"),
     "no windows": (["--windows", "0"], "--windows is 0; give at least 1"),
-    "text for magnitude": (["--method", "magnitude"], "--data means nothing to magnitude"),
+    "text for magnitude": (["--method", "magnitude"], "--corpora means nothing to magnitude"),
     "device for magnitude": (["--method", "magnitude"], "means nothing to magnitude"),
     "windows too long": (["--seq_len", "4096"], "longer than the model's 128; lower --seq_len"),
-    "no such text": (["--data", "nowhere.txt"], "'nowhere.txt': no file matches"),
-    "mapping with a wrong field": (["--data", "{source: x, colour: red}"], "colour"),
+    "no such text": (["--corpora", "nowhere.txt"], "'nowhere.txt': no file matches"),
+    "mapping with a wrong field": (["--corpora", "{source: x, colour: red}"], "colour"),
     "no such device": (["--device", "gpu"], "--device 'gpu': use auto, cpu"),
 }
 

@@ -33,7 +33,7 @@ def streamed(corpus):
 
 def prune(bench, corpus):
     words = ["--method", "wanda", "--windows", "2", "--seq_len", "32", "--out", "out"]
-    return ["prune", bench.model, "--data", corpus, *words]
+    return ["prune", bench.model, "--corpora", corpus, *words]
 
 
 def evaluate(bench, file):

@@ -16,7 +16,7 @@ def prune(bench, out):
 
 
 def sparsegpt(bench, out):
-    words = ["--method", "sparsegpt", "--data", bench.corpus, "--windows", "2", "--seq_len", "32"]
+    words = ["--method", "sparsegpt", "--corpora", bench.corpus, "--windows", "2", "--seq_len", "32"]
     return ["prune", bench.model, *words, "--out", out]
 
 

@@ -53,7 +53,7 @@ def lab(tmp_path_factory):
     models = (lab.model, folder / "run" / "export")
     options = ("--text", folder / "text.txt", "--seq_len", "48", "--device", "cpu")
     assert run("evaluate", *models, *options, "--json", folder / "evaluation.json") == 0
-    text = ("--data", lab.corpus, "--windows", "3", "--seq_len", "32", "--device", "cpu")
+    text = ("--corpora", lab.corpus, "--windows", "3", "--seq_len", "32", "--device", "cpu")
     only = ("--mask_only", "--targets", "q_proj", "down_proj", "--out", folder / "pruned")
     words = [*map(str, ("prune", lab.model, "--method", "sparsegpt", *text, *only))]
     with pytest.MonkeyPatch.context() as process:
@@ -186,7 +186,7 @@ def test_the_snippet_runs_as_pasted(published, capsys):
 
 
 def test_the_command_in_the_card_makes_the_same_directory(lab, tmp_path):
-    options = ("--base_model", "owner/base", "--out", tmp_path / "out")
+    options = ("--base", "owner/base", "--out", tmp_path / "out")
     assert (
         run("publish", lab.folder / "pruned", "--name", "me/tiny", *options, "--dataset", "owner/text") == 0
     )
@@ -287,7 +287,7 @@ def test_without_a_licence_nothing_is_written(lab, tmp_path, capsys):
 def test_a_gguf_base_is_told_of(tmp_path):
     source = resolve_model(str(tiny_gguf(tmp_path / "base.gguf")))
     write_export(source, random_masks(source), tmp_path / "export")
-    options = ("--license", "mit", "--base_model", "owner/base", "--out", tmp_path / "out")
+    options = ("--license", "mit", "--base", "owner/base", "--out", tmp_path / "out")
     assert run("publish", tmp_path / "export", "--name", "me/tiny", *options) == 0
     card = (tmp_path / "out" / "README.md").read_text()
     assert "GGUF" in card
@@ -323,7 +323,7 @@ def whole(lab, _folder):
     [
         (whole, ("--name", "tiny"), "lacks its owner"),
         (whole, ("--name", "me/ti--ny"), "no name of a repository"),
-        (whole, ("--base_model", "base"), "lacks its owner"),
+        (whole, ("--base", "base"), "lacks its owner"),
         (lambda lab, _: lab.model, (), "does not verify.*roi_sparsity.json can't be read"),
         (spoiled(lambda x: (x / "export/LICENSE").write_text("x")), (), "does not verify.*LICENSE"),
         (spoiled(other_config), (), "is of another run: .* at 1:4"),

@@ -101,7 +101,7 @@ def test_a_run_learns_in_fp32_and_exports_the_stored_bytes(lab, tmp_path, half_w
 @pytest.mark.parametrize("method", ["magnitude", "wanda"])
 def test_prune_exports_the_stored_bytes(lab, tmp_path, half_width, method):
     half_width(False)
-    text = [] if method == "magnitude" else ["--data", lab.corpus, "--windows", 3, "--seq_len", 32]
+    text = [] if method == "magnitude" else ["--corpora", lab.corpus, "--windows", 3, "--seq_len", 32]
     assert run("prune", lab.model, "--method", method, *text, "--out", tmp_path / "out") == 0
     stored_alike(tmp_path / "out", lab.model)
     assert run("verify", tmp_path / "out", "--base", lab.model) == 0
@@ -109,7 +109,7 @@ def test_prune_exports_the_stored_bytes(lab, tmp_path, half_width, method):
 
 def test_updated_weights_are_rounded_to_the_stored_dtype(lab, tmp_path, half_width):
     half_width(False)
-    text = ["--data", lab.corpus, "--windows", 3, "--seq_len", 32]
+    text = ["--corpora", lab.corpus, "--windows", 3, "--seq_len", 32]
     assert run("prune", lab.model, "--method", "sparsegpt", *text, "--out", tmp_path / "out") == 0
     assert {x.dtype for x in load_file(tmp_path / "out/model.safetensors").values()} == {torch.bfloat16}
     assert run("verify", tmp_path / "out", "--base", lab.model) == 0

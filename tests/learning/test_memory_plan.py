@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cli_helpers import make_lab, run
-from roi_lightning.learning import memory_plan
+from roi_lightning.utils import devices
 from tiny_models import tiny_qwen2
 
 lab = pytest.fixture(make_lab)
@@ -35,9 +35,9 @@ def test_a_run_that_cannot_fit_is_refused_at_the_start(lab, enormous, capsys):
 
 @pytest.mark.parametrize("limit", ["max", "1000", "9" * 30, None])
 def test_a_cpu_has_what_is_installed_or_allowed(limit, tmp_path, monkeypatch):
-    monkeypatch.setattr(memory_plan, "_CONTAINER_LIMIT", tmp_path / "memory.max")
+    monkeypatch.setattr(devices, "_CONTAINER_LIMIT", tmp_path / "memory.max")
     if limit is not None:
         (tmp_path / "memory.max").write_text(f"{limit}\n")
     lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     installed = 1024 * int(lines["MemTotal"].split()[0])
-    assert memory_plan.memory_of(torch.device("cpu")) == (1000 if limit == "1000" else installed)
+    assert devices.memory_of(torch.device("cpu")) == (1000 if limit == "1000" else installed)

@@ -207,7 +207,7 @@ def test_a_resumed_run_does_not_prune_for_its_prior_again(lab, monkeypatch):
 
 
 def test_a_pruned_directory_with_updated_weights_is_a_prior_too(tmp_path, lab):
-    text = ["--data", lab.corpus, "--windows", 3, "--seq_len", 32]
+    text = ["--corpora", lab.corpus, "--windows", 3, "--seq_len", 32]
     assert run("prune", lab.model, "--method", "sparsegpt", *text, "--out", tmp_path / "pruned") == 0
     learner, _ = learner_of(lab.model, lab, prior=str(tmp_path / "pruned"))
     masks, stored = MaskSet.load(tmp_path / "pruned"), learner.stored_weights

@@ -296,7 +296,7 @@ def test_masks_by_names_on_disk_reach_the_weights(lab):
 
 def test_experts_of_a_gguf_file(lab, reloaded):
     model, out = tiny_gguf_moe(lab.folder / "m.gguf"), lab.folder / "out"
-    text = ["--data", lab.corpus, "--windows", 3, "--seq_len", 32, "--dtype", "float32"]
+    text = ["--corpora", lab.corpus, "--windows", 3, "--seq_len", 32, "--dtype", "float32"]
     assert run("prune", model, "--method", "sparsegpt", "--mask_only", *text, "--out", out) == 0
     assert run("verify", out, "--base", model) == 0
     masks, ids = MaskSet.load(out), torch.arange(30)
@@ -354,7 +354,7 @@ def test_prune_walks_through_experts(lab, reloaded, architecture, method):
     """What it measures is compared with whole forward passes in test_layerwise.py."""
     build, blocks, layers = BLOCKS[architecture]
     model, out = build(lab.folder / "m"), lab.folder / "out"
-    text = ["--data", lab.corpus, "--windows", 3, "--seq_len", 32]
+    text = ["--corpora", lab.corpus, "--windows", 3, "--seq_len", 32]
     assert run("prune", model, "--method", method, "--pattern", "1:4", *text, "--out", out) == 0
     assert run("verify", out, "--base", model) == 0
     masks = MaskSet.load(out)
@@ -366,7 +366,7 @@ def test_prune_walks_through_experts(lab, reloaded, architecture, method):
 @pytest.mark.parametrize("method", ["wanda", "sparsegpt"])
 def test_experts_that_meet_no_token_are_pruned_by_magnitude(lab, method):
     model, out = tiny_qwen3_moe(lab.folder / "m", num_experts=16), lab.folder / "out"
-    text = ["--data", lab.corpus, "--windows", 1, "--seq_len", 4]
+    text = ["--corpora", lab.corpus, "--windows", 1, "--seq_len", 4]
     with pytest.warns(UserWarning, match=r"\d+ of 96 layers of experts met no token.*by magnitude") as told:
         assert run("prune", model, "--method", method, *text, "--out", out) == 0
     (line,) = {str(warning.message) for warning in told}

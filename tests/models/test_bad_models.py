@@ -29,7 +29,7 @@ def prune(bench, model):
 
 
 def wanda(bench, model):
-    words = ["--method", "wanda", "--data", bench.corpus, "--windows", "2", "--seq_len", "32"]
+    words = ["--method", "wanda", "--corpora", bench.corpus, "--windows", "2", "--seq_len", "32"]
     return ["prune", model, *words, "--out", "out"]
 
 

@@ -161,15 +161,15 @@ def test_the_model_is_left_as_it_was(lm, windows, method):
 
 def test_hidden_states_on_disk_give_the_same_as_in_memory(lm, windows, tmp_path):
     layers = prunable_layers(lm)
-    spill = tmp_path / "deep" / "spill"
+    offload_dir = tmp_path / "deep" / "offload_dir"
     results = [
-        dict(prune_layers(lm, layers, SparseGPT(), PATTERN, Calibration(windows, spill=place)))
-        for place in (None, spill)
+        dict(prune_layers(lm, layers, SparseGPT(), PATTERN, Calibration(windows, offload_dir=place)))
+        for place in (None, offload_dir)
     ]
     for name, pruned in results[0].items():
         assert torch.equal(pruned.mask, results[1][name].mask)
         assert torch.equal(pruned.weight, results[1][name].weight)
-    assert list(spill.iterdir()) == []
+    assert list(offload_dir.iterdir()) == []
 
 
 def test_calls_that_differ_from_window_to_window_are_followed(tmp_path, windows):

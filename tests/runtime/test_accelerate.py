@@ -260,7 +260,7 @@ def test_a_sparser_pattern_is_2_of_4_too(sparse):
 
 def test_what_transformers_could_not_read_is_not_saved(sparse, tmp_path):
     lm = accelerated(sparse())
-    with pytest.raises(UserError, match="python -m roi_lightning pack"):
+    with pytest.raises(UserError, match="roi-lightning pack"):
         lm.save_pretrained(tmp_path / "out")
     with pytest.raises(UserError, match="runs packed and can't be saved"):
         deepcopy(lm).save_pretrained(tmp_path / "out")

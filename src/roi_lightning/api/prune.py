@@ -48,7 +48,7 @@ def prune(
         tokenizer: Its own; magnitude needs none.
         corpora: Calibration text: files, globs, hub ids, `python-docs`, or `Corpus` objects; magnitude reads none.
         options: Of `PruneConfig`: `method` (`wanda` if left out), `pattern`, `windows`, `seq_len`, `seed`,
-            `activations`, `device`, `spill`, `targets`, `ignore`.
+            `activations`, `device`, `offload_dir`, `targets`, `ignore`.
 
     Returns:
         The masks, and the weights that SparseGPT updated.

@@ -24,13 +24,13 @@ class SamplerBenchmark:
         weights: About how many, in a layer with 4,096 inputs.
         patterns: N:M each.
         rounds: How often.
-        rivals: Also the eager form, plain autograd, and MaskLLM's samplers.
+        baselines: Also the eager form, plain autograd, and MaskLLM's samplers.
     """
 
     weights: int
     patterns: Sequence[NMPattern]
     rounds: int
-    rivals: bool
+    baselines: bool
 
     def run(self, device: torch.device) -> Iterator[Ratio]:
         """Forward and backward against one simple pass over as many fp32 values.
@@ -40,7 +40,7 @@ class SamplerBenchmark:
         rows = max(1, self.weights // _COLUMNS)
         weight = torch.randn(rows, _COLUMNS, device=device).bfloat16()
         samplers: dict[str, Sampler] = {"": GumbelTopK()}
-        if self.rivals:
+        if self.baselines:
             samplers |= {
                 "_eager": GumbelTopK(compiled=False),
                 "_autograd": PlainRoI(),

@@ -31,7 +31,7 @@ class StepBenchmark:
         batch_size: Windows of a step.
         seq_len: Tokens of each.
         rounds: How often.
-        rivals: Also both samplers as one would first write them, which take much more memory.
+        baselines: Also both samplers as one would first write them, which take much more memory.
     """
 
     lm: PreTrainedModel
@@ -39,12 +39,12 @@ class StepBenchmark:
     batch_size: int
     seq_len: int
     rounds: int
-    rivals: bool
+    baselines: bool
 
     def run(self, device: torch.device) -> Iterator[Ratio]:
         """Time and memory of a step of every kind, one after the other in every round."""
         kinds: dict[str, Sampler | None] = {"dense": None, "roi": GumbelTopK(), "maskllm": Categorical()}
-        if self.rivals:
+        if self.baselines:
             kinds |= {"maskllm_published": PlainMaskLLM(), "roi_autograd": PlainRoI()}
         vocabulary = self.lm.config.get_text_config().vocab_size
         ids = torch.randint(0, vocabulary, (self.batch_size, self.seq_len), device=device)

@@ -1,4 +1,4 @@
-"""`apply MODEL MASK --out DIR`: a base model and a mask file make the directory that export made."""
+"""`apply LM MASK --out DIR`: a base model and a mask file make the directory that export made."""
 
 import sys
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ class ApplyOptions:
     """Write a base model with a mask applied to it.
 
     Attributes:
-        model: The base model: hub id, directory, or GGUF file.
+        lm: The base model: hub id, directory, or GGUF file.
         mask: A mask file or an exported directory.
         out: The directory to write.
         overwrite: Replace an earlier export there.
         dtype: What a GGUF model is cast to (default: what the mask was made for).
     """
 
-    model: str = field(kw_only=False)
+    lm: str = field(kw_only=False)
     mask: Path = field(kw_only=False)
     out: Path
     overwrite: bool = False
@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
     from roi_lightning.models.source import resolve_model
 
     masks = MaskSet.load(options.mask)
-    source = resolve_model(options.model, masks.base.revision)
+    source = resolve_model(options.lm, masks.base.revision)
     base = open_base(source, options.dtype or masks.base.dtype)
     out = write_export(base, masks, options.out, overwrite=options.overwrite)
     sys.stdout.write(

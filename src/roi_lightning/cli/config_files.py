@@ -1,13 +1,20 @@
-"""Find a configuration by its bare name: here, in ./configs, or among the ones that come with the package."""
+"""Find a configuration by its bare name, here, in ./configs, or among those of the package, and what it extends."""
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+import yaml
 from jsonargparse import ActionConfigFile  # type: ignore[attr-defined]
 from typing_extensions import override
 
 from roi_lightning.errors import UserError
+
+# A line of its own, so that the rest of the file keeps its line numbers in the parser's messages.
+_EXTENDS: Final = re.compile(r"^extends:(.*)$", re.MULTILINE)
 
 
 def shipped_configs() -> Path:
@@ -17,36 +24,96 @@ def shipped_configs() -> Path:
     return inside if inside.is_dir() else package.parents[1] / "configs"
 
 
-def find_config(name: str) -> Path:
-    """The file that a `--config` argument means.
+def find_config(name: str, *beside: Path) -> Path:
+    """The file that a `--config` argument, or a configuration's `extends`, means.
 
     Args:
         name: A path, or a name under `configs/` with or without `.yaml` (`overlays/linear_anneal`).
+        beside: Folders to look in first.
 
     Raises:
-        UserError: If there is none; the nearest names are offered.
+        UserError: If there is none; near names are offered, or else those of whole configurations.
     """
-    for folder in (Path(), Path("configs"), shipped_configs()):
+    for folder in (*beside, Path(), Path("configs"), shipped_configs()):
         for candidate in (folder / name, folder / f"{name}.yaml"):
             if candidate.expanduser().is_file():
                 return candidate.expanduser()
-    known = [str(path.relative_to(shipped_configs())) for path in sorted(shipped_configs().rglob("*.yaml"))]
-    near = get_close_matches(name, known, n=3, cutoff=0.3) or known
-    raise UserError(
-        f"no configuration {name!r}, here or among those shipped; did you mean {', '.join(near)}?"
+    raise UserError(f"no configuration {name!r}, here or among those shipped; {_offer(name)}")
+
+
+def _offer(name: str) -> str:
+    known = [path.relative_to(shipped_configs()) for path in sorted(shipped_configs().rglob("*.yaml"))]
+    spelled = {text: path for path in known for text in (path.stem, str(path.with_suffix("")))}
+    near = dict.fromkeys(
+        str(spelled[text]) for text in get_close_matches(name.removesuffix(".yaml"), spelled)
     )
+    if near:
+        return f"did you mean {', '.join(near)}?"
+    models = {path.stem.rpartition("_")[0]: path.stem for path in reversed(known) if len(path.parts) == 1}
+    return f"give a file's path, or a name like {', '.join(reversed(models.values()))}"
+
+
+def own_settings(text: str) -> str:
+    """A configuration's text without the line that names the file it extends; `{}` if nothing else is left."""
+    rest = _EXTENDS.sub("", text)
+    is_empty = rest != text and not any(line.partition("#")[0].strip() for line in rest.splitlines())
+    return "{}" if is_empty else rest
+
+
+def with_extended(file: Path) -> list[Path]:
+    """A configuration's file after those that it extends, the first of all first.
+
+    Raises:
+        UserError: If one extends itself or something that is no configuration, or can't be read.
+    """
+    chain = [file]
+    while (name := _extended(chain[0])) is not None:
+        try:
+            found = find_config(name, chain[0].parent)
+        except UserError as error:
+            raise UserError(f"{str(chain[0])!r} extends {name!r}: {error}") from error
+        if any(found.samefile(known) for known in chain):
+            raise UserError(
+                f"{str(chain[0])!r} extends {name!r}, which extends it in turn; "
+                "name a file that does without, or rename one"
+            )
+        chain.insert(0, found)
+    return chain
+
+
+def _extended(file: Path) -> str | None:
+    with _readable(file):
+        written = _EXTENDS.search(file.read_text(encoding="utf-8"))
+    if written is None:
+        return None
+    try:
+        name = yaml.safe_load(written[1])
+    except yaml.YAMLError:
+        name = None
+    if not isinstance(name, str):
+        raise UserError(f"{str(file)!r} extends {written[1].strip()!r}; give one configuration's name")
+    return name
+
+
+@contextmanager
+def _readable(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, RecursionError, UnicodeDecodeError) as error:
+        raise UserError(f"configuration {str(file)!r} can't be read: {error}; give a YAML file") from error
 
 
 class ConfigByName(ActionConfigFile):
-    """`--config` that also takes bare names."""
+    """`--config` that also takes bare names, and applies what a file extends before the file itself."""
 
     @override
     def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
-        # The parser names this file if it finds a mistake in it.
-        parser.reading = find_config(values)
-        path = str(parser.reading)
-        try:
-            super().__call__(parser, cfg, path, option_string)  # type: ignore[no-untyped-call]
-        except (OSError, RecursionError, UnicodeDecodeError) as error:
-            raise UserError(f"configuration {path!r} can't be read: {error}; give a YAML file") from error
+        files = with_extended(find_config(values))
+        for file in files:
+            # The parser names this file if it finds a mistake in it.
+            parser.reading = file
+            with _readable(file):
+                super().__call__(parser, cfg, str(file), option_string)  # type: ignore[no-untyped-call]
+        # A run is named after the files that were typed.
+        del cfg[self.dest][-len(files) : -1]
         parser.reading = None

@@ -1,4 +1,4 @@
-"""`evaluate MODEL …`: perplexities and zero-shot accuracy, side by side."""
+"""`evaluate LM …`: perplexities and zero-shot accuracy, side by side."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ class EvaluateOptions(EvalConfig):
     """Perplexities and zero-shot accuracy, side by side.
 
     Attributes:
-        models: Hub ids, directories, GGUF files, or mask files (with --base).
+        lm: Hub ids, directories, GGUF files, or mask files (with --base).
         base: The model that mask files apply to; if among the models, the one that others are compared with.
         dtype: Of the weights: auto for the stored one, bfloat16 for GGUF.
         device: auto, cpu, cuda or cuda:N.
@@ -32,7 +32,7 @@ class EvaluateOptions(EvalConfig):
         trust_remote_code: Let the models' own Python code run.
     """
 
-    models: list[str] = field(kw_only=False)
+    lm: list[str] = field(kw_only=False)
     base: str | None = None
     dtype: DType = "auto"
     device: str = "auto"
@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
     device, trusted = choose_device(options.device), options.trust_remote_code
     for out in filter(None, (options.json, options.markdown)):
         check_writable(out)
-    models = resolve_models(options.models, options.base, trusted)
+    models = resolve_models(options.lm, options.base, trusted)
     dense = dense_name(models, options.base)
     results = evaluate_models(models, options, lambda model: model.load(options.dtype, device, trusted))
     tables = make_tables(results, options.chosen, {model.name: model.updated for model in models}, dense)

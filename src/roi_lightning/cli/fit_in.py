@@ -11,7 +11,7 @@ from roi_lightning.learning.memory_plan import Planner, Step
 from roi_lightning.utils.tables import print_table
 
 # The rest goes to the libraries, and to gaps between tensors.
-_USABLE: Final = 0.95
+USABLE: Final = 0.95
 # Two states of one byte each, and an fp32 scale for every 256.
 _EIGHT_BIT: Final = 2 * (1 + 4 / 256)
 _OVERLAY: Final = "overlays/adamw8bit.yaml"
@@ -78,7 +78,7 @@ def candidate_settings(planner: Planner, configured: Step, limit: int) -> list[C
 
 def fits(candidate: Candidate, limit: int) -> bool:
     """Whether memory suffices for it, and for what else a process needs."""
-    return candidate.bytes <= _USABLE * limit
+    return candidate.bytes <= USABLE * limit
 
 
 def _steps(configured: Step) -> Iterator[Step]:
@@ -98,7 +98,7 @@ def as_json(tried: list[Candidate], added: list[str], limit: int) -> dict[str, A
     """For the plan's file; `arguments` is None if nothing fits."""
     return {
         "limit": limit,
-        "usable": _USABLE,
+        "usable": USABLE,
         "tried": [asdict(candidate) for candidate in tried],
         "arguments": added if fits(tried[-1], limit) else None,
     }
@@ -122,7 +122,7 @@ def show(tried: list[Candidate], added: list[str], limit: int) -> None:
     ]
     head = ["windows × micro-batches", "checkpointing", "optimizer's states", "peak", "fits"]
     print_table(
-        head, rows, f"to fit in {limit / 2**30:,.1f} GiB, of which {_USABLE:.0%} are counted on", left=0
+        head, rows, f"to fit in {limit / 2**30:,.1f} GiB, of which {USABLE:.0%} are counted on", left=0
     )
     if not fits(tried[-1], limit):
         lowest = min(candidate.bytes for candidate in tried)

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import yaml
 
-from roi_lightning.cli.config_files import find_config
+from roi_lightning.cli.config_files import find_config, own_settings, with_extended
 
 # Of a configuration; a name does without them.
 _LEVELS: Final = ("class_path", "init_args")
@@ -27,7 +27,8 @@ def given_options(arguments: Sequence[str], read: Callable[[str], Any] = str) ->
         typed, equals, joined = word.partition("=")
         value = joined if equals else following
         if typed in _CONFIG:
-            yield from flat_options(yaml.safe_load(find_config(value).read_text()))
+            for file in with_extended(find_config(value)):
+                yield from flat_options(yaml.safe_load(own_settings(file.read_text())))
         elif typed.startswith("--"):
             yield _short(typed.removeprefix("--")), read(value)
 

@@ -13,8 +13,11 @@ from lightning.pytorch.utilities import rank_zero_only
 from typing_extensions import override
 
 from roi_lightning.cli.class_paths import with_current_paths
-from roi_lightning.cli.config_files import ConfigByName
+from roi_lightning.cli.config_files import ConfigByName, own_settings
 from roi_lightning.cli.given_options import dropped_options
+from roi_lightning.cli.options import PROGRAM
+from roi_lightning.cli.parser_errors import explained
+from roi_lightning.cli.run_help import SHORT, TRAINER_DEFAULTS, help_parser
 from roi_lightning.data import CalibrationDataModule
 from roi_lightning.errors import UserError, brief
 
@@ -28,18 +31,16 @@ from roi_lightning.learning.run_folder import CONFIG, RUNS, run_folder
 from roi_lightning.learning.trainer import RoITrainer
 from roi_lightning.models.config import check_length
 from roi_lightning.samplers import schedules  # noqa: F401
-from roi_lightning.utils.third_party import parser_error, plain_errors, silence_warnings
+from roi_lightning.utils.third_party import plain_errors, silence_warnings
 
 _DEFAULT_LEARNER: Final = f"{RoILightningModule.__module__}.{RoILightningModule.__qualname__}"
 _DEFAULT_TEXT: Final = f"{CalibrationDataModule.__module__}.{CalibrationDataModule.__qualname__}"
-_PROGRAM: Final = "python -m roi_lightning"
 # Options of a subcommand that are no settings of the run.
 _FLAGS: Final = {
     "overwrite": "Replace the results of an earlier run.",
     "allow_changed_settings": "Take the checkpoint of --ckpt_path whatever it was learned with.",
 }
 _BEGINNING: Final = ("resume", "ckpt_path", "weights_only", *_FLAGS)
-_REMEDIES: Final = {"No module named 'torchao'": "pip install 'roi-lightning[8bit]'"}
 
 
 class Parser(LightningArgumentParser):
@@ -57,17 +58,14 @@ class Parser(LightningArgumentParser):
 
     @override
     def parse_string(self, content: str, *args: Any, **kwargs: Any) -> Namespace:
-        parsed: Namespace = super().parse_string(with_current_paths(content), *args, **kwargs)
+        parsed: Namespace = super().parse_string(own_settings(with_current_paths(content)), *args, **kwargs)
         return parsed
 
     @override
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        told = brief(parser_error(message))
+        told, remedy = explained(message)
         where = f"{str(self.reading)!r}: " if self.reading else ""
-        # Not self.prog: the parser of a class inside the configuration has another name.
-        remedies = [remedy for sign, remedy in _REMEDIES.items() if sign in message]
-        remedy = remedies[0] if remedies else f"{_PROGRAM} --help"
-        sys.stderr.write(f"error: {where}{told}\ntry: {remedy}\n")
+        sys.stderr.write(f"error: {where}{brief(told)}\ntry: {remedy}\n")
         self.exit(2)
         raise AssertionError("exit returned")
 
@@ -106,7 +104,7 @@ class RoICLI(LightningCLI):
 
     @override
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
-        kwargs.setdefault("prog", _PROGRAM)
+        kwargs.setdefault("prog", PROGRAM)
         parser = self.parser_class(**kwargs)
         parser.add_argument(
             "-c",
@@ -158,13 +156,17 @@ class RoICLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         # LightningCLI's own warns when it is given what stands on the command line.
         assert isinstance(args, list)
-        words = [with_current_paths(word) for word in args]
+        words = [_in_full(with_current_paths(word)) for word in args]
         try:
             self.config = parser.parse_args(words)
         except (RecursionError, UnicodeError, OSError) as error:
             raise UserError(
                 f"the command line or a file it names can't be read: {error}; give another"
             ) from error
+        if self._typed in ("validate", "export") and self.config[self._typed]["ckpt_path"] is None:
+            raise UserError(
+                f"{self._typed} needs --ckpt_path; give a file from the run's checkpoints/ folder"
+            )
         config = self.config.as_dict()
         for line in dropped_options(words, config.get(config.get("subcommand"), config)):
             _tell(line)
@@ -224,13 +226,7 @@ class RoICLI(LightningCLI):
         return Path(root or RUNS) / name
 
     def before_validate(self) -> None:
-        """Refuse to measure a mask that was never learned.
-
-        Raises:
-            UserError: Without a checkpoint.
-        """
-        if self._get(self.config, "ckpt_path") is None:
-            raise UserError("validate needs --ckpt_path; give a file from the run's checkpoints/ folder")
+        """Refuse windows that are longer than the model takes."""
         self._check_length()
 
     def before_fit(self) -> None:
@@ -250,8 +246,18 @@ def run(args: Sequence[str]) -> None:
     Args:
         args: The command line after the program's name.
     """
+    if show_help(args[0], args):
+        return
     silence_warnings()
     build(list(args), run=True)
+
+
+def show_help(command: str, args: Sequence[str]) -> bool:
+    """Print a command's help if it is asked for, and say whether it was."""
+    asked = {"-h", "--help", "--help_all"}.intersection(args)
+    if asked:
+        sys.stdout.write(help_parser(command, "--help_all" in asked).format_help())
+    return bool(asked)
 
 
 def build(args: list[str], run: bool, cli: type[RoICLI] = RoICLI) -> RoICLI:
@@ -266,8 +272,7 @@ def build(args: list[str], run: bool, cli: type[RoICLI] = RoICLI) -> RoICLI:
         model_class=MaskLearningModule,
         datamodule_class=CalibrationDataModule,
         trainer_class=RoITrainer,
-        # The data module divides windows over ranks itself; the learner says in a line what it will learn.
-        trainer_defaults={"use_distributed_sampler": False, "max_epochs": 1, "enable_model_summary": False},
+        trainer_defaults=dict(TRAINER_DEFAULTS),
         save_config_callback=SaveFitConfig,
         save_config_kwargs={"overwrite": True},
         seed_everything_default=0,
@@ -284,6 +289,12 @@ def build(args: list[str], run: bool, cli: type[RoICLI] = RoICLI) -> RoICLI:
 @rank_zero_only
 def _tell(line: str) -> None:
     sys.stderr.write(f"{line}\n")
+
+
+def _in_full(word: str) -> str:
+    """An argument with the full name of its option."""
+    name, equals, value = word.partition("=")
+    return f"{SHORT.get(name, name)}{equals}{value}"
 
 
 def _seed(value: bool | int) -> int:

@@ -10,8 +10,27 @@ from typing import Any, Final, Literal, NoReturn, TypeVar, Union, get_args, get_
 import docstring_parser
 from typing_extensions import override
 
+from roi_lightning.errors import did_you_mean
+
+PROGRAM: Final = "roi-lightning"
 T = TypeVar("T")
-_METAVARS: Final = {int: "N", float: "X", Path: "PATH"}
+METAVARS: Final = {int: "N", float: "X", Path: "PATH"}
+# What an option is called elsewhere, or was called here.
+_ALSO: Final = {
+    "base_model": "base",
+    "calibration_data": "corpora",
+    "checkpointing": "activation_checkpointing",
+    "data": "corpora",
+    "dataset": "corpora",
+    "max_seq_length": "seq_len",
+    "model": "lm",
+    "nsamples": "windows",
+    "num_calibration_samples": "windows",
+    "patterns": "pattern",
+    "rivals": "baselines",
+    "sparsity_type": "pattern",
+    "spill": "offload_dir",
+}
 
 
 def parse_options(kind: type[T], command: str, argv: Sequence[str]) -> T:
@@ -28,23 +47,54 @@ def parse_options(kind: type[T], command: str, argv: Sequence[str]) -> T:
     Raises:
         SystemExit: 0 after `--help`; 2 after a line that says what is wrong.
     """
-    parser = _Parser(prog=f"roi-lightning {command}", argument_default=argparse.SUPPRESS)
-    described = [docstring_parser.parse(base.__doc__ or "") for base in reversed(kind.__mro__)]
-    parser.description = described[-1].description
-    texts = {entry.arg_name: entry.description or "" for doc in described for entry in doc.params}
-    hints = get_type_hints(kind)
-    for field in fields(kind):  # type: ignore[arg-type]
-        name = f"--{field.name}" if field.kw_only else field.name
-        parser.add_argument(name, **_keywords(field, hints[field.name], texts[field.name]))
+    parser = LineParser(prog=f"{PROGRAM} {command}", argument_default=argparse.SUPPRESS)
+    add_options(parser, kind)
     return kind(**vars(parser.parse_args(argv)))
 
 
-class _Parser(argparse.ArgumentParser):
-    """A parser that states an error in a line."""
+def add_options(parser: argparse.ArgumentParser, kind: type[object]) -> None:
+    """Give a parser the fields of a dataclass as options, and its description; see `parse_options`."""
+    parser.description = docstring_parser.parse(kind.__doc__ or "").description
+    texts, hints = described(kind), get_type_hints(kind)
+    for field in fields(kind):  # type: ignore[arg-type]
+        name = f"--{field.name}" if field.kw_only else field.name
+        parser.add_argument(name, **_keywords(field, hints[field.name], texts[field.name]))
+
+
+def described(kind: type[object]) -> dict[str, str]:
+    """What the docstrings of a class and its bases say of its arguments or attributes, by name."""
+    documents = [docstring_parser.parse(base.__doc__ or "") for base in reversed(kind.__mro__)]
+    return {entry.arg_name: entry.description or "" for document in documents for entry in document.params}
+
+
+class LineParser(argparse.ArgumentParser):
+    """A parser that states an error in a line, and names the options that were perhaps meant."""
 
     @override
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"error: {message}\ntry: {self.prog} --help\n")
+        self.exit(2, f"error: {with_near_options(message, _options(self))}\ntry: {self.prog} --help\n")
+
+
+def _options(parser: argparse.ArgumentParser) -> list[str]:
+    """The options of a parser and of its commands, with their dashes."""
+    below = [action.choices for action in parser._actions if isinstance(action.choices, dict)]
+    parsers = [parser, *(command for commands in below for command in commands.values())]
+    return [option for each in parsers for action in each._actions for option in action.option_strings]
+
+
+def with_near_options(message: str, known: Sequence[str]) -> str:
+    """An error of argparse, with the nearest options where it is about unknown ones.
+
+    Args:
+        message: The error.
+        known: All options, with their dashes.
+    """
+    _, unknown, words = message.partition("unrecognized arguments: ")
+    option = words.split("=")[0].split(" ")[0]
+    if not unknown or not option.startswith("--"):
+        return message
+    other = f"--{_ALSO.get(option[2:], '')}"
+    return f"{message}{f'; here it is {other}' if other in known else did_you_mean(option, known)}"
 
 
 def _keywords(field: "Field[Any]", hint: Any, text: str) -> dict[str, Any]:
@@ -63,7 +113,7 @@ def _keywords(field: "Field[Any]", hint: Any, text: str) -> dict[str, Any]:
         kind, metavar = get_args(kind)[0], metavar.removesuffix("S")
         keywords |= {"nargs": "+", "action": "extend"}
     elif field.kw_only:
-        metavar = _METAVARS.get(kind, metavar)
+        metavar = METAVARS.get(kind, metavar)
     return keywords | {"type": kind, "metavar": metavar}
 
 

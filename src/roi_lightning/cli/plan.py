@@ -10,7 +10,8 @@ from typing import Any, Final
 from typing_extensions import override
 
 from roi_lightning.cli import fit_in
-from roi_lightning.cli.lightning import RoICLI, build
+from roi_lightning.cli.lightning import RoICLI, build, show_help
+from roi_lightning.cli.options import PROGRAM
 from roi_lightning.learning.fsdp import FSDP2Strategy
 from roi_lightning.learning.memory_plan import Planner, Step
 from roi_lightning.learning.optim import check_trainer, count_micro_batches
@@ -18,7 +19,7 @@ from roi_lightning.models.config import check_length
 from roi_lightning.utils.atomic_io import check_writable, write_json
 from roi_lightning.utils.devices import choose_device
 from roi_lightning.utils.tables import print_table
-from roi_lightning.utils.third_party import plain_errors
+from roi_lightning.utils.third_party import plain_errors, silence_warnings
 
 _SHARDED: Final = ("weights", "logits", "gradients", "optimizer")
 _LABELS: Final = {
@@ -39,7 +40,7 @@ class PlanCLI(RoICLI):
 
     @override
     def init_parser(self, **kwargs: Any) -> Any:
-        parser = super().init_parser(**kwargs, prog="python -m roi_lightning plan")
+        parser = super().init_parser(**kwargs, prog=f"{PROGRAM} plan")
         parser.add_argument("--json", metavar="OUT", help="Also write the plan as JSON.")
         parser.add_argument(
             "--fit_in",
@@ -68,6 +69,9 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         UserError: For a configuration that `fit` would refuse.
     """
+    if show_help("plan", argv):
+        return 0
+    silence_warnings()
     cli = build(list(argv), run=False, cli=PlanCLI)
     out, size = cli.config.json, cli.config.fit_in
     if out:

@@ -1,4 +1,4 @@
-"""`prune MODEL --method METHOD --pattern N:M --out DIR`: a mask without training."""
+"""`prune LM --method METHOD --pattern N:M --out DIR`: a mask without training."""
 
 import sys
 import time
@@ -34,12 +34,12 @@ class PruneOptions(PruneConfig):
     Writes the same directory and mask file as a learned mask gets.
 
     Attributes:
-        model: Hub id, directory, or GGUF file.
+        lm: Hub id, directory, or GGUF file.
         method: magnitude (reads no text), wanda, sparsegpt, or a class path, with options as
             '{class_path: my_method.Mine, init_args: {exponent: 0.5}}'.
         out: The directory to write.
         overwrite: Replace an earlier export there.
-        data: Calibration text, as in data.corpora: files, globs, hub ids, python-docs, or mappings like
+        corpora: Calibration text, as in data.corpora: files, globs, hub ids, python-docs, or mappings like
             '{source: x.jsonl, text_field: body}'.
         revision: Branch, tag or commit of a hub id.
         dtype: In which the model runs, and a GGUF model is saved: auto for the stored one, bfloat16 for GGUF.
@@ -49,11 +49,11 @@ class PruneOptions(PruneConfig):
         block_size: Of sparsegpt, columns at a time (default: 128).
     """
 
-    model: str = field(kw_only=False)
+    lm: str = field(kw_only=False)
     method: str = field()
     out: Path
     overwrite: bool = False
-    data: Sequence[str] = ("python-docs",)
+    corpora: Sequence[str] = ("python-docs",)
     revision: str | None = None
     dtype: DType = "auto"
     trust_remote_code: bool = False
@@ -85,9 +85,9 @@ class PruneOptions(PruneConfig):
 
     def text(self) -> CalibrationDataModule:
         """The calibration text in the model's tokens."""
-        corpora: list[Corpus | str] = [parse_corpus(text) for text in self.data]
+        corpora: list[Corpus | str] = [parse_corpus(text) for text in self.corpora]
         return CalibrationDataModule(
-            self.model,
+            self.lm,
             tokenizer_revision=self.revision,
             trust_remote_code=self.trust_remote_code,
             corpora=corpora,
@@ -108,7 +108,7 @@ def main(argv: Sequence[str]) -> int:
     """
     options = parse_options(PruneOptions, "prune", argv)
     method, pattern = options.chosen, NMPattern(options.pattern)
-    source = resolve_model(options.model, options.revision)
+    source = resolve_model(options.lm, options.revision)
     check_model(source, pattern, options.targets, options.ignore, options.trust_remote_code)
     check_not_base(options.out.absolute(), source)
     options.check_space(None if source.kind == "gguf" else open_base(source))
@@ -117,7 +117,11 @@ def main(argv: Sequence[str]) -> int:
     if isinstance(method, CalibratedMethod):
         longest = max_positions(load_config(source, options.trust_remote_code))
         calibration = options.calibration(options.text(), longest)
-        facts |= {"activations": options.activations, "text": ", ".join(options.data), "seed": options.seed}
+        facts |= {
+            "activations": options.activations,
+            "text": ", ".join(options.corpora),
+            "seed": options.seed,
+        }
         facts |= {"windows": options.windows, "seq_len": options.seq_len}
         facts |= {"tokens": calibration.windows.numel()}
     device = choose_device(options.device)

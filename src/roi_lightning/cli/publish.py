@@ -30,7 +30,7 @@ class PublishOptions:
         push: Upload it, with your own login (hf auth login).
         private: If --push makes the repository, for its owner alone.
         license: An identifier of the hub (default: the base model's).
-        base_model: The base model's hub id, OWNER/NAME, where it was read from files.
+        base: The base model's hub id, OWNER/NAME, where it was read from files.
         language: Codes; may be repeated (default: the base model's).
         dataset: Of the text, OWNER/NAME; may be repeated.
         evaluation: What `evaluate --json` wrote.
@@ -44,7 +44,7 @@ class PublishOptions:
     push: bool = False
     private: bool = False
     license: str | None = None
-    base_model: str | None = None
+    base: str | None = None
     language: Sequence[str] = ()
     dataset: Sequence[str] = ()
     evaluation: Path | None = None
@@ -62,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
             --push, nobody is logged in.
     """
     options = parse_options(PublishOptions, "publish", argv)
-    for name in filter(None, (options.name, options.base_model)):
+    for name in filter(None, (options.name, options.base)):
         check_name(name)
     user = check_login() if options.push else None
     directory = options.directory.absolute()
@@ -85,7 +85,7 @@ def _publication(options: PublishOptions) -> Publication:
     require_verified(repr(str(directory)), directory)
     description = read_sidecar(directory)
     spec, revision = description["base"]["spec"], description["base"]["revision"]
-    hub_id = options.base_model or (spec if revision else None)
+    hub_id = options.base or (spec if revision else None)
     base = base_card(spec, hub_id, revision)
     return Publication(
         options.name,

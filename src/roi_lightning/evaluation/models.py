@@ -1,4 +1,4 @@
-"""What the MODEL arguments mean: models, or mask files to be applied to a base model in memory."""
+"""What the LM arguments mean: models, or mask files to be applied to a base model in memory."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,6 +1,5 @@
 """What `evaluate` can measure, by the names of `--tasks`, and its options."""
 
-import difflib
 import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Final, Literal
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from roi_lightning.data.packing import find_bos
-from roi_lightning.errors import UserError
+from roi_lightning.errors import UserError, did_you_mean
 from roi_lightning.evaluation.perplexity import Cut
 
 
@@ -67,9 +66,10 @@ def choose_tasks(names: str) -> list[Task]:
     wanted = [name.strip() for name in names.split(",") if name.strip()]
     for name in wanted:
         if name not in TASKS:
-            near = " or ".join(difflib.get_close_matches(name, TASKS))
-            meant = f"did you mean {near}? " if near else ""
-            raise UserError(f"--tasks: there is no task {name!r}; {meant}The tasks are {', '.join(TASKS)}")
+            known = ", ".join(TASKS)
+            raise UserError(
+                f"--tasks: there is no task {name!r}{did_you_mean(name, TASKS) or ';'} the tasks are {known}"
+            )
     if not wanted:
         raise UserError(f"--tasks is empty; name some of {', '.join(TASKS)}")
     return [task for name, task in TASKS.items() if name in wanted]

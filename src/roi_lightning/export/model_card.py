@@ -75,7 +75,7 @@ model's licence asks for applies here too."""
 _UNCHANGED: Final = f"""tells whether every pruned weight is exactly zero, every group of inputs keeps the right
 number of weights, every surviving weight is bit for bit the base model's, and no file has changed since the
 export. Without `--base` it checks all that this directory can prove on its own. `{MASK_FILE}` holds one bit per
-weight; with the base model, `python -m roi_lightning apply BASE {MASK_FILE} --out DIR` makes these weights
+weight; with the base model, `roi-lightning apply BASE {MASK_FILE} --out DIR` makes these weights
 again."""
 
 _UPDATED: Final = f"""tells whether every pruned weight is exactly zero, every group of inputs keeps the right
@@ -118,7 +118,7 @@ def _measured(measured: MeasuredQuality) -> list[str]:
     return [
         "## Measured",
         markdown_table(head, rows),
-        "as `python -m roi_lightning evaluate` gave them, with",
+        "as `roi-lightning evaluate` gave them, with",
         _facts("", settings),
     ]
 
@@ -146,7 +146,7 @@ def _check(masks: MaskSet, publication: Publication | None, base: str) -> str:
     if publication is not None:
         where = PurePath(publication.name).name
         fetch = f"hf download {publication.name} --local-dir {where}\n"
-    command = f"```\n{fetch}python -m roi_lightning verify {where} --base {base}\n```"
+    command = f"```\n{fetch}roi-lightning verify {where} --base {base}\n```"
     claim = _UPDATED if masks.updated else _UNCHANGED.replace("BASE", base)
     return f"## Check\n\n{command}\n\n{claim}"
 

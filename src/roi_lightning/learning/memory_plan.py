@@ -3,10 +3,8 @@
 No weight is read.
 """
 
-import os
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -21,11 +19,11 @@ from roi_lightning.learning.memory_tracker import LiveBytes, step_bytes
 from roi_lightning.models.config import GGUF_DTYPE, compute_dtype, load_config
 from roi_lightning.models.freezing import meta_language_model
 from roi_lightning.models.layers import check_pattern, prunable_layers
+from roi_lightning.utils.devices import memory_of
 
 # Large enough for tables that a tensor has once not to count.
 _PROBE: Final = 1 << 20
 _PARTS: Final = ("masked_weights", "activations", "loss")
-_CONTAINER_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")
 
 
 @dataclass(frozen=True)
@@ -158,15 +156,6 @@ def check_fits_device(learner: MaskLearningModule, trainer: Trainer) -> None:
     if fixed / ranks > limit:
         raise UserError(
             f"weights, logits, gradients and optimizer states take {fixed / ranks / 1e9:.1f} GB a device, which has "
-            f"{limit / 1e9:.1f} GB; python -m roi_lightning plan --fit_in {limit // 10**9}GB shows what would fit, "
+            f"{limit / 1e9:.1f} GB; roi-lightning plan --fit_in {limit // 10**9}GB shows what would fit, "
             "and overlays/fsdp2.yaml shards them across devices"
         )
-
-
-def memory_of(device: torch.device) -> int:
-    """Bytes that a device has; of a CPU, what this machine or its container may use."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
-    installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    allowed = _CONTAINER_LIMIT.read_text().strip() if _CONTAINER_LIMIT.is_file() else "max"
-    return min(installed, int(allowed)) if allowed.isdigit() else installed

@@ -115,8 +115,9 @@ class RoILightningModule(MaskLearningModule):
         if self.prior in SEQUENTIAL_PRIORS and isinstance(trainer.strategy, ModelParallelStrategy):
             raise UserError(
                 f"model.prior {self.prior!r} goes through the layers one by one, which a sharded model "
-                f"does not allow; make the mask first (python -m roi_lightning prune {self.source.spec} "
-                f"--method {self.prior} --pattern {self.pattern} --data FILES --out DIR) and set model.prior to DIR"
+                f"does not allow; make the mask first (roi-lightning prune {self.source.spec} "
+                f"--method {self.prior} --pattern {self.pattern} --corpora FILES --out DIR) and set "
+                "model.prior to DIR"
             )
         super().preflight(trainer)
 

@@ -37,9 +37,14 @@ def compute_dtype(stored: torch.dtype, device: torch.device) -> torch.dtype:
 @cache
 def _is_slow(dtype: torch.dtype) -> bool:
     """Whether this CPU is known to have no instructions for matrix products of a dtype."""
+    return native_instructions(dtype) == []
+
+
+def native_instructions(dtype: torch.dtype) -> list[str] | None:
+    """This CPU's instructions for matrix products of a dtype, by torch's names; None where torch can't tell."""
     able = getattr(torch.cpu, "get_capabilities", dict[str, Any])()  # older releases can't tell
-    listed = [able[name] for name in _INSTRUCTIONS.get(dtype, ()) if name in able]
-    return bool(listed) and not any(listed)
+    listed = [name for name in _INSTRUCTIONS.get(dtype, ()) if name in able]
+    return [name for name in listed if able[name]] if listed else None
 
 
 def load_config(source: ModelSource, trust_remote_code: bool = False) -> PreTrainedConfig:

@@ -49,14 +49,15 @@ class BlockRunner:
         lm: The model.
         windows: Token ids, int64 [count, seq_len].
         device: Where blocks run; one that is elsewhere is moved there for as long as it runs.
-        spill: A folder for the hidden states, [count, 1, seq_len, hidden] in the model's dtype; None for memory.
+        offload_dir: A folder for the hidden states, [count, 1, seq_len, hidden] in the model's dtype; None keeps
+            them in memory.
 
     Raises:
         UserError: If the model does more between its blocks than pass hidden states on.
     """
 
     def __init__(
-        self, lm: PreTrainedModel, windows: Tensor, device: torch.device, spill: Path | None = None
+        self, lm: PreTrainedModel, windows: Tensor, device: torch.device, offload_dir: Path | None = None
     ) -> None:
         self._name = decoder_blocks(lm)
         blocks = lm.get_submodule(self._name)
@@ -65,7 +66,7 @@ class BlockRunner:
         self._lm, self._windows = lm, windows
         self._lm_device = next(lm.get_input_embeddings().parameters()).device
         self._calls = self._all_calls()
-        self._hidden = self._first_hidden(spill)
+        self._hidden = self._first_hidden(offload_dir)
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -149,7 +150,7 @@ class BlockRunner:
             "use magnitude, or Wanda with --activations dense --device cpu (in fit: the prior 'activation')"
         )
 
-    def _first_hidden(self, spill: Path | None) -> Tensor:
+    def _first_hidden(self, offload_dir: Path | None) -> Tensor:
         """What the first block receives, for all windows: all that comes before it is run, nothing after."""
         found: list[Tensor] = []
 
@@ -165,7 +166,7 @@ class BlockRunner:
                     self._forward(window)
                 one = found.pop()
                 if hidden is None:
-                    hidden = _allocate((len(self._windows), *one.shape), one.dtype, spill)
+                    hidden = _allocate((len(self._windows), *one.shape), one.dtype, offload_dir)
                 hidden[i] = one
         finally:
             handle.remove()
@@ -198,21 +199,21 @@ def _moved(tree: Any, device: torch.device) -> Any:
     return tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, tree)
 
 
-def _allocate(shape: tuple[int, ...], dtype: torch.dtype, spill: Path | None) -> Tensor:
-    """An uninitialised tensor in memory, or in a nameless file of the folder `spill`, which goes with the tensor."""
-    if spill is None:
+def _allocate(shape: tuple[int, ...], dtype: torch.dtype, offload_dir: Path | None) -> Tensor:
+    """An uninitialised tensor in memory, or in a nameless file of a folder, which goes with the tensor."""
+    if offload_dir is None:
         return torch.empty(shape, dtype=dtype)
     size = torch.Size(shape).numel()
     try:
-        spill.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=spill, prefix="hidden_states-") as file:
+        offload_dir.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=offload_dir, prefix="hidden_states-") as file:
             # Reserved now: a disk that fills up under a mapped file kills the process.
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(file.fileno(), 0, size * dtype.itemsize)
             return torch.from_file(file.name, shared=True, size=size, dtype=dtype).view(shape)
     except (OSError, RuntimeError) as error:
         raise UserError(
-            f"hidden states can't be kept in {str(spill)!r}: {error}; give another --spill"
+            f"hidden states can't be kept in {str(offload_dir)!r}: {error}; give another --offload_dir"
         ) from error
 
 

@@ -23,7 +23,7 @@ from roi_lightning.utils.devices import choose_device
 from roi_lightning.utils.third_party import parser_error
 
 # `data` is a field of the command alone.
-_TEXT: Final = ("data", "windows", "seq_len", "seed", "activations", "device", "spill")
+_TEXT: Final = ("corpora", "windows", "seq_len", "seed", "activations", "device", "offload_dir")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class PruneConfig:
         activations: What the layers of a block see: sequential, what the pruned blocks before it give; dense, in half
             the passes, what the unpruned ones would.
         device: Where blocks run, one at a time: auto, cpu, cuda or cuda:N.
-        spill: Folder for the hidden states between two blocks, which otherwise stay in memory.
+        offload_dir: Folder for the hidden states between two blocks, which otherwise stay in memory.
         targets: Names or globs of the layers to prune.
         ignore: Names or globs of layers to leave dense.
 
@@ -55,7 +55,7 @@ class PruneConfig:
     seed: int = 0
     activations: Activations = "sequential"
     device: str = "auto"
-    spill: Path | None = None
+    offload_dir: Path | None = None
     targets: Sequence[str] = ("*",)
     ignore: Sequence[str] = ()
 
@@ -101,7 +101,7 @@ class PruneConfig:
         """
         device = choose_device(self.device)
         windows = calibration_windows(data, self.windows, max_positions)
-        return Calibration(windows, self.activations, device, self.spill)
+        return Calibration(windows, self.activations, device, self.offload_dir)
 
 
 def _by_class_path(text: str) -> OneShotMethod:

@@ -36,13 +36,13 @@ class Calibration:
         activations: `sequential`: a block receives what the pruned blocks before it give; `dense`: what the
             unpruned ones would, in one pass instead of two.
         device: Where blocks run.
-        spill: A folder for the hidden states, else they stay in memory.
+        offload_dir: A folder for the hidden states, else they stay in memory.
     """
 
     windows: Tensor
     activations: Activations = "sequential"
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    spill: Path | None = None
+    offload_dir: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def _prune_at_once(lm: PreTrainedModel, run: _PruningRun) -> Iterator[tuple[str,
 
 def _prune_blocks(lm: PreTrainedModel, run: _PruningRun) -> Iterator[tuple[str, LayerResult]]:
     calibration = run.calibration
-    blocks = BlockRunner(lm, calibration.windows, calibration.device, calibration.spill)
+    blocks = BlockRunner(lm, calibration.windows, calibration.device, calibration.offload_dir)
     last = max(i for i in range(len(blocks)) if _inside(run.layers, blocks.prefix(i)))
     for index in progress(range(last + 1), f"pruning blocks of {calibration.windows.numel():,} tokens"):
         yield from _prune_block(blocks, index, run, index == last)

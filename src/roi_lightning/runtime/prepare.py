@@ -43,5 +43,5 @@ def refuse_saving(lm: PreTrainedModel) -> None:
 def _refuse(*_: object, **__: object) -> NoReturn:
     raise UserError(
         "this model runs packed and can't be saved: keep the directory it came from, or make a packed one of it with "
-        "`python -m roi_lightning pack`"
+        "`roi-lightning pack`"
     )

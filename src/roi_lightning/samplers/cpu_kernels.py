@@ -66,12 +66,16 @@ class CPUKernel:
         """Write the gradient of the logits into `out`."""
         return self._run("logits_gradient", args, float(factor), logits, weight, grad, out)
 
+    def build(self, m: int, n: int, dtype: torch.dtype) -> Build:
+        """What to compile for a pattern, N kept of M, and the weights' dtype."""
+        constants = {"M": m, "N": n, "C": comb(m, n), "WEIGHT": _DTYPES[dtype]}
+        return Build(SOURCES / self.source, tuple(constants.items()))
+
     def _run(self, name: str, args: DrawArgs, factor: float, *tensors: Tensor) -> bool:
         weight = tensors[1]
         if weight.dtype not in _DTYPES or self.code_size(args.m, args.n) > self.max_size:
             return False
-        constants = {"M": args.m, "N": args.n, "C": comb(args.m, args.n), "WEIGHT": _DTYPES[weight.dtype]}
-        functions = library(Build(SOURCES / self.source, tuple(constants.items())))
+        functions = library(self.build(args.m, args.n, weight.dtype))
         if functions is None:
             return False
         groups, inverse = weight.numel() // args.m, (1 / args.lam, 1 / args.tau)

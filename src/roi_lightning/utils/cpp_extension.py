@@ -54,7 +54,9 @@ def load(build: Build) -> ctypes.CDLL:
     """The compiled library.
 
     Raises:
-        OSError: If this machine can't make it; the message is the compiler's own.
+        OSError: If there is no compiler, or what it made can't be loaded.
+        RuntimeError: If it can't compile the source; the message is its own.
+        UserError: If the library can't be written.
     """
     compiler = _compiler()
     sources = sorted((*build.source.parent.iterdir(), *_SHARED.iterdir()))
@@ -98,6 +100,16 @@ def openmp() -> int:
         return 0
 
 
+def compiler_in_use() -> tuple[str, str]:
+    """The compiler that `load` calls: its path, and the first line of what it says of its version.
+
+    Raises:
+        OSError: If there is none, or it can't be run.
+    """
+    found = _compiler()
+    return found, next(iter(_version(found).splitlines()), "")
+
+
 def _compile(compiler: str, build: Build, out: Path) -> None:
     constants = [f"-D{name}={value}" for name, value in build.constants]
     fixed = [*_FLAGS, "-I", str(_SHARED), *constants, str(build.source), "-o", str(out)]
@@ -107,7 +119,7 @@ def _compile(compiler: str, build: Build, out: Path) -> None:
         if done.returncode == 0:
             return
     reason = next((line for line in done.stderr.splitlines() if "error" in line), f"status {done.returncode}")
-    raise OSError(f"{compiler}: {reason}")
+    raise RuntimeError(f"{compiler}: {reason}")
 
 
 def _compiler() -> str:
@@ -134,8 +146,8 @@ def _machine() -> str:
     return next((line for line in lines if line.startswith(("flags", "Features"))), platform.machine())
 
 
-def _folder() -> Path:
-    """Where compiled libraries are kept: ROI_CACHE, the user's cache, or else a temporary folder."""
+def cache_folder() -> Path | None:
+    """Where compiled libraries are kept: ROI_CACHE or the user's cache; None if it can't be written."""
     try:
         base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         folder = Path(os.environ.get("ROI_CACHE") or Path(base) / "roi_lightning")
@@ -144,7 +156,12 @@ def _folder() -> Path:
             return folder
     except (OSError, RuntimeError):  # the latter where nobody has a home
         pass
-    return Path(_own_folder().name)
+    return None
+
+
+def _folder() -> Path:
+    """The cache, or else a temporary folder."""
+    return cache_folder() or Path(_own_folder().name)
 
 
 @cache

@@ -1,9 +1,11 @@
-"""Choose the device of a command; set the floating-point mode of the CPU's threads."""
+"""Choose the device of a command; how much memory one has; set the floating-point mode of the CPU's threads."""
 
 import ctypes
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Final
 
 import torch
@@ -13,6 +15,7 @@ from roi_lightning.utils.cpp_extension import openmp
 
 _REGION: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _PARALLEL: Final = ctypes.CFUNCTYPE(None, _REGION, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+_CONTAINER_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")
 
 
 def choose_device(name: str = "auto") -> torch.device:
@@ -33,6 +36,15 @@ def choose_device(name: str = "auto") -> torch.device:
     if kind == "cuda" and number.isdigit() and int(number) < gpus:
         return torch.device(name)
     raise UserError(f"--device {name!r}: use auto, cpu, cuda or cuda:N; this machine has {gpus} GPUs")
+
+
+def memory_of(device: torch.device) -> int:
+    """Bytes that a device has; of a CPU, what this machine or its container may use."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    allowed = _CONTAINER_LIMIT.read_text().strip() if _CONTAINER_LIMIT.is_file() else "max"
+    return min(installed, int(allowed)) if allowed.isdigit() else installed
 
 
 @contextmanager

@@ -62,6 +62,8 @@ def silence_warnings() -> None:
     # A checkpoint of another folder may be named: only its list of checkpoints stays behind.
     warnings.filterwarnings("ignore", message="The dirpath has changed from")
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_is_no_advice)
+    # The configuration says so.
+    logging.getLogger("lightning.fabric.utilities.seed").setLevel(logging.WARNING)
 
 
 def _is_no_advice(record: logging.LogRecord) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from roi_lightning.cli.benchmark import decode, linear, sampler, step
+from roi_lightning.cli.options import PROGRAM, LineParser
 from roi_lightning.errors import UserError
 
 if TYPE_CHECKING:
@@ -18,10 +19,16 @@ _MIN: Final = {"rounds": 1, "batch_size": 1, "seq_len": 2, "prompt": 1, "tokens"
 
 def build_parser() -> argparse.ArgumentParser:
     """The options of `benchmark`."""
-    parser = argparse.ArgumentParser(
-        prog="roi-lightning benchmark",
+    parser = LineParser(
+        prog=f"{PROGRAM} benchmark",
         description="Time and memory of drawing masks, alone or within a training step, and of running 2:4 models.",
     )
+    add_kinds(parser)
+    return parser
+
+
+def add_kinds(parser: argparse.ArgumentParser) -> None:
+    """Give a parser a command for each kind."""
     kinds = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
     for name, kind in _KINDS.items():
         own = kinds.add_parser(name, help=kind.help)
@@ -32,7 +39,6 @@ def build_parser() -> argparse.ArgumentParser:
         add("--json", metavar="OUT", type=Path, help="also write the rows as JSON")
         if kind.figure:
             add("--figure", metavar="OUT", type=Path, help="also draw them, as PNG")
-    return parser
 
 
 def main(argv: Sequence[str]) -> int:

@@ -6,15 +6,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from roi_lightning.cli.benchmark.kind import Kind, Row, Table, numbers, spread
-from roi_lightning.errors import UserError
 
 if TYPE_CHECKING:
     import torch
     from matplotlib.figure import Figure
 
     from roi_lightning.benchmark.timing import Ratio
-    from roi_lightning.models.source import ModelSource
-
 
 _DECODE: Final = "decode.packed_over_dense"
 _HEAD: Final = (
@@ -25,9 +22,10 @@ _HEAD: Final = (
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--model", metavar="DIR", help="an exported 2:4 directory")
-    add("--lm", metavar="MODEL", help="with --random: only its configuration is read")
-    add("--random", action="store_true", help="random 2:4 weights, in bfloat16")
+    add("--lm", required=True, help="an exported 2:4 directory; with --random any model")
+    add(
+        "--random", action="store_true", help="random 2:4 weights in bfloat16; only the configuration is read"
+    )
     add("--batch", default="1,4,16,64", help="sequences, separated by commas (default: %(default)s)")
     add(
         "--prompt",
@@ -41,13 +39,15 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _measure(args: argparse.Namespace, device: "torch.device") -> Iterable["Ratio"]:
-    batches, source = numbers("--batch", args.batch, "1,4,16"), _source(args)
+    batches = numbers("--batch", args.batch, "1,4,16")
     from roi_lightning.benchmark import DecodeBenchmark
     from roi_lightning.benchmark.generation import GenerationConfig, random_prompts, text_prompts
     from roi_lightning.benchmark.models import check_source, make_pair, random_model, stored_model
     from roi_lightning.models.config import load_tokenizer
+    from roi_lightning.models.source import resolve_model
     from roi_lightning.runtime.semi_structured import check_device
 
+    source = resolve_model(args.lm)
     check_source(source, args.prompt + args.tokens)
     if args.large_batches:
         check_device(device)
@@ -60,14 +60,6 @@ def _measure(args: argparse.Namespace, device: "torch.device") -> Iterable["Rati
     config = GenerationConfig(args.tokens, args.compile)
     pair = make_pair(lm, args.large_batches)
     return DecodeBenchmark(pair, prompts, batches, args.prompt, config, args.rounds).run(device)
-
-
-def _source(args: argparse.Namespace) -> "ModelSource":
-    from roi_lightning.models.source import resolve_model
-
-    if bool(args.model) == bool(args.lm) or bool(args.lm) != args.random:
-        raise UserError("benchmark decode: give either --model DIR, or --lm MODEL with --random")
-    return resolve_model(args.model or args.lm)
 
 
 def _table(rows: Sequence[Row], args: argparse.Namespace) -> Table:

@@ -25,7 +25,7 @@ _NOTE: Final = (
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--lm", metavar="MODEL", help="shapes of this model's layers; only its configuration is read")
+    add("--lm", metavar="LM", help="shapes of this model's layers; only its configuration is read")
     add("--shapes", metavar="OUTxIN", help="shapes, separated by commas: 3584x3584,18944x3584")
     add(
         "--rows",
@@ -55,7 +55,7 @@ def _shapes(args: argparse.Namespace) -> "Mapping[Shape, int]":
     from roi_lightning.models.source import resolve_model
 
     if bool(args.lm) == bool(args.shapes):
-        raise UserError("benchmark linear: give either --lm MODEL or --shapes OUTxIN")
+        raise UserError("benchmark linear: give either --lm LM or --shapes OUTxIN")
     return model_shapes(resolve_model(args.lm)) if args.lm else parse_shapes(args.shapes)
 
 

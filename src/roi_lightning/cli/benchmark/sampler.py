@@ -22,27 +22,27 @@ _NOTE: Final = (
     "÷: times one torch.exp (on a GPU torch.add) over as many fp32 values; bytes: peak, per weight; "
     "saved: for the backward pass."
 )
-_RIVALS_NOTE: Final = (
+_BASELINES_NOTE: Final = (
     "eager: plain torch; autograd: RoI without a backward pass of its own; "
     "published: MaskLLM as its authors wrote it."
 )
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--patterns", default="2:4", help="N:M, separated by commas (default: %(default)s)")
+    parser.add_argument("--pattern", default="2:4", help="N:M, separated by commas (default: %(default)s)")
     parser.add_argument(
         "--weights", default="16777216", help="in a layer, separated by commas (default: %(default)s)"
     )
-    parser.add_argument("--rivals", action="store_true", help="also straightforward implementations")
+    parser.add_argument("--baselines", action="store_true", help="also straightforward implementations")
 
 
 def _measure(args: argparse.Namespace, device: "torch.device") -> Iterable["Ratio"]:
     from roi_lightning.benchmark import SamplerBenchmark
     from roi_lightning.masks.pattern import NMPattern
 
-    patterns = [NMPattern(text) for text in args.patterns.split(",")]
+    patterns = [NMPattern(text) for text in args.pattern.split(",")]
     for weights in numbers("--weights", args.weights, "1e6,16777216"):
-        yield from SamplerBenchmark(weights, patterns, args.rounds, args.rivals).run(device)
+        yield from SamplerBenchmark(weights, patterns, args.rounds, args.baselines).run(device)
 
 
 def _table(rows: Sequence[Row], args: argparse.Namespace) -> Table:
@@ -62,7 +62,7 @@ def _table(rows: Sequence[Row], args: argparse.Namespace) -> Table:
         for row in rows
         for name, _, kind in [row["name"].removeprefix("sampler.").partition("_")]
     ]
-    return Table(head, cells, f"{_NOTE} {_RIVALS_NOTE}" if args.rivals else _NOTE)
+    return Table(head, cells, f"{_NOTE} {_BASELINES_NOTE}" if args.baselines else _NOTE)
 
 
 KIND: Final = Kind(

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from roi_lightning.benchmark.timing import Ratio
 
 _NOTE: Final = "GiB: peak, beyond what is held; held: what is learned, its gradient and AdamW's states."
-_RIVALS_NOTE: Final = (
+_BASELINES_NOTE: Final = (
     "roi autograd: without a backward pass of its own; maskllm published: as its authors wrote it."
 )
 
@@ -30,8 +30,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add("--pattern", default="2:4", help="N:M (default: %(default)s)")
     add("--batch_size", type=int, default=2, help="windows (default: %(default)s)")
     add("--seq_len", type=int, default=1024, help="tokens of each (default: %(default)s)")
-    add("--checkpointing", action="store_true", help="recompute activations in the backward pass")
-    add("--rivals", action="store_true", help="also straightforward implementations")
+    add("--activation_checkpointing", action="store_true", help="recompute activations in the backward pass")
+    add("--baselines", action="store_true", help="also straightforward implementations")
 
 
 def _measure(args: argparse.Namespace, device: "torch.device") -> Iterable["Ratio"]:
@@ -39,7 +39,7 @@ def _measure(args: argparse.Namespace, device: "torch.device") -> Iterable["Rati
     from roi_lightning.masks.pattern import NMPattern
 
     lm, pattern = _language_model(args, device), NMPattern(args.pattern)
-    return StepBenchmark(lm, pattern, args.batch_size, args.seq_len, args.rounds, args.rivals).run(device)
+    return StepBenchmark(lm, pattern, args.batch_size, args.seq_len, args.rounds, args.baselines).run(device)
 
 
 def _language_model(args: argparse.Namespace, device: "torch.device") -> Any:
@@ -53,7 +53,7 @@ def _language_model(args: argparse.Namespace, device: "torch.device") -> Any:
     else:
         lm = load_language_model(source, args.dtype, device=device)
         lm.to(device)  # type: ignore[arg-type]
-    if args.checkpointing:
+    if args.activation_checkpointing:
         enable_checkpointing(lm)
     return lm
 
@@ -70,7 +70,7 @@ def _table(rows: Sequence[Row], args: argparse.Namespace) -> Table:
         )
         for row in rows
     ]
-    return Table(head, [first, *others], f"{_NOTE} {_RIVALS_NOTE}" if args.rivals else _NOTE)
+    return Table(head, [first, *others], f"{_NOTE} {_BASELINES_NOTE}" if args.baselines else _NOTE)
 
 
 def _memory(temporary: int, held: int) -> tuple[str, str]:

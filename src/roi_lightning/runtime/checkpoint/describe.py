@@ -23,7 +23,7 @@ tokenizer = AutoTokenizer.from_pretrained("PATH", config=model.config)
 ```
 
 It computes what the dense directory computes that it was packed from. Every file is hashed while it is loaded, this
-one included, and a directory in which one has changed is refused. `python -m roi_lightning verify PATH --base BASE`
+one included, and a directory in which one has changed is refused. `roi-lightning verify PATH --base BASE`
 compares the kept weights with the base model's. What the base model's licence asks for applies here too.
 """
 

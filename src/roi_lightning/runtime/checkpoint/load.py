@@ -85,7 +85,7 @@ def _packed_source(spec: str) -> ModelSource:
     if not is_packed(source.directory):
         raise UserError(
             f"{spec!r} is not packed: load it with transformers' from_pretrained, or pack it first "
-            "(`python -m roi_lightning pack`)"
+            "(`roi-lightning pack`)"
         )
     return ModelSource(spec, "packed", source.directory)
 
