@@ -227,8 +227,7 @@ def test_a_class_path_prunes_as_the_object_does(lab):
     lm, tokenizer = AutoModelForCausalLM.from_pretrained(lab.model), AutoTokenizer.from_pretrained(lab.model)
     chosen = "{class_path: my_method.PoweredWanda, init_args: {exponent: 2}}"
     text = [lab.corpus, "--windows", 3, "--seq_len", 32, "--device", "cpu"]
-    option = "--corpora" if "corpora" in PruneOptions.__dataclass_fields__ else "--data"
-    assert run("prune", lab.model, "--method", chosen, option, *text, "--out", "out") == 0
+    assert run("prune", lab.model, "--method", chosen, "--corpora", *text, "--out", "out") == 0
     assert run("verify", "out", "--base", lab.model) == 0
     result = prune(
         lm, tokenizer, str(lab.corpus), method=PoweredWanda(2), windows=3, seq_len=32, device="cpu"
@@ -556,6 +555,15 @@ def test_a_change_of_class_says_what_it_drops(lab, capsys, words, lines):
     build(asked, run=False)
     told = capsys.readouterr().err.splitlines()
     assert [line for line in told if "dropped options" in line] == lines
+
+
+def test_what_an_extended_file_gives_is_told_too(lab, capsys):
+    learner = "model: {class_path: my_learner.ScoreModule}\n"
+    (lab.folder / "mine.yaml").write_text(f"extends: quickstart.yaml\n{learner}")
+    build(["-c", "mine.yaml", "--lm", str(lab.model), "--trainer.accelerator=cpu"], run=False)
+    told = capsys.readouterr().err.splitlines()
+    wanted = f"model is ScoreModule now; dropped options: {_ROI}"
+    assert [line for line in told if "dropped" in line] == [wanted]
 
 
 # In the study.
