@@ -8,6 +8,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Literal
 
+from roi_lightning.cli.commands import COMMANDS, CONFIGURED
 from roi_lightning.cli.options import PROGRAM, add_options, parse_options
 from roi_lightning.errors import UserError
 
@@ -45,7 +46,6 @@ def main(argv: Sequence[str]) -> int:
 
 def all_commands() -> argparse.ArgumentParser:
     """A parser that knows every command and its options; it is for completion and documentation, not for parsing."""
-    from roi_lightning.__main__ import COMMANDS, CONFIGURED
     from roi_lightning.cli.run_help import fill
 
     parser = argparse.ArgumentParser(prog=PROGRAM)
