@@ -177,7 +177,7 @@ def test_completion_in_bash(capsys, tmp_path):
 
 
 def test_completion_without_shtab(capsys, monkeypatch):
-    monkeypatch.setattr("roi_lightning.cli.completion.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "shtab", None)
     assert run("completion", "bash") == 1
     assert "pip install 'roi-lightning[completion]'" in capsys.readouterr().err
 
