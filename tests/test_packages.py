@@ -208,7 +208,8 @@ def test_the_installed_command_takes_a_model_from_fit_to_evaluate(installed, lab
     text.write_text("the cat sat on a mat and saw two dogs run far from home " * 40)
     output(tmp_path, *program, "fit", *lab.quick("--run", "tiny"))
     run = tmp_path / "runs/tiny"
-    output(tmp_path, *program, "prune", dense, "--method", "magnitude", "--out", "pruned")
+    text_options = ["--corpora", lab.corpus, "--seq_len", "32", "--windows", "4"]
+    output(tmp_path, *program, "prune", dense, "--method", "wanda", *text_options, "--out", "pruned")
     shown = output(
         tmp_path, *program, "evaluate", dense, run / "export", "pruned", "--text", text, "--seq_len", "64"
     )
