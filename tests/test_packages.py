@@ -22,7 +22,7 @@ PACKAGE = Path(roi_lightning.__file__).parent
 FOLDERS = ("src", "configs", "tests", "scripts", "examples", "benchmarks", "docs")
 FILES = (
     *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE"),
-    *("constraints.txt", "pyproject.toml", ".gitignore"),
+    *("constraints.txt", "mkdocs.yml", "pyproject.toml", ".gitignore"),
 )
 
 
