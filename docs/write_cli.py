@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Final
 
-from roi_lightning.__main__ import COMMANDS, CONFIGURED
+from roi_lightning.cli.commands import COMMANDS, CONFIGURED
 from roi_lightning.cli.completion import all_commands
 from roi_lightning.cli.options import PROGRAM
 

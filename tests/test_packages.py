@@ -1,29 +1,42 @@
-"""What is built of this repository: the wheel runs, and the source distribution tests itself."""
+"""What is built of this repository: its metadata hold, the wheel runs, and the source distribution tests itself."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
 import tarfile
+import tomllib
 import venv
 import zipfile
 from pathlib import Path
+from typing import get_args
 
 import pytest
+import torch
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from safetensors.torch import load_file
 
 import roi_lightning
 from cli_helpers import make_lab
+from roi_lightning.errors import UserError
+from roi_lightning.utils import extras
 
 pytest.importorskip("hatchling")
 lab = pytest.fixture(make_lab)
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = Path(roi_lightning.__file__).parent
-FOLDERS = ("src", "configs", "tests", "scripts", "examples", "benchmarks", "docs")
+FOLDERS = ("src", "configs", "tests", "scripts", "examples", "benchmarks", "docs", ".github")
 FILES = (
-    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE"),
-    *("constraints.txt", "mkdocs.yml", "pyproject.toml", ".gitignore"),
+    *("README.md", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE"),
+    *("constraints.txt", "mkdocs.yml", "pyproject.toml", ".gitignore", ".pre-commit-config.yaml"),
 )
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+PYTHON = "Programming Language :: Python :: "
 
 
 def files(folder: Path) -> set[str]:
@@ -86,6 +99,70 @@ def output(folder, *command, **environment) -> str:
     return done.stdout
 
 
+def requirements(lines):
+    return {canonicalize_name(found.name): found for found in map(Requirement, lines)}
+
+
+def test_the_classifiers_exist_and_agree_with_the_rest():
+    known = pytest.importorskip("trove_classifiers").classifiers
+    assert set(PROJECT["classifiers"]) <= known
+    pythons = [name.removeprefix(PYTHON) for name in PROJECT["classifiers"] if name.startswith(PYTHON)]
+    assert PROJECT["requires-python"] == f">={pythons[0]}"
+    workflow = yaml.safe_load((ROOT / ".github/workflows/tests.yml").read_text())
+    assert workflow["jobs"]["python"]["strategy"]["matrix"]["python"] == [pythons[0], pythons[-1]]
+    for job in workflow["jobs"].values():
+        scripts = [step["run"].split()[0] for step in job["steps"] if "run" in step]
+        assert [os.access(ROOT / script, os.X_OK) for script in scripts] == [True]
+
+
+def test_every_dependency_is_pinned_within_its_bounds():
+    wanted = requirements(PROJECT["dependencies"] + [line for lines in EXTRAS.values() for line in lines])
+    pins = (ROOT / "constraints.txt").read_text().splitlines()
+    pinned = requirements(line for line in pins if not line.startswith("#"))
+    # A torch that was built for GPUs brings its own Triton.
+    assert wanted.keys() - pinned.keys() == {"roi-lightning", "triton"}
+    for name in wanted.keys() & pinned.keys():
+        (pin,) = pinned[name].specifier
+        assert pin.version in wanted[name].specifier, name
+
+
+def test_extras_that_errors_and_pages_name_exist():
+    of_errors = set(get_args(extras.Extra))
+    assert EXTRAS.keys() == of_errors | {"all", "dev", "docs"}
+    assert requirements(EXTRAS["all"])["roi-lightning"].extras == of_errors
+    pages = [
+        *PACKAGE.rglob("*.py"),
+        *ROOT.glob("configs/**/*.yaml"),
+        *ROOT.glob("docs/*.md"),
+        ROOT / "README.md",
+    ]
+    named = {
+        name for page in pages for name in re.findall(r"(?:roi-lightning|'\.)\[(\w+)\]", page.read_text())
+    }
+    assert named <= EXTRAS.keys()
+
+
+@pytest.mark.parametrize("extra", get_args(extras.Extra))
+def test_a_missing_package_is_one_that_the_extra_brings(extra, monkeypatch):
+    brought = requirements(EXTRAS[extra])
+    for name in brought:
+        monkeypatch.setitem(sys.modules, name.replace("-", "_"), None)
+    with pytest.raises(UserError) as caught:
+        extras.require(extra, "this")
+    named = re.fullmatch(
+        rf"this needs (.+); run `pip install 'roi-lightning\[{extra}\]'`", str(caught.value)
+    )[1]
+    assert set(map(canonicalize_name, named.split(" and "))) == brought.keys()
+
+
+def test_the_citation_is_of_this_version_and_of_the_paper_that_readme_names():
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    wanted = [PROJECT["name"].replace("-", "_"), PROJECT["version"], PROJECT["license"]]
+    assert [cited["title"], cited["version"], cited["license"]] == wanted
+    assert cited["authors"] == PROJECT["authors"]
+    assert cited["references"][0]["title"] in " ".join((ROOT / "README.md").read_text().split())
+
+
 def test_the_wheel_holds_the_package_and_the_configurations(wheel):
     inside = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     configs = {f"roi_lightning/configs/{name}" for name in files(ROOT / "configs")}
@@ -121,6 +198,29 @@ def test_the_installed_package_plans_and_compiles(installed, lab, tmp_path):
     )
     output(tmp_path, installed / "python", "-c", program, ROI_CACHE=str(tmp_path / "cache"))
     assert len(list((tmp_path / "cache").glob("*.so"))) == 2
+
+
+@pytest.mark.slow
+def test_the_installed_command_takes_a_model_from_fit_to_evaluate(installed, lab, tmp_path):
+    """From a folder with nothing of the source tree, with the shipped configuration found by its bare name."""
+    program = [installed / "roi-lightning"]
+    dense, text = lab.model, tmp_path / "text.txt"
+    text.write_text("the cat sat on a mat and saw two dogs run far from home " * 40)
+    output(tmp_path, *program, "fit", *lab.quick("--run", "tiny"))
+    run = tmp_path / "runs/tiny"
+    output(tmp_path, *program, "prune", dense, "--method", "magnitude", "--out", "pruned")
+    shown = output(
+        tmp_path, *program, "evaluate", dense, run / "export", "pruned", "--text", text, "--seq_len", "64"
+    )
+    assert all(name in shown for name in ("export", "pruned"))
+    output(tmp_path, *program, "apply", dense, run / "mask.safetensors", "--out", "applied")
+    for folder in (run / "export", "pruned", "applied"):
+        output(tmp_path, *program, "verify", folder, "--base", dense)
+    written, applied = (
+        load_file(path / "model.safetensors") for path in (run / "export", tmp_path / "applied")
+    )
+    assert written.keys() == applied.keys()
+    assert all(torch.equal(applied[name], tensor) for name, tensor in written.items())
 
 
 def test_the_sdist_is_complete(sdist):

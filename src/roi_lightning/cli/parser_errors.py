@@ -15,6 +15,7 @@ from roi_lightning.learning import callbacks
 from roi_lightning.learning.base import MaskLearningModule
 from roi_lightning.samplers import Sampler
 from roi_lightning.samplers.schedules import Schedule
+from roi_lightning.utils.extras import install
 from roi_lightning.utils.third_party import parser_error
 
 _NO_CLASS: Final = re.compile(r"Expected a dot import path string: ([^\s;]+)")
@@ -31,7 +32,7 @@ _KINDS: Final[dict[str, type[object]]] = {
     "tau": Schedule,
 }
 _REMEDIES: Final = {
-    "No module named 'torchao'": "pip install 'roi-lightning[8bit]'",
+    "No module named 'torchao'": install("8bit"),
     "export.out": "roi-lightning export ... --out DIR",
     _NO_MODEL: f"{PROGRAM} fit --config quickstart.yaml, or give a model with --lm",
 }

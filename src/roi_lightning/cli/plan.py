@@ -1,6 +1,5 @@
 """`plan`: what a run will learn, hold in memory and read, from the configuration alone."""
 
-import resource
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -99,10 +98,10 @@ def make_plan(args: Sequence[str]) -> dict[str, Any]:
         args: As given to `fit`, without the command's name.
 
     Returns:
-        `prunable`, `logits`, `bytes` by part (on a device that holds everything), `spread` (bytes that each device
-        keeps of weights, logits, gradients and optimizer states where they are sharded, else None), `tokens`,
-        `steps`, `validate_every_steps` (None if validation is not counted in micro-batches or steps), and what they
-        were derived from.
+        `prunable`, `logits`, `bytes` by part (on a device that holds everything; `process` where the system tells
+        this process's peak memory), `spread` (bytes that each device keeps of weights, logits, gradients and
+        optimizer states where they are sharded, else None), `tokens`, `steps`, `validate_every_steps` (None if
+        validation is not counted in micro-batches or steps), and what they were derived from.
 
     Raises:
         UserError: For a configuration that `fit` would refuse.
@@ -140,9 +139,10 @@ def _count(planner: Planner, step: Step, trainer: Any) -> dict[str, Any]:
     windows = step.accumulate * step.batch_size * ranks
     every = trainer.val_check_interval
     sizes = planner.sizes(step)
-    # A CPU's allocator rarely gives back what one part had before another needs memory. Besides, this process has
-    # loaded what a run loads, and nothing large.
-    sizes["process"] = sum(sizes.values()) - sizes["total"] + _max_resident()
+    if (resident := _max_resident()) is not None:
+        # A CPU's allocator rarely gives back what one part had before another needs memory. Besides, this process has
+        # loaded what a run loads, and nothing large.
+        sizes["process"] = sum(sizes.values()) - sizes["total"] + resident
     return {
         "model": planner.learner.source.spec,
         "pattern": str(planner.learner.pattern),
@@ -169,8 +169,12 @@ def _is_sharded(strategy: Any) -> bool:
     return bool(module) and issubclass(getattr(import_module(module), name), FSDP2Strategy)
 
 
-def _max_resident() -> int:
-    """The peak memory of this process so far, in bytes."""
+def _max_resident() -> int | None:
+    """The peak memory of this process so far, in bytes; None on Windows."""
+    try:
+        import resource
+    except ImportError:
+        return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak << 10
 
@@ -201,8 +205,8 @@ def show_plan(plan: dict[str, Any], learns: str) -> None:
         [f"{learns} to learn", f"{plan['logits']:,}"],
         None,
         *(
-            [label.format(learns=learns), f"{plan['bytes'][name] / 2**30:,.2f} GiB"]
-            for name, label in _LABELS.items()
+            [_LABELS[name].format(learns=learns), f"{size / 2**30:,.2f} GiB"]
+            for name, size in plan["bytes"].items()
         ),
         None,
         ["optimizer steps", f"{plan['steps']:,}"],

@@ -1,6 +1,5 @@
 """What `evaluate` can measure, by the names of `--tasks`, and its options."""
 
-import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,6 +11,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from roi_lightning.data.packing import find_bos
 from roi_lightning.errors import UserError, did_you_mean
 from roi_lightning.evaluation.perplexity import Cut
+from roi_lightning.utils.extras import require
 
 
 @dataclass(frozen=True)
@@ -126,10 +126,7 @@ class EvalConfig:
         return [task for task in self.chosen if task.kind != "windows"]
 
     def _check_harness(self, task: Task) -> None:
-        if importlib.util.find_spec("lm_eval") is None:
-            raise UserError(
-                f"task {task.name!r} needs lm-evaluation-harness: run `pip install 'roi-lightning[eval]'`"
-            )
+        require("eval", f"task {task.name!r}")
         file = None if self.task_data is None else Path(self.task_data) / task.data_file
         if file is not None and not file.is_file():
             raise UserError(

@@ -5,8 +5,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal, TypeVar
 
+import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.accelerators import Accelerator, MPSAccelerator
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities import rank_zero_info
 from typing_extensions import override
@@ -38,7 +40,11 @@ class RoITrainer(Trainer):
         accumulate_grad_batches: Micro-batches of an optimizer step on each device; None is as many as
             `data.windows_per_step` makes.
         val_check_interval: As in Lightning: micro-batches between validations, or a share of the run, or a time.
+        accelerator: As in Lightning, but `auto` is a CUDA GPU or the CPU, never a Mac's MPS.
         options: Of Lightning's Trainer.
+
+    Raises:
+        UserError: If the accelerator is MPS.
     """
 
     def __init__(
@@ -47,10 +53,22 @@ class RoITrainer(Trainer):
         validate_every_steps: int | None = None,
         accumulate_grad_batches: int | None = None,
         val_check_interval: int | float | str | timedelta | dict[str, int] | None = None,
+        accelerator: str | Accelerator = "auto",
         **options: Any,
     ) -> None:
         parts = 1 if accumulate_grad_batches is None else accumulate_grad_batches
-        super().__init__(accumulate_grad_batches=parts, val_check_interval=val_check_interval, **options)
+        if accelerator == "auto":
+            accelerator = "cuda" if torch.cuda.is_available() else "cpu"
+        super().__init__(
+            accelerator=accelerator,
+            accumulate_grad_batches=parts,
+            val_check_interval=val_check_interval,
+            **options,
+        )
+        if isinstance(self.accelerator, MPSAccelerator):
+            raise UserError(
+                f"masks can't be learned with trainer.accelerator {accelerator!r} on MPS; set it to cpu or auto"
+            )
         self.validate_every_steps = validate_every_steps
         self._given = SimpleNamespace(
             accumulate_grad_batches=accumulate_grad_batches,

@@ -9,6 +9,7 @@ from typing import Final, Literal
 
 from roi_lightning.errors import UserError
 from roi_lightning.models.stored_tensors import PACKED_STEM, weight_files
+from roi_lightning.utils.extras import require
 
 _HUB_ID: Final = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _WANTED: Final = (
@@ -102,10 +103,11 @@ def resolve_model(spec: str, revision: str | None = None, *, packed: bool = Fals
         packed: Take a packed directory, too.
 
     Raises:
-        UserError: If a path does not exist, the name has none of these forms, or a directory is packed.
+        UserError: If a path does not exist, the name has none of these forms, a directory is packed, or what
+            reads GGUF files is not installed.
     """
     if spec == SMOLLM2:
-        return ModelSource(spec, "gguf", _packaged_smollm2())
+        return _gguf(spec, _packaged_smollm2())
     is_gguf = spec.startswith("gguf:")
     path = Path(spec.removeprefix("gguf:")).expanduser()
     if path.is_dir() and not is_gguf:
@@ -121,7 +123,7 @@ def resolve_model(spec: str, revision: str | None = None, *, packed: bool = Fals
     if is_gguf or path.suffix == ".gguf":
         if not path.is_file():
             raise UserError(f"no GGUF file at {str(path)!r}; give the path of an existing .gguf file")
-        return ModelSource(spec, "gguf", path.resolve())
+        return _gguf(spec, path)
     if spec.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(spec):
         raise UserError(
             f"model {spec!r} is no directory here, no .gguf file and no hub id; give one of these (owner/name)"
@@ -132,6 +134,11 @@ def resolve_model(spec: str, revision: str | None = None, *, packed: bool = Fals
 def is_packed(directory: Path) -> bool:
     """Whether a directory holds a packed checkpoint, damaged or not."""
     return any((directory / name).is_file() for name in (DENSE_CONFIG, *weight_files(PACKED_STEM)))
+
+
+def _gguf(spec: str, path: Path) -> ModelSource:
+    require("gguf", f"model {spec!r}, a GGUF file,")
+    return ModelSource(spec, "gguf", path.resolve())
 
 
 def _packaged_smollm2() -> Path:

@@ -55,6 +55,8 @@ def silence_warnings() -> None:
     warnings.filterwarnings("ignore", message=".*treespec, LeafSpec", category=FutureWarning)
     # The order of the text is a function of seed and step; loading it takes no time beside a step.
     warnings.filterwarnings("ignore", message=".*does not have many workers")
+    # A Mac's, on which no mask can be learned, or the configuration says so.
+    warnings.filterwarnings("ignore", message="GPU available but not used")
     # A run has one epoch, so workers are started once.
     warnings.filterwarnings("ignore", message="Consider setting `persistent_workers=True`")
     # A run that resumes in its own folder is intended.

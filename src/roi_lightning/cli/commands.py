@@ -1,0 +1,23 @@
+"""The commands by name, and what each does in a line; importing this imports none of them."""
+
+from typing import Final
+
+CONFIGURED: Final = {
+    "fit": "learn a mask; ends with a hardened, verified checkpoint",
+    "validate": "loss and perplexity of a checkpoint's hardened mask",
+    "export": "a training checkpoint to a Hugging Face directory and a mask file",
+    "plan": "parameters, bytes, tokens and steps of a run, before any weight is read",
+}
+PLAIN: Final = {
+    "prune": "a mask without training: magnitude, Wanda, SparseGPT",
+    "apply": "a base model and a mask file to the same directory",
+    "compare": "how much of what one mask keeps the others keep too: tables and pictures",
+    "publish": "an exported directory made ready for the hub, with a full model card",
+    "verify": "check an exported directory: pattern, zeros, kept weights, every byte",
+    "pack": "a verified 2:4 directory in fewer bytes, for roi_lightning.runtime.from_packed",
+    "benchmark": "what masks cost, alone or in a training step, and what 2:4 models save",
+    "evaluate": "perplexities and zero-shot accuracy of models and masks, side by side",
+    "doctor": "what of this machine decides how fast runs are, and what works here",
+    "completion": "a script that completes commands and options in bash, zsh or tcsh",
+}
+COMMANDS: Final = CONFIGURED | PLAIN
