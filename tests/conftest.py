@@ -45,6 +45,7 @@ LONG = (
     "test_harness",
     "test_bad_corpora",
     "test_categorical",
+    "test_code_blocks",
 )
 
 

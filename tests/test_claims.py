@@ -41,13 +41,58 @@ def links_of(page):
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *DOCS])
 def test_links_lead_somewhere(page):
-    assert links_of(page), "no link found"
+    assert links_of(page) or page != "README.md", "no link found"
     assert [link for link in links_of(page) if not ((ROOT / page).parent / link).exists()] == []
+
+
+def headings_of(page):
+    """The anchors of a page's headings, as GitHub and MkDocs make them."""
+    titles = re.findall(r"^#+ (.*)$", (ROOT / page).read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", *DOCS])
+def test_anchors_lead_to_a_heading(page):
+    anchors = re.findall(r"\]\(([^):#]*)#([^)]+)\)", (ROOT / page).read_text())
+    for target, anchor in anchors:
+        assert anchor in headings_of((ROOT / page).parent / target if target else page), (target, anchor)
 
 
 def test_readme_is_short_and_leads_to_every_page():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 200
     assert {*DOCS} <= {*links_of("README.md")}
+
+
+def test_the_site_has_every_page_in_its_menu():
+    menu = re.findall(r"[\w-]+\.md", (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2])
+    assert sorted(f"docs/{page}" for page in menu) == DOCS
+
+
+def test_a_figure_is_written_once():
+    """Figures with two decimals are the results page's, and README's rows of it and its quickstart's."""
+    results = figures((ROOT / "docs/results.md").read_text())
+    readme = (ROOT / "README.md").read_text()
+    rest = re.sub(
+        r"^\| (dense|magnitude|Wanda|SparseGPT|RoI, 150 steps) \|.*$", "", readme, flags=re.MULTILINE
+    )
+    pages = {page: (ROOT / page).read_text() for page in DOCS if page != "docs/results.md"}
+    for page, text in (pages | {"README.md": rest}).items():
+        assert not figures(text) & results, page
+    for page, text in pages.items():
+        assert not [line for line in text.splitlines() if "perplexity" in line and figures(line)], page
+
+
+def figures(text):
+    """Numbers of 10 and above with two decimals."""
+    return {*re.findall(r"\d[\d,]*\d\.\d\d\b", text)}
+
+
+def test_figures_say_at_which_commit_they_were_recorded():
+    sections = (ROOT / "docs/results.md").read_text().split("\n## ")
+    for section in sections:
+        assert not figures(section) or re.search(r"ecorded at\s+`[0-9a-f]{7}`", section), section
+    shown = (ROOT / "README.md").read_text().partition("## Two commands")[2].partition("\n## ")[0]
+    assert re.search(r"`[0-9a-f]{7}`", shown)
 
 
 def test_readme_s_results_are_those_of_the_results_page():

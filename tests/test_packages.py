@@ -32,7 +32,7 @@ PACKAGE = Path(roi_lightning.__file__).parent
 FOLDERS = ("src", "configs", "tests", "scripts", "examples", "benchmarks", "docs", ".github")
 FILES = (
     *("README.md", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE"),
-    *("constraints.txt", "pyproject.toml", ".gitignore", ".pre-commit-config.yaml"),
+    *("constraints.txt", "mkdocs.yml", "pyproject.toml", ".gitignore", ".pre-commit-config.yaml"),
 )
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
@@ -128,7 +128,7 @@ def test_every_dependency_is_pinned_within_its_bounds():
 
 def test_extras_that_errors_and_pages_name_exist():
     of_errors = set(get_args(extras.Extra))
-    assert EXTRAS.keys() == of_errors | {"all", "dev"}
+    assert EXTRAS.keys() == of_errors | {"all", "dev", "docs"}
     assert requirements(EXTRAS["all"])["roi-lightning"].extras == of_errors
     pages = [
         *PACKAGE.rglob("*.py"),

@@ -66,7 +66,7 @@ def database(lab, column="text"):
 def commands():
     """The commands of the examples' docstrings and of the page."""
     texts = [ast.get_docstring(ast.parse(path.read_text())) for path in sorted(EXAMPLES.glob("my_*.py"))]
-    texts += re.findall(r"```\n(.*?)```", PAGE, re.DOTALL)
+    texts += re.findall(r"```\w*\n(.*?)```", PAGE, re.DOTALL)
     joined = "\n".join(texts).replace("\\\n", " ")
     return list(
         dict.fromkeys(re.findall(r"^ *((?:roi-lightning|python -m benchmarks).*)$", joined, re.MULTILINE))
