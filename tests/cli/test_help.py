@@ -114,6 +114,11 @@ MISTAKES = {
     "a learner": (("fit", *QUICK, "--model", "RoI"), "choose ProxSparseModule, RoILightningModule"),
     "an optimizer": (("fit", *QUICK, "--model.optimizer", "AdmW"), "did you mean AdamW"),
     "a callback": (("fit", *QUICK, "--trainer.callbacks+", "HardenMask"), "did you mean HardenMasks"),
+    "a value of the text": (
+        ("fit", *QUICK, "--seq_len", "many"),
+        "--data.seq_len: expected int. Got value: many",
+    ),
+    "a value of the trainer": (("fit", *QUICK, "--steps", "many"), "--trainer.max_steps: expected int"),
     "an option of the learner": (("fit", *QUICK, "--model.init_stdd", "3"), "did you mean init_std?"),
     "an option of a schedule": (("fit", *QUICK, "--model.tau.star", "3"), "did you mean start?"),
     "an option of the text": (("fit", *QUICK, "--data.seqlen", "3"), "did you mean seq_len"),

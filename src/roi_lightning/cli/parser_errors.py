@@ -20,6 +20,7 @@ from roi_lightning.utils.third_party import parser_error
 
 _NO_CLASS: Final = re.compile(r"Expected a dot import path string: ([^\s;]+)")
 _KEY: Final = re.compile(r'Parser key "(?:\w+\.)*(\w+)"')
+_TYPE: Final = re.compile(r"(?:<class '|typing\.)([\w.]+)'?>?")
 _NO_OPTION: Final = re.compile(r"Option '([^']+)' is not accepted")
 _NO_MODEL: Final = "the following arguments are required: lm"
 _KINDS: Final[dict[str, type[object]]] = {
@@ -53,10 +54,16 @@ def explained(message: str) -> tuple[str, str]:
     key, name = _KEY.search(message), _NO_CLASS.search(message)
     if key and name and key[1] in _KINDS:
         return f"{key[1]} {name[1]!r} is no class{_classes(_KINDS[key[1]], name[1])}", remedy
-    told = parser_error(message)
+    told = _TYPE.sub(r"\1", _KEY.sub(_option, parser_error(message))).replace("Expected a ", "expected ")
     if unknown := _NO_OPTION.search(told):
         return f"{told}{did_you_mean(unknown[1], _class_option_names())}", remedy
     return with_near_options(told, option_names()), remedy
+
+
+def _option(key: re.Match[str]) -> str:
+    """The option that a parser's key stands for; the key of a class's argument lacks the section."""
+    full = [name for name in option_names() if name.split(".")[1:] == [key[1]]]
+    return full[0] if len(full) == 1 else key[0].split('"')[1]
 
 
 def _classes(kind: type[object], name: str) -> str:
