@@ -142,6 +142,49 @@ def test_a_mistake_names_what_was_meant(words, told, capsys):
     assert not captured.out
 
 
+FILES = {
+    "my_own.py": "from roi_lightning.samplers import GumbelTopK\nclass Logistic(GumbelTopK):\n    pass\n",
+    "my_import.py": "import nothere\n",
+    "my_broken.py": "def (:\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("my_own.Logistik", "no attribute 'Logistik'; did you mean Logistic?"),
+        ("my_one.Logistic", "No module named 'my_one'; class paths are looked up in this folder"),
+        ("my_import.Logistic", "'my_import.Logistic' can't be used: No module named 'nothere'$"),
+        ("my_broken.Logistic", r"can't be imported: invalid syntax \(my_broken.py, line 1\)"),
+    ],
+)
+def test_a_class_path_that_leads_nowhere_says_why(path, told, lab, monkeypatch, capsys):
+    for name, text in FILES.items():
+        (lab.folder / name).write_text(text)
+    monkeypatch.syspath_prepend(str(lab.folder))
+    assert run("plan", *lab.quick("--sampler", path)) == 2
+    error, remedy = capsys.readouterr().err.splitlines()
+    assert re.search(told, error), error
+    assert remedy == "try: roi-lightning plan --help"
+    for name in FILES:
+        sys.modules.pop(name.removesuffix(".py"), None)
+
+
+@pytest.mark.parametrize("command", ["plan", "fit"])
+def test_text_that_is_not_there_is_missed_first(command, lab, capsys):
+    assert run(command, *lab.quick("--corpora", "no_such_texts/*.txt")) == 1
+    captured = capsys.readouterr()
+    assert "corpus 'no_such_texts/*.txt': no file matches" in captured.err
+    assert "calibration" not in captured.err + captured.out
+
+
+def test_a_run_s_folder_is_not_its_export(tmp_path, capsys):
+    (tmp_path / "run/export").mkdir(parents=True)
+    (tmp_path / "run/export/roi_sparsity.json").write_text("{}")
+    assert run("verify", tmp_path / "run") == 1
+    assert f"holds one; give '{tmp_path / 'run/export'}'" in capsys.readouterr().err
+
+
 def test_versions(capsys):
     text = shown(capsys, "--version").splitlines()
     assert [f"{name} {version(name)}" for name in ("roi-lightning", "torch", "transformers")] == text[:3]

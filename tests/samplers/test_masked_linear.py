@@ -13,6 +13,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
+from roi_lightning.errors import UserError
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.freezing import freeze
 from roi_lightning.models.layers import prunable_layers
@@ -226,3 +227,18 @@ def test_only_logits_get_gradients():
     lm(TOKENS, labels=TOKENS).loss.backward()
     with_grad = {name for name, parameter in lm.named_parameters() if parameter.grad is not None}
     assert with_grad == {name for name, _ in lm.named_parameters() if name.endswith(".logits")}
+
+
+class Narrow(GumbelTopK):
+    """A sampler as one first writes it: it gives one row."""
+
+    def masked_weight(self, *args, **kwargs):
+        return super().masked_weight(*args, **kwargs)[:1]
+
+
+def test_a_sampler_that_gives_another_shape_is_named():
+    dense = torch.nn.Linear(8, 4)
+    layer = SparseLinear(dense, "mlp.up_proj", SharedState(PATTERN, "sample", sampler=Narrow()))
+    layer.state.draw = Draw(0, 0, 1.0, 1.0)
+    with pytest.raises(UserError, match=r"Narrow\.masked_weight made \[1, 8\] of .* mlp\.up_proj, \[4, 8\]"):
+        layer(torch.ones(2, 8))

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, ClassVar, Final, NoReturn
 
 from jsonargparse import Namespace
 from lightning.pytorch import LightningModule, Trainer
@@ -47,6 +47,9 @@ class Parser(LightningArgumentParser):
     """A parser that states an error in a line."""
 
     reading: Path | None = None
+    command: ClassVar = (
+        "fit"  # not self.prog: the parser of a class inside the configuration has another name
+    )
 
     @override
     def add_class_arguments(self, theclass: Any, *args: Any, **kwargs: Any) -> list[str]:
@@ -63,7 +66,7 @@ class Parser(LightningArgumentParser):
 
     @override
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        told, remedy = explained(message)
+        told, remedy = explained(message, self.command)
         where = f"{str(self.reading)!r}: " if self.reading else ""
         sys.stderr.write(f"error: {where}{brief(told)}\ntry: {remedy}\n")
         self.exit(2)
@@ -98,9 +101,11 @@ class RoICLI(LightningCLI):
 
     def __init__(self, args: list[str], **options: Any) -> None:
         self._typed = args[0] if args else ""
+        Parser.command = self.command or self._typed
         super().__init__(args=args, **options)
 
     trainer: RoITrainer
+    command: ClassVar[str] = ""  # if it is no subcommand
 
     @override
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
@@ -231,6 +236,7 @@ class RoICLI(LightningCLI):
 
     def before_fit(self) -> None:
         """Find every mistake that can be found before text is tokenised and weights are read."""
+        self.datamodule.check_files()
         self.trainer.count_micro_batches(self.datamodule)
         self.model.preflight(self.trainer)
         self._check_length()

@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import sys
 from typing import Final
 
 import torch
@@ -21,6 +22,8 @@ from roi_lightning.utils.third_party import parser_error
 _NO_CLASS: Final = re.compile(r"Expected a dot import path string: ([^\s;]+)")
 _KEY: Final = re.compile(r'Parser key "(?:\w+\.)*(\w+)"')
 _TYPE: Final = re.compile(r"(?:<class '|typing\.)([\w.]+)'?>?")
+_BAD_PATH: Final = re.compile(r"Problem with given class_path '([^']+)':\s+(.+)")
+_BROKEN_FILE: Final = re.compile(r"- (.+ \(.+\.py, line \d+\))")
 _NO_OPTION: Final = re.compile(r"Option '([^']+)' is not accepted")
 _NO_MODEL: Final = "the following arguments are required: lm"
 _KINDS: Final[dict[str, type[object]]] = {
@@ -39,25 +42,42 @@ _REMEDIES: Final = {
 }
 
 
-def explained(message: str) -> tuple[str, str]:
+def explained(message: str, command: str) -> tuple[str, str]:
     """An error of jsonargparse, and what to try.
 
     Args:
         message: As jsonargparse words it, over several lines.
+        command: The one that was typed.
 
     Returns:
         The error in a line, and a command or a hint.
     """
-    remedy = next((text for sign, text in _REMEDIES.items() if sign in message), f"{PROGRAM} fit --help")
+    remedy = next(
+        (text for sign, text in _REMEDIES.items() if sign in message), f"{PROGRAM} {command} --help"
+    )
     if _NO_MODEL in message:
         return "no model to learn on: neither a configuration nor --lm names one", remedy
     key, name = _KEY.search(message), _NO_CLASS.search(message)
     if key and name and key[1] in _KINDS:
         return f"{key[1]} {name[1]!r} is no class{_classes(_KINDS[key[1]], name[1])}", remedy
+    if broken := _BROKEN_FILE.search(message):
+        return f"the file of a class can't be imported: {broken[1]}", remedy
+    path = _BAD_PATH.search(message)
+    if key and path and not _NO_OPTION.search(message):
+        return f"{key[1]} {path[1]!r} can't be used: {path[2]}{_near_path(path[1], path[2])}", remedy
     told = _TYPE.sub(r"\1", _KEY.sub(_option, parser_error(message))).replace("Expected a ", "expected ")
     if unknown := _NO_OPTION.search(told):
         return f"{told}{did_you_mean(unknown[1], _class_option_names())}", remedy
     return with_near_options(told, option_names()), remedy
+
+
+def _near_path(path: str, cause: str) -> str:
+    """What was perhaps meant by a class path that names nothing."""
+    module, _, name = path.rpartition(".")
+    if cause == f"No module named {path.split('.')[0]!r}":
+        return "; class paths are looked up in this folder and on Python's path"
+    known = [each for each, value in vars(sys.modules.get(module, object)).items() if isinstance(value, type)]
+    return did_you_mean(name, known)
 
 
 def _option(key: re.Match[str]) -> str:

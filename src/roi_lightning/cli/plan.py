@@ -37,6 +37,8 @@ _LABELS: Final = {
 class PlanCLI(RoICLI):
     """Parses like `fit`, makes learner and data, and leaves the Trainer alone: its devices may not be here."""
 
+    command = "plan"
+
     @override
     def init_parser(self, **kwargs: Any) -> Any:
         parser = super().init_parser(**kwargs, prog=f"{PROGRAM} plan")
@@ -113,6 +115,7 @@ def _planned(cli: RoICLI) -> tuple[Planner, Step, Any]:
     """The planner, the configured step, and the section `trainer` with Lightning's counts."""
     data, given = cli.datamodule, cli.config.trainer
     check_trainer(given)
+    data.check_files()
     trainer = given.clone()
     count_micro_batches(trainer, given, data, _ranks(trainer))
     cli.model.check_settings()

@@ -129,6 +129,15 @@ class CalibrationDataModule(LightningDataModule):
             f"(devices x data.batch_size); set it to {' or '.join(near)}"
         )
 
+    def check_files(self) -> None:
+        """Look for the files that corpora name, and read none.
+
+        Raises:
+            UserError: If there are none.
+        """
+        for corpus in (*self.corpora, *(self.val_corpora or ())):
+            describe(corpus)
+
     def facts(self, windows: int) -> dict[str, object]:
         """What an export records of the text that a mask was learned from in so many windows; plain values."""
         text = ", ".join(corpus.source for corpus in self.corpora)

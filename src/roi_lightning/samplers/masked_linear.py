@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from transformers.pytorch_utils import Conv1D
 from typing_extensions import override
 
+from roi_lightning.errors import UserError
 from roi_lightning.masks.layer_mask import LayerMask
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.samplers.base import Draw, KeptNorm, Sampler
@@ -139,9 +140,15 @@ class SparseLinear(MaskedLinear):
     def drawn_weight(self) -> Tensor:
         state = self.state
         assert state.draw is not None, "sample mode needs a draw"
-        return state.sampler.masked_weight(
+        drawn = state.sampler.masked_weight(
             self.weight, self.logits, state.pattern, state.draw, self.name, state.kept_norm
         )
+        if drawn.shape != self.weight.shape:
+            raise UserError(
+                f"{type(state.sampler).__name__}.masked_weight made {list(drawn.shape)} of the weight of "
+                f"{self.name}, {list(self.weight.shape)}; return a tensor of the weight's shape"
+            )
+        return drawn
 
     @override
     def hard_mask(self) -> Tensor:

@@ -22,5 +22,9 @@ def show_summary(path: Path) -> None:
         f"held-out perplexity at {summary['pattern']}: {summary['steps']} steps, {summary['seconds']:.0f} s"
     )
     print_table(head, rows, title)
-    checkpoint = f"checkpoint {summary['export']}\n" if summary["export"] else ""
+    checkpoint = f"checkpoint {_from_here(Path(summary['export']))}\n" if summary["export"] else ""
     sys.stdout.write(f"metrics    {path}\n{checkpoint}")
+
+
+def _from_here(path: Path) -> Path:
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

@@ -11,6 +11,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from roi_lightning.errors import UserError
 
 _ERROR_LINES: Final = 3
+_NO_FILE: Final = "Expected a path but"  # what stands for a class may be a file with its options, too
 _NOTHING: Final = "Expected a <class 'NoneType'>"
 
 
@@ -20,6 +21,7 @@ def parser_error(message: str) -> str:
     Where a value may be of several types it lists all of them first; the reasons and the value come later.
     """
     lines = [line.strip().removeprefix("- ") for line in message.splitlines() if line.strip()]
+    lines = [line for line in lines if not line.startswith(_NO_FILE)]
     chosen = lines[:_ERROR_LINES]
     if "Errors:" in lines:
         errors = lines[lines.index("Errors:") + 1 :]
