@@ -48,6 +48,7 @@ def qwen_half_b(tmp_path):
     return folder
 
 
+@pytest.mark.slow
 def test_the_papers_run_on_qwen_half_b(lab, qwen_half_b, capsys):
     out = lab.folder / "plan.json"
     assert run("plan", "--config", "qwen0.5b_2of4.yaml", "--model.lm", qwen_half_b, "--json", out) == 0

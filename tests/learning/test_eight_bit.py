@@ -57,6 +57,7 @@ def masks(folder):
     return {name: mask.to_bool() for name, mask in MaskSet.load(folder / "mask.safetensors").layers.items()}
 
 
+@pytest.mark.slow
 def test_eight_bits_learn_much_as_32_do(wide_lab, narrow):
     narrow, wide = masks(narrow), masks(fit(wide_lab, "wide", *FAST))
     still = "--model.optimizer.init_args.lr", "1e-9", "--model.lr_end", "1e-9", "--trainer.max_steps", "1"
@@ -67,6 +68,7 @@ def test_eight_bits_learn_much_as_32_do(wide_lab, narrow):
     assert apart < 0.35 * moved
 
 
+@pytest.mark.slow
 def test_states_hold_what_was_planned(wide_lab, narrow):
     plan = make_plan([*wide_lab.quick(), "--config", OVERLAY])
     checkpoint = torch.load(next(narrow.rglob("*.ckpt")), weights_only=True)
@@ -79,6 +81,7 @@ def test_states_hold_what_was_planned(wide_lab, narrow):
     assert plan["bytes"]["optimizer"] < 0.26 * make_plan(wide_lab.quick())["bytes"]["optimizer"]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_ends_with_the_same_bits(wide_lab, narrow):
     checkpoint = next(narrow.rglob("*step=4*.ckpt"))
     again = "--config", OVERLAY, *FAST, "--ckpt_path", str(checkpoint)

@@ -108,6 +108,7 @@ def test_half_precision_is_rounded_once(sampler, spec, dtype, last_place):
     assert relative(fast[1], slow[1]) < 1e-4
 
 
+@pytest.mark.slow
 def test_older_cpus_draw_alike(new_cache, monkeypatch):
     monkeypatch.setattr(cpp_extension, "_TUNED", ((),))
     plain = drawn(GumbelTopK(), "2:4", WARM)
@@ -222,6 +223,7 @@ def test_a_source_that_does_not_compile_is_told_by_the_compilers_own_error(new_c
         cpp_extension.load(Build(SOURCE, (("M", 4), ("N", 0), ("WEIGHT", 7))))
 
 
+@pytest.mark.slow
 def test_two_processes_may_compile_at_once(new_cache):
     program = (
         "from roi_lightning.samplers.cpu_kernels import *\n"

@@ -58,7 +58,7 @@ def claim_folder(trainer: Trainer, ckpt_path: str | None, overwrite: bool) -> No
     if results and not overwrite:
         raise UserError(
             f"{str(results[0])!r} is of an earlier run; resume that one with its own settings and --resume auto, "
-            " replace it with --overwrite, or name this run (--run NAME)"
+            "replace it with --overwrite, or name this run (--run NAME)"
         )
     if (folder / EXPORT / SIDECAR).is_file():
         check_destination(folder / EXPORT, overwrite=overwrite)
