@@ -234,6 +234,7 @@ def test_no_sizes(text):
         parse_size(text)
 
 
+@pytest.mark.slow
 def test_the_gentlest_way_that_fits_is_told(lab, wide_llama, capsys):
     base = ["--config", "quickstart.yaml", *lab.options(model=wide_llama)]
     base += ["--data.batch_size", "8", "--data.seq_len", "256"]

@@ -341,8 +341,8 @@ def both_ways(spec, draw, dtype=torch.float32, kept_norm=False, shape=LARGE):
         yield out, gradient
 
 
-# Compiling takes seconds.
-@pytest.mark.parametrize("kept_norm", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kept_norm", [True, False])
 def test_compiled_draws_are_the_eager_ones_up_to_rounding(kept_norm, fresh_switch):
     for lam, tau in TEMPERATURES:
         fast, slow = both_ways("2:4", Draw(3, 7, lam, tau), kept_norm=kept_norm)
