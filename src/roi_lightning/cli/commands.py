@@ -21,3 +21,9 @@ PLAIN: Final = {
     "completion": "a script that completes commands and options in bash, zsh or tcsh",
 }
 COMMANDS: Final = CONFIGURED | PLAIN
+
+
+def sentence(command: str) -> str:
+    """What a command does, as a sentence."""
+    meaning = COMMANDS[command]
+    return f"{meaning[0].upper()}{meaning[1:]}."

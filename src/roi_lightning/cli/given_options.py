@@ -28,7 +28,7 @@ def given_options(arguments: Sequence[str], read: Callable[[str], Any] = str) ->
         value = joined if equals else following
         if typed in _CONFIG:
             for file in with_extended(find_config(value)):
-                yield from flat_options(yaml.safe_load(own_settings(file.read_text())))
+                yield from flat_options(yaml.safe_load(own_settings(file.read_text(encoding="utf-8"))))
         elif typed.startswith("--"):
             yield _short(typed.removeprefix("--")), read(value)
 

@@ -36,10 +36,7 @@ from roi_lightning.utils.third_party import plain_errors, silence_warnings
 _DEFAULT_LEARNER: Final = f"{RoILightningModule.__module__}.{RoILightningModule.__qualname__}"
 _DEFAULT_TEXT: Final = f"{CalibrationDataModule.__module__}.{CalibrationDataModule.__qualname__}"
 # Options of a subcommand that are no settings of the run.
-_FLAGS: Final = {
-    "overwrite": "Replace the results of an earlier run.",
-    "allow_changed_settings": "Take the checkpoint of --ckpt_path whatever it was learned with.",
-}
+_FLAGS: Final = ("overwrite", "allow_changed_settings")
 _BEGINNING: Final = ("resume", "ckpt_path", "weights_only", *_FLAGS)
 
 
@@ -111,12 +108,7 @@ class RoICLI(LightningCLI):
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         kwargs.setdefault("prog", PROGRAM)
         parser = self.parser_class(**kwargs)
-        parser.add_argument(
-            "-c",
-            "--config",
-            action=ConfigByName,
-            help="A YAML file, or the bare name of a shipped one; may be repeated, later files win.",
-        )
+        parser.add_argument("-c", "--config", action=ConfigByName)
         return parser
 
     @override
@@ -129,12 +121,7 @@ class RoICLI(LightningCLI):
         parser.link_arguments("model.init_args.trust_remote_code", "data.init_args.trust_remote_code")
         parser.link_arguments("seed_everything", "data.init_args.seed", compute_fn=_seed)
         parser.link_arguments("seed_everything", "model.init_args.seed", compute_fn=_seed)
-        parser.add_argument(
-            "--run",
-            type=str | None,
-            help="Name of the run, which writes to runs/NAME (default: the configurations' names, joined by +). "
-            "With trainer.default_root_dir alone, that is the folder.",
-        )
+        parser.add_argument("--run", type=str | None)
 
     @override
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
@@ -146,10 +133,8 @@ class RoICLI(LightningCLI):
     def _add_subcommands(self, parser: LightningArgumentParser, **kwargs: Any) -> None:
         super()._add_subcommands(parser, **kwargs)
         if self._typed in ("fit", "export"):
-            for flag, text in _FLAGS.items():
-                self._subcommand_parsers[self._typed].add_argument(
-                    f"--{flag}", action="store_true", help=text
-                )
+            for flag in _FLAGS:
+                self._subcommand_parsers[self._typed].add_argument(f"--{flag}", action="store_true")
 
     @override
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:

@@ -42,13 +42,8 @@ class PlanCLI(RoICLI):
     @override
     def init_parser(self, **kwargs: Any) -> Any:
         parser = super().init_parser(**kwargs, prog=f"{PROGRAM} plan")
-        parser.add_argument("--json", metavar="OUT", help="Also write the plan as JSON.")
-        parser.add_argument(
-            "--fit_in",
-            "--fit-in",
-            metavar="SIZE",
-            help="Say what makes it fit in a GPU's memory, like 80GB.",
-        )
+        parser.add_argument("--json")
+        parser.add_argument("--fit_in")
         return parser
 
     @override

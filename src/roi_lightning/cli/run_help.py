@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, NamedTuple, Union, get_args, get_origin,
 import docstring_parser
 from lightning.pytorch import Trainer
 
+from roi_lightning.cli.commands import sentence
 from roi_lightning.cli.options import METAVARS, PROGRAM, LineParser, described
 from roi_lightning.data import CalibrationDataModule
 from roi_lightning.learning.proxsparse import ProxSparseModule
@@ -110,12 +111,6 @@ _OWN: Final = {
         ("--fit_in", "SIZE", "Say what makes the run fit in a GPU's memory, like 80GB."),
     ),
 }
-_MEANINGS: Final = {
-    "fit": "Learn a mask; ends with a mask file and a verified directory in the run's folder.",
-    "validate": "Loss and perplexity of a checkpoint's hardened mask.",
-    "export": "A training checkpoint to a Hugging Face directory and a mask file.",
-    "plan": "Prunable weights, memory, tokens and steps of a run, before any weight is read.",
-}
 
 
 class Option(NamedTuple):
@@ -137,7 +132,7 @@ def help_parser(command: str, everything: bool = False) -> argparse.ArgumentPars
     parser = LineParser(
         prog=f"{PROGRAM} {command}",
         usage=f"{PROGRAM} {command} --config FILE [options]",
-        description=_MEANINGS[command],
+        description=sentence(command),
         epilog=_epilog(command, everything),
         add_help=False,
         allow_abbrev=False,

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import Final
@@ -10,7 +9,7 @@ from typing import Final
 from jsonargparse import ArgumentError, ArgumentParser
 
 from roi_lightning.data import CalibrationDataModule
-from roi_lightning.errors import UserError
+from roi_lightning.errors import UserError, did_you_mean
 from roi_lightning.oneshot import (
     METHODS,
     Activations,
@@ -78,9 +77,7 @@ class PruneConfig:
             return METHODS[self.method]()
         if "." in self.method:
             return _by_class_path(self.method)
-        near = get_close_matches(self.method, METHODS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        known = ", ".join(METHODS)
+        known, hint = ", ".join(METHODS), did_you_mean(self.method, METHODS)
         raise UserError(f"no method {self.method!r}: choose among {known} or give a class path{hint}")
 
     @property
