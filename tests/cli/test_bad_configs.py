@@ -84,7 +84,7 @@ TABLE = {
         plan,
         "did you mean overlays/maskllm.yaml",
     ),
-    "an unknown schedule": (overrides("--model.tau", "Cosine"), plan_with, "Cosine"),
+    "an unknown schedule": (overrides("--model.tau", "Sawtooth"), plan_with, "Sawtooth"),
     "an unknown optimizer": (overrides("--model.optimizer", "Adammm"), plan_with, "Adammm"),
     "an unknown option of the optimizer": (
         overrides("--model.optimizer.rate", "3"),

@@ -164,20 +164,17 @@ def wide_llama(tmp_path_factory):
     return str(folder)
 
 
+SETTINGS = [{}, {"distillation": 0.5}, {"activation_checkpointing": True}, {"sampler": Categorical()}]
 STEPS = [
-    ({}, True),
-    ({"activation_checkpointing": True}, False),
-    ({"distillation": 0.5}, True),
-    ({"sampler": Categorical()}, False),
+    pytest.param(settings, more, marks=[] if more and settings in SETTINGS[:2] else pytest.mark.slow)
+    for settings in SETTINGS
+    for more in (True, False)
 ]
 
 
 @pytest.mark.parametrize(
     ("settings", "accumulating"),
-    [
-        *STEPS,
-        *(pytest.param(settings, not more, marks=pytest.mark.slow) for settings, more in STEPS),
-    ],
+    STEPS,
     ids=lambda value: next(iter(value), "plain") if isinstance(value, dict) else None,
 )
 def test_a_step_holds_what_was_planned(wide_llama, settings, accumulating):

@@ -108,7 +108,7 @@ def data(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module", params=[tiny_llama, tiny_qwen2])
+@pytest.fixture(scope="module", params=[tiny_llama, pytest.param(tiny_qwen2, marks=pytest.mark.slow)])
 def lm(request, tmp_path_factory):
     folder = request.param(tmp_path_factory.mktemp("lm"))
     return load_language_model(resolve_model(str(folder)), "float32")

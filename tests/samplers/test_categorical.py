@@ -361,6 +361,7 @@ def test_compiled_other_patterns_and_bf16(spec, fresh_switch):
     assert relative_error(fast[1], slow[1]) < 1e-5
 
 
+@pytest.mark.slow
 def test_layers_of_all_sizes_share_compiled_code(fresh_switch, monkeypatch):
     draw, graphs = Draw(3, 7, 0.01, 2.0), torch._dynamo.utils.counters["stats"]
     list(both_ways("2:4", draw, kept_norm=True))
