@@ -253,7 +253,8 @@ def _default(value: object) -> str:
 
 def _metavar(name: str, hint: Any) -> str:
     members = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    kind = next((member for member in members if member is not NoneType), Any)
+    # Not the first: typing gives a union's members in the order of whichever module named the union first.
+    kind = float if float in members else next((member for member in members if member is not NoneType), Any)
     if kind is bool:
         return "{true,false}"
     if get_origin(kind) is Literal:

@@ -4,6 +4,7 @@ The sources are plain C++ without any header of torch's, so that one compiles in
 share are in `cpp`. Whoever uses one has a slower fallback for machines without a compiler, see `FastPath`.
 """
 
+import atexit
 import ctypes
 import hashlib
 import logging
@@ -161,13 +162,15 @@ def cache_folder() -> Path | None:
 
 def _folder() -> Path:
     """The cache, or else a temporary folder."""
-    return cache_folder() or Path(_own_folder().name)
+    return cache_folder() or _own_folder()
 
 
 @cache
-def _own_folder() -> "tempfile.TemporaryDirectory[str]":
+def _own_folder() -> Path:
     """Goes with the process."""
-    return tempfile.TemporaryDirectory(prefix="roi_lightning-")
+    folder = tempfile.mkdtemp(prefix="roi_lightning-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
 
 
 class FastPath:
