@@ -15,6 +15,7 @@ from roi_lightning.cli.lightning import build
 from roi_lightning.cli.plan import PlanCLI
 from roi_lightning.cli.run_help import SHORT, help_parser
 from roi_lightning.learning.roi import RoILightningModule
+from roi_lightning.learning.trainer import RoITrainer
 
 lab = pytest.fixture(make_lab)
 COMMANDS = ("fit", "validate", "export", "plan")
@@ -202,6 +203,12 @@ def test_class_paths_may_name_files_of_the_working_folder(tmp_path, monkeypatch,
     assert sys.path[0] == str(tmp_path)
     assert main() == 0
     assert sys.path.count(str(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("hint", [int | float | None, float | int | None])
+def test_what_may_be_a_fraction_is_an_x_in_whatever_order_typing_gives_it(monkeypatch, hint):
+    monkeypatch.setitem(RoITrainer.__init__.__annotations__, "val_check_interval", hint)
+    assert "--trainer.val_check_interval X" in help_parser("fit", everything=True).format_help()
 
 
 def test_completion_in_bash(capsys, tmp_path):
