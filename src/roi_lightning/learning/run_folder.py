@@ -19,6 +19,9 @@ EXPORT: Final = "export"
 MASK: Final = "mask.safetensors"
 MASKS: Final = "masks"
 SUMMARY: Final = "summary.json"
+REPORT: Final = "report.json"
+PAGE: Final = "report.html"
+PRIOR: Final = "prior.safetensors"
 CONFIG: Final = "config.yaml"
 _EVENTS: Final = "events.out.tfevents.*"
 
@@ -68,7 +71,7 @@ def claim_folder(trainer: Trainer, ckpt_path: str | None, overwrite: bool) -> No
 
 def _results(folder: Path) -> Iterator[Path]:
     """What earlier runs have left in a folder of runs, apart from logs."""
-    for pattern in (f"{CHECKPOINTS}/*.ckpt", MASK, f"{MASKS}/*.safetensors", SUMMARY):
+    for pattern in (f"{CHECKPOINTS}/*.ckpt", MASK, f"{MASKS}/*.safetensors", SUMMARY, REPORT, PAGE):
         yield from sorted(folder.glob(pattern))
     if (folder / EXPORT / SIDECAR).is_file():
         yield folder / EXPORT
