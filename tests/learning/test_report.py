@@ -148,7 +148,9 @@ def test_a_learner_without_prior_on_somebody_s_own_windows(tmp_path_factory, pro
 
 def test_what_can_t_be_continued_is_refused_before_the_first_step(tmp_path_factory, tmp_path):
     lab = new_lab(tmp_path_factory)
-    with pytest.raises(UserError, match=r"a prompt of 16 tokens and 120 new ones are more than the model's 128"):
+    with pytest.raises(
+        UserError, match=r"a prompt of 16 tokens and 120 new ones are more than the model's 128"
+    ):
         lab.learn(1, callbacks=[Report(max_new_tokens=120)])
     assert not (lab.folder / "report.json").exists()
     file = tmp_path / "prompts.txt"
