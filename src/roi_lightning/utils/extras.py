@@ -5,13 +5,15 @@ from typing import Final, Literal
 
 from roi_lightning.errors import UserError
 
-Extra = Literal["8bit", "completion", "eval", "gguf", "plots"]
+Extra = Literal["8bit", "completion", "eval", "gguf", "mlflow", "plots", "wandb"]
 _PACKAGES: Final[dict[Extra, tuple[str, ...]]] = {
     "8bit": ("torchao",),
     "completion": ("shtab",),
     "eval": ("lm_eval",),
     "gguf": ("accelerate", "gguf"),
+    "mlflow": ("alembic", "mlflow", "sqlalchemy"),
     "plots": ("matplotlib",),
+    "wandb": ("wandb",),
 }
 
 

@@ -1,0 +1,59 @@
+"""Loggers of a configuration that name no folder write into the run's."""
+
+from copy import deepcopy
+from pathlib import Path
+from typing import Any, Final
+
+from jsonargparse import ArgumentParser, Namespace
+from lightning.pytorch.loggers.logger import Logger
+
+from roi_lightning.utils.extras import require
+
+_SAVE_DIR: Final = "save_dir"
+
+
+def leave_folder_open(parser: ArgumentParser, theclass: Any) -> None:
+    """Let a logger's own parser take it without `save_dir`, which the run's folder fills in later.
+
+    Args:
+        parser: To which the arguments of a class have been added.
+        theclass: The class.
+    """
+    if isinstance(theclass, type) and issubclass(theclass, Logger):
+        for action in parser._actions:
+            if action.dest == _SAVE_DIR:
+                action.required, action.default = False, None
+
+
+def with_log_folders(logger: Any, folder: Path) -> Any:
+    """What `trainer.logger` says, with a folder for every logger that has none.
+
+    Args:
+        logger: Parsed: a logger's class path and arguments, a list of such, a bool, or None.
+        folder: The run's.
+
+    Returns:
+        A copy; nothing given is changed.
+    """
+    if isinstance(logger, list):
+        return [with_log_folders(each, folder) for each in logger]
+    if not isinstance(logger, Namespace) or "init_args" not in logger:
+        return logger
+    logger = deepcopy(logger)
+    # Some write from a thread or process of their own, wherever this one may be by then.
+    for name, value in _defaults(logger["class_path"], folder.absolute()).items():
+        if name in logger["init_args"] and logger["init_args"][name] is None:
+            logger["init_args"][name] = value
+    return logger
+
+
+def _defaults(class_path: str, folder: Path) -> dict[str, str]:
+    kind = class_path.rpartition(".")[2]
+    if kind == "MLFlowLogger":  # its folders of files have given way to a database
+        require("mlflow", "trainer.logger MLFlowLogger")
+        database, artifacts = f"sqlite:///{folder / 'mlflow.db'}", str(folder / "mlflow")
+        return {"tracking_uri": database, "artifact_location": artifacts, "run_name": folder.name}
+    if kind == "WandbLogger":
+        require("wandb", "trainer.logger WandbLogger")
+        return {_SAVE_DIR: str(folder), "name": folder.name}
+    return {_SAVE_DIR: str(folder)}
