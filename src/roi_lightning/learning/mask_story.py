@@ -8,14 +8,12 @@ from torch import Tensor
 
 from roi_lightning.learning.base import MaskLearningModule
 from roi_lightning.masks.layer_mask import LayerMask
-from roi_lightning.masks.overlap import overlap_of, shown_layers
+from roi_lightning.masks.overlap import RUN_DEPTHS, overlap_of, shown_layers
 from roi_lightning.oneshot import Calibration, Wanda, prune_layers
 
 Masks = Mapping[str, LayerMask]
 
 _CORNER: Final = 8
-# Of the blocks whose masks are pictured: the first, the middle and the last, as `MaskMonitor` does.
-_DEPTHS: Final = (0, 0.5, 1)
 
 
 def mask_story(learned: Masks, others: Mapping[str, Masks], reference: str) -> dict[str, Any]:
@@ -39,7 +37,7 @@ def mask_story(learned: Masks, others: Mapping[str, Masks], reference: str) -> d
         "overlap": {name: {"all": one.all, "kinds": one.kinds} for name, one in overlaps.items()},
         "corners": [
             {"layer": name, "before": _corner(before[name]), "after": _corner(learned[name])}
-            for name in shown_layers(list(learned), _DEPTHS)
+            for name in shown_layers(list(learned), RUN_DEPTHS)
         ],
     }
 

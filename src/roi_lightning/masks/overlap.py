@@ -7,6 +7,8 @@ from typing import Final
 from roi_lightning.masks.layer_mask import LayerMask
 
 _SHOWN_KINDS: Final = ("q_proj", "k_proj", "up_proj")
+# Of the blocks whose masks a run pictures: the first, the middle and the last.
+RUN_DEPTHS: Final = (0, 0.5, 1)
 
 
 @dataclass(frozen=True)

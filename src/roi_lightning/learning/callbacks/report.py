@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict
+from pathlib import Path
 from typing import Final
 
 import torch
@@ -20,9 +21,10 @@ from roi_lightning.evaluation.continuations import (
     encode_prompt,
     read_prompts,
 )
-from roi_lightning.evaluation.side_by_side import SideBySide
+from roi_lightning.evaluation.side_by_side import SideBySide, as_markdown
 from roi_lightning.learning.base import MaskLearningModule
 from roi_lightning.learning.callbacks.base import FinishCallback
+from roi_lightning.learning.callbacks.media import log_texts
 from roi_lightning.learning.mask_story import mask_story, wanda_masks
 from roi_lightning.learning.run_folder import PRIOR, REPORT, run_folder
 from roi_lightning.masks.layer_mask import LayerMask
@@ -73,6 +75,7 @@ class Report(FinishCallback):
         self.prompts = read_prompts(prompts) if isinstance(prompts, str) else list(prompts or ())
         self.held_out_prompts, self.wanda_windows = held_out_prompts, wanda_windows
         self.decoding = Decoding(max_new_tokens=max_new_tokens)
+        self._page_due = False
 
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -107,6 +110,16 @@ class Report(FinishCallback):
         if pl_module.prior_masks:
             pl_module.mask_set(_stored(pl_module, pl_module.prior_masks)).save(folder / PRIOR)
         write_json(folder / REPORT, content)
+        if items:
+            log_texts(trainer.loggers, "continuations", as_markdown(items), trainer.global_step)
+        self._page_due = True
+
+    @override
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        # The last moment of a run: its record, which the page shows, has its end by now.
+        if self._page_due:
+            self._page_due = False
+            _write_page(run_folder(trainer))
 
     def _others(
         self, trainer: Trainer, module: MaskLearningModule, skipped: dict[str, str]
@@ -175,6 +188,12 @@ class Report(FinishCallback):
             return []
         rows: list[list[int]] = data.windows("val", count)[torch.arange(wanted) * count // wanted].tolist()
         return rows
+
+
+def _write_page(folder: Path) -> None:
+    """The page of a run; a run that has all its results does not fail of it."""
+    # To be connected: from roi_lightning.reports.page import write_report; write_report([folder], folder / PAGE),
+    # with rank_zero_warn in place of whatever it raises.
 
 
 def _tokenizer(trainer: Trainer, module: MaskLearningModule) -> PreTrainedTokenizerBase:
