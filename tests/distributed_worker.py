@@ -20,7 +20,13 @@ from torch.distributed.tensor import DTensor
 
 from cli_helpers import QUICK_TRAINER, Lab, run
 from roi_lightning.errors import UserError
-from roi_lightning.learning.callbacks import BaselineSummary, HardenMasks, MaskMonitor, SparseExport
+from roi_lightning.learning.callbacks import (
+    BaselineSummary,
+    HardenMasks,
+    MaskMonitor,
+    Report,
+    SparseExport,
+)
 from roi_lightning.learning.callbacks.interruption import PreemptedError
 from roi_lightning.learning.checkpoint_io import write_sharded
 from roi_lightning.learning.fsdp import FSDP2Strategy
@@ -133,6 +139,8 @@ def learn(
     if learner not in ("roi", "measured"):
         callbacks += [MaskMonitor(every_n_steps=2), BaselineSummary(windows=2)]
         settings |= {"logger": CSVLogger(folder, name="", version=""), "log_every_n_steps": 1}
+    if learner != "measured":
+        callbacks.append(Report(held_out_prompts=1, max_new_tokens=2))
     keep = 1 if resume else -1
     saved = ModelCheckpoint(folder / "checkpoints", "{step}", every_n_train_steps=SAVED, save_top_k=keep)
     settings |= {

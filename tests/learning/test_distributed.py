@@ -128,6 +128,22 @@ def test_the_mask_is_that_of_one_process_but_for_ties(runs, name):
     assert verify_export(runs / name / "export").ok
 
 
+@pytest.mark.parametrize("name", [*WHOLE, *ON])
+def test_the_report_is_that_of_one_process_but_for_what_shards_can_t_do(runs, name):
+    one, two = (json.loads((runs / folder / "report.json").read_text()) for folder in (truth_of(name), name))
+    if name.startswith(("sharded", "gathered")):
+        assert "a sharded model does not allow" in two["mask"]["skipped"].pop("wanda")
+        del one["mask"]["overlap"]["wanda"]
+    assert two["mask"]["skipped"] == one["mask"]["skipped"] == {}
+    assert two["mask"]["reference"] == one["mask"]["reference"]
+    for other, overlap in one["mask"]["overlap"].items():
+        assert two["mask"]["overlap"][other]["all"] == pytest.approx(overlap["all"], abs=1e-3)
+    assert list(two["mask"]["changed"]) == list(one["mask"]["changed"])
+    (first,), (second,) = one["continuations"], two["continuations"]
+    assert second["answers"].keys() == first["answers"].keys()
+    assert second["answers"]["dense"] == first["answers"]["dense"]
+
+
 def test_ranks_that_measure_differently_start_from_the_first_ones_prior(runs):
     ranks = [torch.load(runs / name / f"rank{i}.pt", weights_only=True) for name in MEASURED for i in (0, 1)]
     first = ranks[0]["priors"]

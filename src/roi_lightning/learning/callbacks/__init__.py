@@ -1,7 +1,8 @@
-"""Callbacks: write the hardened mask and the export, switch the estimator, log, resume after interruptions."""
+"""Callbacks: write the mask, the export and the report, switch the estimator, log, resume after interruptions."""
 
 from roi_lightning.learning.callbacks.monitor import MaskMonitor
 from roi_lightning.learning.callbacks.progress import PlainProgress
+from roi_lightning.learning.callbacks.report import Report
 from roi_lightning.learning.callbacks.straight_through import StraightThroughToggle
 from roi_lightning.learning.callbacks.summary import BaselineSummary
 from roi_lightning.learning.callbacks.write_masks import HardenMasks, SparseExport
@@ -11,6 +12,7 @@ __all__ = [
     "HardenMasks",
     "MaskMonitor",
     "PlainProgress",
+    "Report",
     "SparseExport",
     "StraightThroughToggle",
 ]

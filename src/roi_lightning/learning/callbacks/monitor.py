@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -20,11 +20,8 @@ from roi_lightning.learning.callbacks.mask_statistics import (
 )
 from roi_lightning.learning.callbacks.media import log_histogram, log_picture
 from roi_lightning.masks.layer_mask import LayerMask
-from roi_lightning.masks.overlap import kind_of, shown_layers
+from roi_lightning.masks.overlap import RUN_DEPTHS, kind_of, shown_layers
 from roi_lightning.utils.devices import peak_memory
-
-# Of the blocks whose masks are pictured: the first, the middle and the last.
-_DEPTHS: Final = (0, 0.5, 1)
 
 
 class MaskMonitor(Callback):
@@ -116,7 +113,7 @@ class MaskMonitor(Callback):
             by_kind.setdefault(kind_of(name), []).append(sample.flatten().cpu())
         for kind, logits in by_kind.items():
             log_histogram(loggers, f"logits/{kind}", torch.cat(logits), step)
-        for name in shown_layers(list(self._previous), _DEPTHS):
+        for name in shown_layers(list(self._previous), RUN_DEPTHS):
             log_picture(loggers, f"mask/{name}", mask_tile(self._previous[name]), step)
 
 
