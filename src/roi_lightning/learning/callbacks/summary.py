@@ -1,10 +1,11 @@
 """The table that a run ends with: the learned mask beside those that need no training."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 
 from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor
 from typing_extensions import override
 
 from roi_lightning.data import CalibrationDataModule
@@ -15,6 +16,7 @@ from roi_lightning.learning.callbacks.base import FinishCallback
 from roi_lightning.learning.callbacks.write_masks import SparseExport
 from roi_lightning.learning.priors import NAMED_PRIORS
 from roi_lightning.learning.run_folder import SUMMARY, run_folder
+from roi_lightning.masks.layer_mask import LayerMask
 from roi_lightning.oneshot import Magnitude, prune_layers
 from roi_lightning.utils.atomic_io import write_json
 from roi_lightning.utils.summary_table import show_summary
@@ -74,12 +76,29 @@ class BaselineSummary(FinishCallback):
 def _candidates(module: MaskLearningModule) -> Iterator[tuple[str, AbstractContextManager[None]]]:
     yield "dense", module.dense()
     magnitude = prune_layers(module.model, module.layers, Magnitude(), module.pattern)
-    yield "magnitude", module.under_masks({name: result.mask for name, result in magnitude})
+    packed = {name: module.layers[name].packed(result.mask) for name, result in magnitude}
+    yield "magnitude", module.under_masks(_Rows(packed))
     prior = getattr(module, "prior", "prior")
     if module.prior_masks and prior != "magnitude":
         name = prior if prior in NAMED_PRIORS else "prior"
-        yield name, module.under_masks({name: mask.to_rows() for name, mask in module.prior_masks.items()})
+        yield name, module.under_masks(_Rows(module.prior_masks))
     yield module.method, module.under_masks()
+
+
+class _Rows(Mapping[str, Tensor]):
+    """Masks unpacked one at a time: together those of a large model are a byte per weight on every rank."""
+
+    def __init__(self, packed: Mapping[str, LayerMask]) -> None:
+        self.packed = packed
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.packed[name].to_rows()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.packed)
+
+    def __len__(self) -> int:
+        return len(self.packed)
 
 
 def _zero_fractions(module: MaskLearningModule) -> dict[str, float]:
