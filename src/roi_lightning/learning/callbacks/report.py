@@ -28,7 +28,7 @@ from roi_lightning.learning.callbacks.base import FinishCallback
 from roi_lightning.learning.callbacks.media import log_texts
 from roi_lightning.learning.mask_story import mask_story, wanda_masks
 from roi_lightning.learning.run_folder import PAGE, PRIOR, REPORT, run_folder
-from roi_lightning.masks.layer_mask import LayerMask
+from roi_lightning.masks.layer_mask import LayerMask, UnpackedMasks
 from roi_lightning.models.config import load_tokenizer, max_positions
 from roi_lightning.reports.page import write_report
 from roi_lightning.utils.atomic_io import write_json
@@ -223,5 +223,5 @@ def _candidates(module: MaskLearningModule) -> Iterator[tuple[str, AbstractConte
     reference = module.prior_name or _MAGNITUDE
     masks = module.prior_masks or module.magnitude_masks
     yield "dense", module.dense()
-    yield reference, module.under_masks({name: mask.to_rows() for name, mask in masks.items()})
+    yield reference, module.under_masks(UnpackedMasks(masks))
     yield module.method, module.under_masks()
