@@ -40,9 +40,18 @@ def start(step=0, max_steps=45, resumed_from=None, **changes):
 
 
 def write_leg(
-    folder, *, seed=0, max_steps=45, first=0, last=None, every=1, status="finished", message=None, **changes
+    folder,
+    *,
+    seed=0,
+    max_steps=45,
+    first=0,
+    last=None,
+    every=None,
+    status="finished",
+    message=None,
+    **changes,
 ):
-    """Append a leg to a run's record; no end where the status is None."""
+    """Append a leg to a run's record: the loss, and the rest every so many steps; no end where the status is None."""
     chance, record = random.Random(f"{seed} {first}"), folder / RECORD
     last = max_steps if last is None else last
     resumed_from = f"{folder}/checkpoints/step={first}.ckpt" if first else None
@@ -50,7 +59,7 @@ def write_leg(
     for step in range(first + 1, last + 1):
         done = step / max_steps
         values = {"train/loss": 4.4 - 1.1 * (1 - math.exp(-4 * done)) - seed / 9 + chance.gauss(0, 0.09)}
-        if step % every == 0 or step == last:
+        if every and (step % every == 0 or step == last):
             values |= {
                 "val/perplexity": 33 + 30 * math.exp(-3 * done) - 2 * seed,
                 "lr": 0.0015 * (1 - 0.9 * done),
