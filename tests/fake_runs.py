@@ -17,7 +17,9 @@ def start(step=0, max_steps=45, resumed_from=None, **changes):
     run = {"model": "smollm2-135m", "learner": "RoILightningModule", "method": "roi", "pattern": "2:4"}
     run |= {"learned_parameters": 106_168_320, "layers": 210, "masked_weights": 106_168_320}
     run |= {"corpora": ["python-docs"], "seq_len": 512, "windows_per_step": 2, "tokens_per_step": 1024}
-    run |= {"settings": {"prior": "activation", "prior_strength": 0.015, "init_std": 0.003, "lr": 0.0015}}
+    run |= {
+        "settings": {"model.prior": "activation", "model.init_std": 0.003, "data.corpora": [{"source": "a"}]}
+    }
     machine = {"device": "CPU", "cpu": "Some CPU @ 2.50GHz", "cores": 2, "memory_gib": 7.8, "os": "Linux 6.1"}
     fields = {
         "time": f"2026-11-24T10:0{step % 10}:00+00:00",

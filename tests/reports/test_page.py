@@ -183,11 +183,11 @@ def test_a_run_that_failed_says_so_first(tmp_path):
     assert page.startswith(f"The run “bad” failed at step 29 of 45 {MESSAGE}")
     assert html.index(MESSAGE) < html.index("<h1>")
     assert "roi-lightning fit --config quickstart.yaml --resume auto" in page
-    legs = re.findall(r"<li>(Leg .*?)</li>", html)
+    legs = re.findall(r"<li>((?:Started|Resumed) .*?)</li>", html)
     assert [re.sub(r" \(.*?\)", "", leg) for leg in legs] == [
-        "Leg 1 started at step 0 and was interrupted at step 20.",
-        "Leg 2 resumed at step 20 and was killed.",
-        "Leg 3 resumed at step 20 and failed at step 29.",
+        "Started at step 0 and was interrupted at step 20.",
+        "Resumed at step 20 and was killed.",
+        "Resumed at step 20 and failed at step 29.",
     ]
     assert "written when a run finishes" in page
 
