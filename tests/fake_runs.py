@@ -17,7 +17,9 @@ def start(step=0, max_steps=45, resumed_from=None, **changes):
     run = {"model": "smollm2-135m", "learner": "RoILightningModule", "method": "roi", "pattern": "2:4"}
     run |= {"learned_parameters": 106_168_320, "layers": 210, "masked_weights": 106_168_320}
     run |= {"corpora": ["python-docs"], "seq_len": 512, "windows_per_step": 2, "tokens_per_step": 1024}
-    run |= {"settings": {"prior": "activation", "prior_strength": 0.015, "init_std": 0.003, "lr": 0.0015}}
+    run |= {
+        "settings": {"model.prior": "activation", "model.init_std": 0.003, "data.corpora": [{"source": "a"}]}
+    }
     machine = {"device": "CPU", "cpu": "Some CPU @ 2.50GHz", "cores": 2, "memory_gib": 7.8, "os": "Linux 6.1"}
     fields = {
         "time": f"2026-11-24T10:0{step % 10}:00+00:00",
@@ -40,9 +42,18 @@ def start(step=0, max_steps=45, resumed_from=None, **changes):
 
 
 def write_leg(
-    folder, *, seed=0, max_steps=45, first=0, last=None, every=1, status="finished", message=None, **changes
+    folder,
+    *,
+    seed=0,
+    max_steps=45,
+    first=0,
+    last=None,
+    every=None,
+    status="finished",
+    message=None,
+    **changes,
 ):
-    """Append a leg to a run's record; no end where the status is None."""
+    """Append a leg to a run's record: the loss, and the rest every so many steps; no end where the status is None."""
     chance, record = random.Random(f"{seed} {first}"), folder / RECORD
     last = max_steps if last is None else last
     resumed_from = f"{folder}/checkpoints/step={first}.ckpt" if first else None
@@ -50,7 +61,7 @@ def write_leg(
     for step in range(first + 1, last + 1):
         done = step / max_steps
         values = {"train/loss": 4.4 - 1.1 * (1 - math.exp(-4 * done)) - seed / 9 + chance.gauss(0, 0.09)}
-        if step % every == 0 or step == last:
+        if every and (step % every == 0 or step == last):
             values |= {
                 "val/perplexity": 33 + 30 * math.exp(-3 * done) - 2 * seed,
                 "lr": 0.0015 * (1 - 0.9 * done),

@@ -36,7 +36,7 @@ PURPOSES: Final = {
     "alembic": "MLflow's database of a run",
     "gguf": "reads models in GGUF files",
     "lm-eval": "harness tasks of `evaluate`",
-    "matplotlib": "pictures of `compare`, `benchmark`",
+    "matplotlib": "figures of `report`, `compare`, `benchmark`",
     "mlflow-skinny": "logs runs to MLflow",
     "shtab": "`completion` of command lines",
     "sqlalchemy": "MLflow's database of a run",

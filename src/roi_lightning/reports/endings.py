@@ -75,12 +75,12 @@ def legs(mask: Mask) -> list[str]:
         return []
     sentences = []
     for number, leg in enumerate(mask.record.legs, start=1):
-        begun = "started" if leg.start["resumed_from"] is None else "resumed"
+        begun = "Started" if leg.start["resumed_from"] is None else "Resumed"
         last = number == len(mask.record.legs)
         status = mask.status if last else leg.status
         ended = f"{status} at step {int(leg.end['step']):,}" if leg.end else status
         first = f"{int(leg.start['step']):,} ({leg.start['time']})"
-        text = f"Leg {number} {begun} at step {first} and {_ended(ended)}"
+        text = f"{begun} at step {first} and {_ended(ended)}"
         message = f": {leg.end['message']}" if leg.end and leg.end.get("message") and not last else ""
         sentences.append(f"{text}{message}.")
     return sentences

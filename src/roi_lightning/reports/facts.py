@@ -1,5 +1,6 @@
 """The facts of a run: model, pattern, method, text, budget, machine, versions, command."""
 
+import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -18,14 +19,13 @@ def settings_rows(masks: Sequence[Mask]) -> list[tuple[str, list[str]]]:
     """Every recorded setting, a row each with a value per mask."""
     found = [mask.run.get("settings") or {} for mask in masks]
     names = dict.fromkeys(name for settings in found for name in settings)
-    return [(name, [_number(settings.get(name)) for settings in found]) for name in names]
+    return [(name, [_setting(settings.get(name)) for settings in found]) for name in names]
 
 
 def prior_of(mask: Mask) -> str:
     """The mask that learning started from; empty without one."""
-    settings = mask.run.get("settings", {})
-    prior = settings.get("model.init_args.prior", settings.get("prior", mask.training.get("prior")))
-    return "" if prior in (None, "none", "None") else str(prior)
+    prior = mask.run.get("settings", {}).get("model.prior", mask.training.get("prior"))
+    return "" if prior in (None, "none") else str(prior)
 
 
 def tokens_of(mask: Mask) -> int:
@@ -125,6 +125,10 @@ def _ended(mask: Mask) -> str:
 def _steps_of(mask: Mask) -> str:
     wanted = _start(mask).get("max_steps")
     return f"{mask.last_step:,} of {wanted:,}" if wanted else f"{mask.last_step:,}" if mask.last_step else ""
+
+
+def _setting(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict) else _number(value)
 
 
 def _number(value: object) -> str:

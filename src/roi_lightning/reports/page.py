@@ -36,7 +36,12 @@ _NOT_DRAWN: Final = ("epoch", "tokens/seen", "val/nll")
 
 
 def write_report(
-    sources: Sequence[Path], out: Path, *, title: str | None = None, overwrite: bool = False
+    sources: Sequence[Path],
+    out: Path,
+    *,
+    title: str | None = None,
+    prompts: Sequence[str] = (),
+    overwrite: bool = False,
 ) -> None:
     """Write a page about runs, exported directories, and results of `evaluate` and `compare`.
 
@@ -44,6 +49,7 @@ def write_report(
         sources: Run folders, exported directories, folders of `compare`, JSON files of `evaluate`.
         out: The HTML file. A page of this function's is replaced.
         title: Of the page; says what was done if left out.
+        prompts: Texts to continue by the dense model, the prior and the learned mask of every run.
         overwrite: Whether another file may be replaced.
 
     Raises:
@@ -51,7 +57,7 @@ def write_report(
             nothing is written.
     """
     check_replaceable(out, overwrite)
-    content = render(sources, title)
+    content = render(sources, title, prompts)
     with written_aside(out) as partial:
         partial.write_text(content, encoding="utf-8")
 
@@ -71,7 +77,7 @@ def check_replaceable(out: Path, overwrite: bool = False) -> None:
         raise UserError(f"{str(out)!r} exists and is no report; give another path, or --overwrite")
 
 
-def render(sources: Sequence[Path], title: str | None = None) -> str:
+def render(sources: Sequence[Path], title: str | None = None, prompts: Sequence[str] = ()) -> str:
     """The page as HTML; arguments and errors as of `write_report`."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -87,6 +93,10 @@ def render(sources: Sequence[Path], title: str | None = None) -> str:
     )
     environment.globals["dashes"] = dashes
     found = read_sources(sources)
+    if prompts:
+        from roi_lightning.reports.answers import with_answers
+
+        found = with_answers(found, prompts)
     return environment.get_template("page.html").render(
         title=title or _title(found),
         generator=f"{GENERATOR} {importlib.metadata.version('roi-lightning')}",
