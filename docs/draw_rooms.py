@@ -24,6 +24,7 @@ ORDER: Final = (
     "export",
     "runtime",
     "evaluation",
+    "reports",
     "learning",
     "benchmark",
     "api",

@@ -12,6 +12,7 @@ import torch
 from data_helpers import write_jsonl
 from roi_lightning.__main__ import main
 from roi_lightning.data import CalibrationDataModule
+from roi_lightning.learning.callbacks import Report
 from roi_lightning.learning.roi import RoILightningModule
 from roi_lightning.learning.trainer import RoITrainer
 from tiny_models import tiny_qwen2
@@ -98,6 +99,7 @@ def make_lab(tmp_path, tmp_path_factory, monkeypatch):
     torch.set_num_threads(1)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Report, "finish", lambda *_: None)  # the time of a whole run; it has tests of its own
     return Lab(tmp_path, tmp_path_factory.getbasetemp() / "lab")
 
 

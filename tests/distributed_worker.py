@@ -20,7 +20,14 @@ from torch.distributed.tensor import DTensor
 
 from cli_helpers import QUICK_TRAINER, Lab, run
 from roi_lightning.errors import UserError
-from roi_lightning.learning.callbacks import BaselineSummary, HardenMasks, MaskMonitor, SparseExport
+from roi_lightning.learning.callbacks import (
+    BaselineSummary,
+    HardenMasks,
+    KeepRecord,
+    MaskMonitor,
+    Report,
+    SparseExport,
+)
 from roi_lightning.learning.callbacks.interruption import PreemptedError
 from roi_lightning.learning.checkpoint_io import write_sharded
 from roi_lightning.learning.fsdp import FSDP2Strategy
@@ -97,6 +104,13 @@ class Recorder(Callback):
                 self.held[name] = [str(p.placements), list(p.shape), list(p.to_local().shape)]
 
 
+class Figures(Report):
+    """Without the page, which the first rank makes alone."""
+
+    def teardown(self, trainer, pl_module, stage):
+        pass
+
+
 class Break(Callback):
     """On the second rank alone, makes logits NaN before the third step."""
 
@@ -128,11 +142,13 @@ def learn(
     """Six steps from a prior, of two micro-batches of two windows, at a learning rate that moves the mask."""
     lab, recorder = Lab(folder, shared), Recorder()
     module = LEARNERS[learner](str(model))
-    callbacks = [HardenMasks(), SparseExport(), recorder, *more]
-    settings = {}
+    callbacks = [HardenMasks(), SparseExport(), recorder, KeepRecord(), *more]
+    settings = {"log_every_n_steps": 1}
     if learner not in ("roi", "measured"):
         callbacks += [MaskMonitor(every_n_steps=2), BaselineSummary(windows=2)]
-        settings |= {"logger": CSVLogger(folder, name="", version=""), "log_every_n_steps": 1}
+        settings |= {"logger": CSVLogger(folder, name="", version="")}
+    if learner != "measured":
+        callbacks.append(Figures(held_out_prompts=1, max_new_tokens=2))
     keep = 1 if resume else -1
     saved = ModelCheckpoint(folder / "checkpoints", "{step}", every_n_train_steps=SAVED, save_top_k=keep)
     settings |= {

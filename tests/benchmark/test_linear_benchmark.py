@@ -1,8 +1,6 @@
 """`benchmark linear`: shapes and bytes against what can be counted, its pure functions against hand-made cases."""
 
 import json
-import re
-import sys
 from itertools import cycle
 
 import pytest
@@ -186,13 +184,3 @@ def test_kernels_on_a_gpu(tmp_path):
 def test_bad_input(capsys, args, told):
     assert run("benchmark", "linear", *args) == 1
     assert told in capsys.readouterr().err
-
-
-def test_a_figure_without_matplotlib_is_refused_before_it_measures(tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert run("benchmark", "linear", "--shapes", "8x8", "--figure", tmp_path / "f.png") == 1
-    told = capsys.readouterr()
-    assert re.search(
-        r"--figure '.*f\.png' needs matplotlib; run `pip install 'roi-lightning\[plots\]'`", told.err
-    )
-    assert not told.out

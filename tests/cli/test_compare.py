@@ -394,13 +394,3 @@ def test_only_pictures_come_with_matplotlib(files, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, env=fresh)
     assert done.returncode == 0, done.stderr
     assert "font" not in done.stdout + done.stderr
-
-
-def test_without_matplotlib_the_remedy_is_told_before_anything_is_written(
-    files, tmp_path, monkeypatch, capsys
-):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert run(*files, "--out", tmp_path / "out") == 1
-    wanted = "error: compare needs matplotlib; run `pip install 'roi-lightning[plots]'`\n"
-    assert capsys.readouterr().err == wanted
-    assert not (tmp_path / "out").exists()

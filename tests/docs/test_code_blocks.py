@@ -40,6 +40,7 @@ SMALL = {
         ("--windows",): "4",
         ("--device",): "cpu",
     },
+    "generate": {("--max_new_tokens",): "4", ("--device",): "cpu"},
     "evaluate": {("--seq_len",): "32", ("--limit",): "4", ("--device",): "cpu"},
 }
 SMALL |= dict.fromkeys(("plan", "validate", "export"), SMALL["fit"])

@@ -16,7 +16,6 @@ from roi_lightning.masks.comparison import Comparison, compare
 from roi_lightning.masks.mask_set import MASK_FILE, MaskSet
 from roi_lightning.masks.overlap import shown_layers
 from roi_lightning.utils.atomic_io import check_writable, written_aside
-from roi_lightning.utils.extras import require
 
 _NAMED: Final = re.compile(r"([^=/\\]+)=(.+)", re.DOTALL)
 
@@ -53,11 +52,10 @@ def main(argv: Sequence[str]) -> int:
         0.
 
     Raises:
-        UserError: If a mask can't be read, masks are of different patterns or layers, a name is unknown, or
-            matplotlib is not installed; then nothing has been written.
+        UserError: If a mask can't be read, masks are of different patterns or layers, a name is unknown; then
+            nothing has been written.
     """
     options = parse_options(CompareOptions, "compare", argv)
-    require("plots", "compare")
     out, paths = options.out, name_masks([options.mask, *options.masks])
     reference = _find_reference(options.reference, paths)
     if out.exists() and not out.is_dir():

@@ -15,6 +15,7 @@ from typing_extensions import override
 from roi_lightning.cli.class_paths import with_current_paths
 from roi_lightning.cli.config_files import ConfigByName, own_settings
 from roi_lightning.cli.given_options import dropped_options
+from roi_lightning.cli.log_folders import leave_folder_open, with_log_folders
 from roi_lightning.cli.options import PROGRAM
 from roi_lightning.cli.parser_errors import explained
 from roi_lightning.cli.run_help import SHORT, TRAINER_DEFAULTS, help_parser
@@ -24,6 +25,7 @@ from roi_lightning.errors import UserError, brief
 # Imported so that YAML may name them without their module.
 from roi_lightning.learning.base import MaskLearningModule
 from roi_lightning.learning.callbacks.progress import with_progress
+from roi_lightning.learning.callbacks.record import KeepRecord
 from roi_lightning.learning.memory_plan import check_fits_device
 from roi_lightning.learning.optim import check_trainer
 from roi_lightning.learning.roi import RoILightningModule
@@ -54,6 +56,7 @@ class Parser(LightningArgumentParser):
             # A text file is data: as a configuration of its own its words would become the corpus's name.
             kwargs["sub_configs"] = False
         added: list[str] = super().add_class_arguments(theclass, *args, **kwargs)
+        leave_folder_open(self, theclass)
         return added
 
     @override
@@ -174,15 +177,21 @@ class RoICLI(LightningCLI):
 
     @override
     def instantiate_classes(self) -> None:
+        folder = self._run_folder(self._get(self.config, "trainer")["default_root_dir"])
+        trainer = self._get(self.config, "trainer")
+        given = trainer["logger"]
+        trainer["logger"] = with_log_folders(given, folder)
         with plain_errors():
             super().instantiate_classes()
+        trainer["logger"] = given
 
     @override
     def instantiate_trainer(self, **kwargs: Any) -> RoITrainer:
         config = self._get(self.config_init, "trainer", default={})
         chosen = config.get("callbacks") or []
         if config.get("enable_progress_bar") is not False:
-            config["callbacks"] = with_progress(chosen)
+            chosen = with_progress(chosen)
+        config["callbacks"] = [*chosen, KeepRecord()]
         check_trainer(config)
         folder = str(self._run_folder(config.get("default_root_dir")))
         if config.get("logger") in (None, True):

@@ -230,6 +230,11 @@ class CalibrationDataModule(LightningDataModule):
         """Take a tokenizer in memory, in place of loading one."""
         self.__dict__["_loaded_tokenizer"] = tokenizer
 
+    @property
+    def text_tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer of all windows, loaded once."""
+        return self._loaded_tokenizer
+
     def load_tokenizer(self) -> PreTrainedTokenizerBase:
         """Load the tokenizer; called once. Override it to use one of your own."""
         from roi_lightning.models import config

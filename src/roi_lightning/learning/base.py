@@ -30,6 +30,7 @@ from roi_lightning.learning.optim import (
     decay_to,
     keep_configured,
 )
+from roi_lightning.learning.priors import NAMED_PRIORS
 from roi_lightning.learning.recipe import Recipe, options, run_recipe, spelled
 from roi_lightning.learning.resume import align_loops, check_belongs, mark_checkpoint
 from roi_lightning.learning.steps import MaskedSteps
@@ -44,6 +45,7 @@ from roi_lightning.models.layers import check_model, check_pattern, prunable_lay
 from roi_lightning.models.loading import load_language_model
 from roi_lightning.models.source import ModelSource, resolve_model
 from roi_lightning.models.weight_names import stored_weights
+from roi_lightning.oneshot import Magnitude, prune_layers
 from roi_lightning.samplers.masked_linear import MaskedLinear
 
 
@@ -314,6 +316,20 @@ class MaskLearningModule(MaskedSteps):
     def final_masks(self) -> dict[str, LayerMask]:
         """`packed_masks` at the end of a run, made once for all that write them."""
         return self.packed_masks()
+
+    @cached_property
+    def magnitude_masks(self) -> dict[str, LayerMask]:
+        """The magnitude mask of the frozen weights by layer name; every rank has to ask, and gets all."""
+        pruned = prune_layers(self.model, self.layers, Magnitude(), self.pattern)
+        return {name: self.layers[name].packed(result.mask) for name, result in pruned}
+
+    @property
+    def prior_name(self) -> str | None:
+        """What the prior is called in tables; None where there is none."""
+        if not self.prior_masks:
+            return None
+        prior = getattr(self, "prior", "prior")
+        return prior if prior in NAMED_PRIORS else "prior"
 
     def mask_set(self, packed: Mapping[str, LayerMask] | None = None) -> MaskSet:
         """The hard masks of all layers, with the base model they belong to.

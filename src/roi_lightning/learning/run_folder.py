@@ -12,6 +12,7 @@ from typing_extensions import override
 from roi_lightning.errors import UserError
 from roi_lightning.export import check_destination
 from roi_lightning.models.base_tensors import SIDECAR
+from roi_lightning.reports.run_record import RECORD
 
 RUNS: Final = Path("runs")
 CHECKPOINTS: Final = "checkpoints"
@@ -19,8 +20,12 @@ EXPORT: Final = "export"
 MASK: Final = "mask.safetensors"
 MASKS: Final = "masks"
 SUMMARY: Final = "summary.json"
+REPORT: Final = "report.json"
+PAGE: Final = "report.html"
+PRIOR: Final = "prior.safetensors"
 CONFIG: Final = "config.yaml"
-_EVENTS: Final = "events.out.tfevents.*"
+# What a run leaves that failed before it had a result; the next one continues or replaces it.
+_TRACES: Final = (RECORD, PRIOR, CONFIG, "events.out.tfevents.*")
 
 
 def run_folder(trainer: Trainer) -> Path:
@@ -63,12 +68,13 @@ def claim_folder(trainer: Trainer, ckpt_path: str | None, overwrite: bool) -> No
     if (folder / EXPORT / SIDECAR).is_file():
         check_destination(folder / EXPORT, overwrite=overwrite)
     if overwrite:
-        trainer.callbacks.insert(0, RemoveAtStart([*results, *folder.glob(_EVENTS), folder / CONFIG]))  # type: ignore[attr-defined]
+        traces = [path for pattern in _TRACES for path in folder.glob(pattern)]
+        trainer.callbacks.insert(0, RemoveAtStart([*results, *traces]))  # type: ignore[attr-defined]
 
 
 def _results(folder: Path) -> Iterator[Path]:
     """What earlier runs have left in a folder of runs, apart from logs."""
-    for pattern in (f"{CHECKPOINTS}/*.ckpt", MASK, f"{MASKS}/*.safetensors", SUMMARY):
+    for pattern in (f"{CHECKPOINTS}/*.ckpt", MASK, f"{MASKS}/*.safetensors", SUMMARY, REPORT, PAGE):
         yield from sorted(folder.glob(pattern))
     if (folder / EXPORT / SIDECAR).is_file():
         yield folder / EXPORT

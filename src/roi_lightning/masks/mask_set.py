@@ -16,7 +16,7 @@ from torch import Tensor
 
 from roi_lightning.errors import UserError
 from roi_lightning.masks.layer_mask import LayerMask
-from roi_lightning.masks.overlap import Overlap
+from roi_lightning.masks.overlap import Overlap, overlap_of
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.utils.atomic_io import written_aside
 from roi_lightning.utils.checksummed import read_checksummed, write_checksummed
@@ -111,8 +111,7 @@ class MaskSet:
             raise UserError(
                 f"masks of different models can't be compared: they differ in {name!r}; give masks of one"
             )
-        both = {name: layer.kept_with(other.layers[name]) for name, layer in self.layers.items()}
-        return Overlap(both, {name: layer.kept for name, layer in self.layers.items()})
+        return overlap_of(self.layers, other.layers)
 
     def save(self, path: Path) -> None:
         """Write the mask file: to a temporary path, read back, compared, then renamed.

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import resource
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -45,6 +46,14 @@ def memory_of(device: torch.device) -> int:
     installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     allowed = _CONTAINER_LIMIT.read_text().strip() if _CONTAINER_LIMIT.is_file() else "max"
     return min(installed, int(allowed)) if allowed.isdigit() else installed
+
+
+def peak_memory(device: torch.device) -> int:
+    """Most bytes that this process has held on a device: a GPU's tensors, on a CPU the whole process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024  # KiB on Linux
 
 
 @contextmanager

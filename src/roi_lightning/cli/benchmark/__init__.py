@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Final
 from roi_lightning.cli.benchmark import decode, linear, sampler, step
 from roi_lightning.cli.options import PROGRAM, LineParser
 from roi_lightning.errors import UserError
-from roi_lightning.utils.extras import require
 
 if TYPE_CHECKING:
     import torch
@@ -49,13 +48,11 @@ def main(argv: Sequence[str]) -> int:
         The exit status.
 
     Raises:
-        UserError: For a device or model that does not exist, a number out of range, or a figure without matplotlib.
+        UserError: For a device or model that does not exist, or a number out of range.
     """
     args = build_parser().parse_args(argv)
     kind, figure = _KINDS[args.what], getattr(args, "figure", None)
     _check(args)
-    if figure:
-        require("plots", f"--figure {str(figure)!r}")
     from roi_lightning.utils.atomic_io import check_writable, write_json, written_aside
     from roi_lightning.utils.tables import print_table, standard_output
 

@@ -1,12 +1,12 @@
-"""Log how the mask changes: scalars, histograms and images in TensorBoard."""
+"""Log how the mask changes: scalars, histograms and pictures, to every logger."""
 
 import time
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.loggers.logger import Logger
 from torch import Tensor
 from typing_extensions import override
 
@@ -18,11 +18,10 @@ from roi_lightning.learning.callbacks.mask_statistics import (
     sampled,
     settled_groups,
 )
+from roi_lightning.learning.callbacks.media import log_histogram, log_picture
 from roi_lightning.masks.layer_mask import LayerMask
-from roi_lightning.masks.overlap import kind_of, shown_layers
-
-# Of the blocks whose masks are pictured: the first, the middle and the last.
-_DEPTHS: Final = (0, 0.5, 1)
+from roi_lightning.masks.overlap import RUN_DEPTHS, kind_of, shown_layers
+from roi_lightning.utils.devices import peak_memory
 
 
 class MaskMonitor(Callback):
@@ -30,8 +29,9 @@ class MaskMonitor(Callback):
 
     Scalars `mask/flips` and `mask/flips_from_prior` (fraction of kept weights that were not kept in the
     previous snapshot, and by the prior), the learner's own annealing (`anneal/tau`, `anneal/lambda`), `lr`,
-    `tokens/seen`, `tokens/per_second` (without validation and snapshots); the top-left 8×8 corner of the mask
-    of three kinds of layer in the first, middle and last block. Where layers learn what groups choose from
+    `tokens/seen`, `tokens/per_second` (without validation and snapshots), `memory/peak_gib` (most memory of this
+    process so far: of its GPU, or of the CPU); the top-left 8×8 corner of the mask of three kinds of layer in the
+    first, middle and last block, to loggers that take pictures (`media`). Where layers learn what groups choose from
     (`MaskedLinear.choices`, the logits of RoI and MaskLLM), also histograms of that by kind of layer,
     `mask/entropy` (of the distribution of a pick, softmax(φ/λ), 1 is undecided), and `mask/settled` (fraction
     of groups whose hard mask a redraw would change at the border with less than 1 % probability). A pick is
@@ -83,6 +83,7 @@ class MaskMonitor(Callback):
         step = trainer.global_step
         scalars = module.annealing() | self._flips(module)
         scalars["lr"] = trainer.optimizers[0].param_groups[0]["lr"]
+        scalars["memory/peak_gib"] = peak_memory(trainer.strategy.root_device) / 2**30
         samples = self._samples(module)
         if samples:
             scalars |= _decidedness(module, samples, scalars.get("anneal/lambda", 1.0))
@@ -92,8 +93,7 @@ class MaskMonitor(Callback):
             scalars |= {"tokens/seen": float(step * tokens_per_step), "tokens/per_second": rate}
         for logger in trainer.loggers:
             logger.log_metrics(scalars, step)
-            if isinstance(logger, TensorBoardLogger):
-                self._pictures(logger, samples, step)
+        self._pictures(trainer.loggers, samples, step)
         self._logged, self._timed_steps, self._timed_from = step, step, time.monotonic()
 
     def _samples(self, module: MaskLearningModule) -> dict[str, Tensor]:
@@ -107,14 +107,14 @@ class MaskMonitor(Callback):
         self._previous = now
         return {tag: _changed(before, now) for tag, before in earlier.items() if before}
 
-    def _pictures(self, logger: TensorBoardLogger, samples: Mapping[str, Tensor], step: int) -> None:
+    def _pictures(self, loggers: Iterable[Logger], samples: Mapping[str, Tensor], step: int) -> None:
         by_kind: dict[str, list[Tensor]] = {}
         for name, sample in samples.items():
             by_kind.setdefault(kind_of(name), []).append(sample.flatten().cpu())
         for kind, logits in by_kind.items():
-            logger.experiment.add_histogram(f"logits/{kind}", torch.cat(logits), step)
-        for name in shown_layers(list(self._previous), _DEPTHS):
-            logger.experiment.add_image(f"mask/{name}", mask_tile(self._previous[name]), step)
+            log_histogram(loggers, f"logits/{kind}", torch.cat(logits), step)
+        for name in shown_layers(list(self._previous), RUN_DEPTHS):
+            log_picture(loggers, f"mask/{name}", mask_tile(self._previous[name]), step)
 
 
 def _decidedness(module: MaskLearningModule, samples: Mapping[str, Tensor], lam: float) -> dict[str, float]:

@@ -13,9 +13,8 @@ from roi_lightning.evaluation import window_perplexity
 from roi_lightning.learning.base import MaskLearningModule
 from roi_lightning.learning.callbacks.base import FinishCallback
 from roi_lightning.learning.callbacks.write_masks import SparseExport
-from roi_lightning.learning.priors import NAMED_PRIORS
 from roi_lightning.learning.run_folder import SUMMARY, run_folder
-from roi_lightning.oneshot import Magnitude, prune_layers
+from roi_lightning.masks.layer_mask import UnpackedMasks
 from roi_lightning.utils.atomic_io import write_json
 from roi_lightning.utils.summary_table import show_summary
 
@@ -73,12 +72,9 @@ class BaselineSummary(FinishCallback):
 
 def _candidates(module: MaskLearningModule) -> Iterator[tuple[str, AbstractContextManager[None]]]:
     yield "dense", module.dense()
-    magnitude = prune_layers(module.model, module.layers, Magnitude(), module.pattern)
-    yield "magnitude", module.under_masks({name: result.mask for name, result in magnitude})
-    prior = getattr(module, "prior", "prior")
-    if module.prior_masks and prior != "magnitude":
-        name = prior if prior in NAMED_PRIORS else "prior"
-        yield name, module.under_masks({name: mask.to_rows() for name, mask in module.prior_masks.items()})
+    yield "magnitude", module.under_masks(UnpackedMasks(module.magnitude_masks))
+    if module.prior_name not in (None, "magnitude"):
+        yield module.prior_name, module.under_masks(UnpackedMasks(module.prior_masks))
     yield module.method, module.under_masks()
 
 
