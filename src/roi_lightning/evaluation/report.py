@@ -81,7 +81,8 @@ def caption(
     if "word_perplexity" in names:
         said.append(f"word PPL: {_lengths(models)} tokens at once")
     said += _asked(evaluation, config)
-    if dense is not None and kinds != {"questions"}:
+    shown = [metric for task in evaluation.tasks for metric in task.shown]
+    if dense is not None and (kinds & {"windows", "documents"} or any("perplexity" in x for x in shown)):
         said.append(f"×: ratio to {dense}")
     if dense is not None and kinds & {"questions", "harness"}:
         said.append(f"+/−: difference to {dense}, of what is in % in points")
