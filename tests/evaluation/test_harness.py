@@ -17,7 +17,7 @@ from cli_helpers import run
 from fake_hub import Repository, fake_hub, reach
 from roi_lightning.errors import UserError
 from roi_lightning.evaluation.harness import open_tasks, run_task
-from roi_lightning.evaluation.quiet import quiet
+from roi_lightning.evaluation.quiet import changed, quiet
 from roi_lightning.evaluation.tasks import TASKS, EvalConfig, choose_tasks
 from roi_lightning.models.config import load_tokenizer
 from roi_lightning.models.loading import load_language_model
@@ -26,6 +26,7 @@ from tiny_models import VOCAB_SIZE, tiny_llama, tiny_qwen2, tiny_tokenizer
 from watched import LargestTensor
 
 huggingface = pytest.importorskip("lm_eval.models.huggingface")
+import lm_eval.evaluator  # noqa: E402
 import lm_eval.tasks  # noqa: E402
 from lm_eval import simple_evaluate  # noqa: E402
 from lm_eval.api.instance import Instance  # noqa: E402
@@ -248,9 +249,10 @@ def by_the_harness(lm, data, name, folder, limit=None, max_length=None):
     folder.mkdir(exist_ok=True)
     (folder / "by_hand.yaml").write_text("\n".join(lines))
     manager = TaskManager(include_path=str(folder), include_defaults=False)
-    found = simple_evaluate(
-        stock(lm, max_length), tasks=["by_hand"], task_manager=manager, limit=limit, bootstrap_iters=10
-    )
+    with changed(lm_eval.evaluator, "add_env_info", lambda _: None):
+        found = simple_evaluate(
+            stock(lm, max_length), tasks=["by_hand"], task_manager=manager, limit=limit, bootstrap_iters=10
+        )
     return found["results"]["by_hand"], found["n-samples"]["by_hand"]["effective"]
 
 

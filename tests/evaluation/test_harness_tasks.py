@@ -375,7 +375,7 @@ def test_what_can_t_be_asked_is_one_line(place, tmp_path):
     refused("'d' shows pictures", image)
     (tmp_path / "helpers.py").write_text("import absent_module\n")
     (tmp_path / "e.yaml").write_text("task: e\ndataset_path: json\ndoc_to_text: !function helpers.text\n")
-    refused("'e' needs the Python module 'absent_module'", str(tmp_path / "e.yaml"))
+    refused("'e' needs software that is missing .*absent_module", str(tmp_path / "e.yaml"))
 
 
 def test_bad_definitions_are_one_line(place, tmp_path):
@@ -487,6 +487,17 @@ def real(tmp_path):
     load_language_model(resolve_model("smollm2-135m"), "float32").save_pretrained(tmp_path / "lm")
     load_tokenizer("smollm2-135m").save_pretrained(tmp_path / "lm")
     return tmp_path / "lm"
+
+
+def test_opening_says_what_it_does_and_how_far_it_is(place, capsys, monkeypatch):
+    monkeypatch.setattr("roi_lightning.evaluation.quiet._EVERY_SECONDS", 0)
+    open_tasks(choose_tasks(place.group), None)
+    first, *rest = capsys.readouterr().err.splitlines()
+    assert first == "opening choices …"
+    assert rest == [
+        f"opening choices: {count} data sets read, the last of choice_{name}"
+        for count, name in enumerate(("one", "other"), 1)
+    ]
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from numbers import Real
 from pathlib import Path
@@ -101,10 +101,12 @@ def _open(task: Task, data: Path | None, num_fewshot: int | None) -> list[Opened
             return 0
         return (own or 0) if num_fewshot is None else num_fewshot
 
+    # Local files of one task are read at once.
+    telling = nullcontext(_say_nothing) if data and task.kind != "harness" else tell(f"opening {task.name}")
     reader = DataReader(ConfigurableTask.download, task.name, data, shots)
     try:
-        with changed(ConfigurableTask, "download", lambda *args, **kwargs: reader.read(*args, **kwargs)):
-            loaded = _load(task)
+        with telling as say, changed(ConfigurableTask, "download", reader.reporting(say)):
+            loaded = load(_definition(task))
         for name, one in loaded["tasks"].items():
             reader.task = name
             if data is not None and name not in reader.local:
@@ -112,23 +114,24 @@ def _open(task: Task, data: Path | None, num_fewshot: int | None) -> list[Opened
             _prepare(one, shots(one.get_config("num_fewshot")))
     except UserError:
         raise
-    except ModuleNotFoundError as error:
-        raise UserError(
-            f"task {task.name!r} needs the Python module {error.name!r}, which is missing; install it"
-        ) from error
+    except ImportError as error:
+        said = f"{type(error).__name__}: {reason(error)}"
+        raise UserError(f"task {task.name!r} needs software that is missing ({said}); install it") from error
     except Exception as error:
         said = f"{type(error).__name__}: {reason(error)}"
         raise UserError(f"task {reader.task!r} can't be set up from {reader.origin} ({said})") from error
     return [_named(task, unit, loaded) for unit in _with_figures(loaded)]
 
 
-def _load(task: Task) -> Any:
+def _say_nothing(_: str) -> None:
+    pass
+
+
+def _definition(task: Task) -> str:
     import lm_eval.tasks
 
-    if task.kind != "harness":
-        return load(str(Path(lm_eval.tasks.__file__).parent / task.definition))
-    with tell(f"opening {task.name}"):
-        return load(task.definition)
+    stock = Path(lm_eval.tasks.__file__).parent
+    return task.definition if task.kind == "harness" else str(stock / task.definition)
 
 
 def _prepare(task: Any, shots: int) -> None:

@@ -39,6 +39,17 @@ class DataReader:
         self._download, self._folder, self._shots = download, folder, shots
         self.task, self.origin = name, "its definition"
         self.local: set[str] = set()
+        self._done = 0
+
+    def reporting(self, say: Callable[[str], None]) -> Callable[..., None]:
+        """`read` as a method of the task, which says how many tasks it has read for."""
+
+        def download(task: Any, *args: Any, **kwargs: Any) -> None:
+            self.read(task, *args, **kwargs)
+            self._done += 1
+            say(f"{self._done} data sets read, the last of {self.task}")
+
+        return download
 
     def read(self, task: Any, dataset_kwargs: dict[str, Any] | None = None, **_: Any) -> None:
         """Give a task its questions.

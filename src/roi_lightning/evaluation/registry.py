@@ -35,7 +35,10 @@ def check_name(name: str, more: list[str]) -> None:
     """
     entry = registry().task_index.get(name)
     if entry is None:
-        near = did_you_mean(name, [*more, *registry().all_tasks]) or f"; own names are {', '.join(more)}"
+        near = (
+            did_you_mean(name, dict.fromkeys([*more, *registry().all_tasks]))
+            or f"; own names are {', '.join(more)}"
+        )
         raise UserError(f"--tasks: lm-evaluation-harness has no task, group or tag {name!r}{near}")
     if entry.cfg and entry.cfg.get("unsafe_code"):
         raise unsafe(name)
