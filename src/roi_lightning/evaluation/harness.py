@@ -120,7 +120,7 @@ def _open(task: Task, data: Path | None, num_fewshot: int | None) -> list[Opened
     except Exception as error:
         said = f"{type(error).__name__}: {reason(error)}"
         raise UserError(f"task {reader.task!r} can't be set up from {reader.origin} ({said})") from error
-    return [_named(task, unit, loaded) for unit in _with_figures(loaded)]
+    return [_named(task, unit) for unit in _with_figures(loaded)]
 
 
 def _say_nothing(_: str) -> None:
@@ -160,7 +160,7 @@ def _with_figures(loaded: Any) -> list[Any]:
     return [found for item in top for found in below(item)]
 
 
-def _named(task: Task, unit: Any, loaded: Any) -> OpenedTask:
+def _named(task: Task, unit: Any) -> OpenedTask:
     if hasattr(unit, "has_aggregation"):
         tasks = {one.task_name: one for one in unit.get_all_tasks()}
         groups = {group.name: group for group in (unit, *unit.get_all_groups())}

@@ -12,6 +12,8 @@ from roi_lightning.errors import UserError
 
 _READERS: Final = ("csv", "json", "parquet", "text")
 _SPLITS: Final = ("training_split", "validation_split", "test_split")
+_OWN_FILES: Final = "the files that it names; check its data_files (from the working directory, as the harness has it) and its fields"
+_HUB: Final = "the hub; check the network, or give local files with --task_data"
 
 
 class DataReader:
@@ -25,7 +27,7 @@ class DataReader:
 
     Attributes:
         task: The name, if it has one, of the task whose questions were asked for last.
-        origin: Where they come from, for errors.
+        origins: By task, where they come from, for errors.
         local: The names of the tasks that were read from the folder or from files that their definition names.
     """
 
@@ -37,7 +39,8 @@ class DataReader:
         shots: Callable[[int | None], int],
     ) -> None:
         self._download, self._folder, self._shots = download, folder, shots
-        self.task, self.origin = name, "its definition"
+        self.task = name
+        self.origins: dict[str, str] = {}
         self.local: set[str] = set()
         self._done = 0
 
@@ -62,20 +65,22 @@ class DataReader:
         self.task = task.config.task or self.task
         if _names_files(task.config):
             self.local.add(self.task)
-            self.origin = (
-                "the files that it names; check its data_files (from the working directory, as the harness has "
-                "it) and its fields"
-            )
+            self.origins[self.task] = _OWN_FILES
             self._download(task, dataset_kwargs)
         elif self._folder is None:
-            self.origin = "the hub; check the network, or give local files with --task_data"
+            self.origins[self.task] = _HUB
             self._download(task, dataset_kwargs)
         else:
             self.local.add(self.task)
             files = self._files(task.config)
             named = ", ".join(repr(file) for file in files.values())
-            self.origin = f"{named}; check the fields against the harness' task"
+            self.origins[self.task] = f"{named}; check the fields against the harness' task"
             task.dataset = datasets.load_dataset("json", data_files=files)
+
+    @property
+    def origin(self) -> str:
+        """Where the questions of the last task come from, and what to check there."""
+        return self.origins.get(self.task, "its definition; mend it")
 
     def _files(self, config: Any) -> dict[str, str]:
         """The file of every split that is read; the task forgets about others."""

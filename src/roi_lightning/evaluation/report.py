@@ -85,7 +85,8 @@ def caption(
     if dense is not None and (kinds & {"windows", "documents"} or any("perplexity" in x for x in shown)):
         said.append(f"×: ratio to {dense}")
     if dense is not None and kinds & {"questions", "harness"}:
-        said.append(f"+/−: difference to {dense}, of what is in % in points")
+        scale = ", of what is in % in points" if "harness" in kinds else " in points"
+        said.append(f"+/−: difference to {dense}{scale}")
     if kinds & {"questions", "harness"}:
         said.append("±: standard error")
     said.append("W/U: kept weights updated")
