@@ -309,6 +309,13 @@ def test_names_are_looked_up_in_the_harness_list():
         choose_tasks("nothing_like_it")
 
 
+def test_without_the_harness_only_names_of_this_package_are_known(monkeypatch):
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    assert [task.name for task in choose_tasks("token_perplexity")] == ["token_perplexity"]
+    with pytest.raises(UserError, match=r"'gsm8k' is none of .*pip install 'roi-lightning\[eval\]'"):
+        choose_tasks("gsm8k")
+
+
 def test_a_tasks_own_number_of_examples_holds_unless_another_is_asked_for(tmp_path):
     rows = [{"question": q, "answer": f"Well. #### {i}"} for i, (q, _) in enumerate(FACTS)]
     for name in ("gsm8k.jsonl", "gsm8k.train.jsonl"):
@@ -527,7 +534,7 @@ def test_a_chat_of_a_real_model_is_what_lm_eval_prints(real, place, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_whole_list_has_mmlu_on_local_files(monkeypatch, tmp_path):
+def test_the_whole_list_has_mmlu_and_a_group_of_one_s_own_on_local_files(monkeypatch, place, tmp_path):
     monkeypatch.undo()
     row = {"question": "2 + 2?", "choices": ["1", "2", "3", "4"], "answer": 3}
     names = [name for name in registry.registry().all_subtasks if name.startswith("mmlu_")]
@@ -538,3 +545,7 @@ def test_the_whole_list_has_mmlu_on_local_files(monkeypatch, tmp_path):
     assert len(opened.tasks) == 57
     assert opened.task.shown == {"acc": True}
     assert {how["num_fewshot"] for how in opened.protocol.values()} == {3}
+    assert list(open_tasks(choose_tasks(place.group), None)["choices"].tasks) == [
+        "choice_one",
+        "choice_other",
+    ]
