@@ -12,7 +12,9 @@ from roi_lightning.errors import UserError
 
 _READERS: Final = ("csv", "json", "parquet", "text")
 _SPLITS: Final = ("training_split", "validation_split", "test_split")
-_OWN_FILES: Final = "its own files; check its fields and its data_files (from the working directory, as in the harness)"
+_OWN_FILES: Final = (
+    "its own files; check its fields and its data_files (from the working directory, as in the harness)"
+)
 _HUB: Final = "the hub; check the network, or give local files with --task_data"
 
 
