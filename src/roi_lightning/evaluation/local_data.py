@@ -76,7 +76,7 @@ class DataReader:
             self.local.add(self.task)
             files = self._files(task.config)
             named = ", ".join(repr(file) for file in files.values())
-            self.origins[self.task] = f"{named}; check the fields against the harness' task"
+            self.origins[self.task] = f"{named}; check its fields against the harness' task"
             task.dataset = datasets.load_dataset("json", data_files=files)
 
     @property
