@@ -293,8 +293,8 @@ def test_updates_have_to_be_those_of_the_masks(lab):
         (lambda lm, tokenizer, text: prune(lm, method="wonder"), "no method 'wonder'"),
         (lambda lm, tokenizer, text: evaluate(lm, tokenizer, "none.txt"), "is no file"),
         (
-            lambda lm, tokenizer, text: evaluate(lm, tokenizer, text, tasks=["perplexity"]),
-            "no task 'perplexity'",
+            lambda lm, tokenizer, text: evaluate(lm, tokenizer, text, tasks=["absent.yaml"]),
+            r"no file '.*absent\.yaml'",
         ),
     ],
 )

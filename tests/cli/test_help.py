@@ -130,7 +130,6 @@ MISTAKES = {
     ),
     "an option of prune": (("prune", "m", "--method", "wanda", "--outt", "x"), "--out"),
     "an option below benchmark": (("benchmark", "step", "--rivals"), "here it is --baselines"),
-    "a task": (("evaluate", "m", "--tasks", "boolk"), "did you mean boolq?"),
     "no checkpoint": (("validate", *QUICK), "^error: validate needs --ckpt_path"),
 }
 

@@ -44,6 +44,18 @@ def tasks(bench, folder):
     return ["evaluate", bench.model, "--tasks", "arc_easy", "--task_data", folder, "--json", "out.json"]
 
 
+def examples(bench, content):
+    """Good questions, and a file of examples."""
+    choices = {"text": ["yes", "no"], "label": ["A", "B"]}
+    row = json.dumps({"question": "Is snow white?", "choices": choices, "answerKey": "A"})
+    bench.write("data/arc_easy.jsonl", f"{row}\n")
+    return bench.write("data/arc_easy.train.jsonl", content.replace("ROW", row)).parent
+
+
+def with_examples(bench, folder):
+    return [*tasks(bench, folder), "--num_fewshot", "2"]
+
+
 def packed(kind, suffix, change, content=LONG):
     return text(f"c.{suffix}.{kind}", change(PACK[kind](content.encode())))
 
@@ -162,6 +174,16 @@ TABLE = {
         lambda bench: bench.write("data/arc_easy.jsonl", '{"id": ').parent,
         tasks,
         r"set up from .*arc_easy\.jsonl'.*check its fields",
+    ),
+    "tasks: a broken example": (
+        lambda bench: examples(bench, "ROW\n{"),
+        with_examples,
+        r"arc_easy\.train\.jsonl'.*check its fields",
+    ),
+    "tasks: too few examples": (
+        lambda bench: examples(bench, "ROW\n"),
+        with_examples,
+        r"arc_easy\.train\.jsonl'.*check its fields.*[Ss]ample",
     ),
     "tasks: other columns": (
         lambda bench: bench.write("data/arc_easy.jsonl", '{"a": 1}\n').parent,

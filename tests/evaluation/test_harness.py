@@ -16,8 +16,9 @@ import yaml
 from cli_helpers import run
 from fake_hub import Repository, fake_hub, reach
 from roi_lightning.errors import UserError
-from roi_lightning.evaluation.harness import open_tasks, quiet, run_task
-from roi_lightning.evaluation.tasks import TASKS, choose_tasks
+from roi_lightning.evaluation.harness import open_tasks, run_task
+from roi_lightning.evaluation.quiet import changed, quiet
+from roi_lightning.evaluation.tasks import TASKS, EvalConfig, choose_tasks
 from roi_lightning.models.config import load_tokenizer
 from roi_lightning.models.loading import load_language_model
 from roi_lightning.models.source import resolve_model
@@ -25,6 +26,7 @@ from tiny_models import VOCAB_SIZE, tiny_llama, tiny_qwen2, tiny_tokenizer
 from watched import LargestTensor
 
 huggingface = pytest.importorskip("lm_eval.models.huggingface")
+import lm_eval.evaluator  # noqa: E402
 import lm_eval.tasks  # noqa: E402
 from lm_eval import simple_evaluate  # noqa: E402
 from lm_eval.api.instance import Instance  # noqa: E402
@@ -222,33 +224,35 @@ def test_requests_with_the_same_input_share_a_forward_pass(lm):
     assert passes == [(1, 3)]
 
 
-def measured(lm, data, name, limit=None, max_length=None):
-    (task,) = choose_tasks(name)
-    opened = open_tasks([task], data)[name]
-    options = {"batch_size": 3, "limit": limit, "description": name, "max_length": max_length}
-    return run_task(task, opened, lm, tiny_tokenizer(), **options)
+def measured(lm, data, name, max_length=None, **options):
+    config = EvalConfig(tasks=name, task_data=data, batch_size=3, **options)
+    (opened,) = open_tasks(config.chosen, data, config.num_fewshot).values()
+    return run_task(opened, lm, tiny_tokenizer(), config, max_length=max_length)
 
 
 def by_the_harness(lm, data, name, folder, limit=None, max_length=None):
     """The documented way: a definition that includes the stock one, and `simple_evaluate`."""
     task = TASKS[name]
+    file = "wikitext.jsonl" if name == "word_perplexity" else f"{name}.jsonl"
+    split = "validation" if name in ("boolq", "hellaswag", "piqa") else "test"
     lines = [
-        f"include: {Path(lm_eval.tasks.__file__).parent / task.stock}",
+        f"include: {Path(lm_eval.tasks.__file__).parent / task.definition}",
         "task: by_hand",
         "tag: null",
         "dataset_path: json",
         "dataset_name: null",
-        f"dataset_kwargs: {{data_files: {{{task.split}: {data / task.data_file}}}}}",
+        f"dataset_kwargs: {{data_files: {{{split}: {data / file}}}}}",
         "training_split: null",
-        f"validation_split: {'validation' if task.split == 'validation' else 'null'}",
-        f"test_split: {'test' if task.split == 'test' else 'null'}",
+        f"validation_split: {'validation' if split == 'validation' else 'null'}",
+        f"test_split: {'test' if split == 'test' else 'null'}",
     ]
     folder.mkdir(exist_ok=True)
     (folder / "by_hand.yaml").write_text("\n".join(lines))
     manager = TaskManager(include_path=str(folder), include_defaults=False)
-    found = simple_evaluate(
-        stock(lm, max_length), tasks=["by_hand"], task_manager=manager, limit=limit, bootstrap_iters=10
-    )
+    with changed(lm_eval.evaluator, "add_env_info", lambda _: None):
+        found = simple_evaluate(
+            stock(lm, max_length), tasks=["by_hand"], task_manager=manager, limit=limit, bootstrap_iters=10
+        )
     return found["results"]["by_hand"], found["n-samples"]["by_hand"]["effective"]
 
 
@@ -269,7 +273,7 @@ def test_every_task_gives_the_harness_own_metrics(lm, data, tmp_path, name):
 @pytest.mark.parametrize(("limit", "max_length"), [(None, None), (2, None), (None, 40)])
 def test_word_perplexity_is_the_harness_own(lm, data, tmp_path, limit, max_length):
     wanted, _ = by_the_harness(lm, data, "word_perplexity", tmp_path, limit, max_length)
-    found = measured(lm, data, "word_perplexity", limit, max_length)
+    found = measured(lm, data, "word_perplexity", max_length, limit=limit)
     assert found == pytest.approx(wanted["word_perplexity,none"], rel=1e-5)
 
 
@@ -289,8 +293,8 @@ def test_opened_tasks_serve_several_models(lm, data, tmp_path):
     other = load_language_model(resolve_model(str(tiny_llama(tmp_path, seed=5))))
     (task,) = choose_tasks("word_perplexity")
     opened = open_tasks([task], data)[task.name]
-    options = {"max_length": None, "batch_size": 4, "limit": None, "description": ""}
-    first, second, third = (run_task(task, opened, m, tiny_tokenizer(), **options) for m in (lm, other, lm))
+    config = EvalConfig(tasks=task.name)
+    first, second, third = (run_task(opened, m, tiny_tokenizer(), config) for m in (lm, other, lm))
     assert first == third != second
 
 

@@ -172,6 +172,15 @@ def test_a_setting_that_each_model_has_its_own_of_is_that_of_the_model(tmp_path)
     assert found == {"text": None, "word_length": 4096, "bos": None}
 
 
+def test_a_task_group_is_one_metric_and_its_members_stay_in_the_evaluation(tmp_path):
+    figures = {"mmlu": {"acc": 0.5, "samples": 9, "subtasks": {"mmlu_law": {"acc": 0.25}}}}
+    settings = {"dense": None, "text": None, "harness": {"mmlu_law": {"num_fewshot": 5, "version": 1}}}
+    (tmp_path / "e.json").write_text(json.dumps({"models": {"a": figures}, "settings": settings}))
+    found = read_measured(tmp_path / "e.json", tmp_path, "a")
+    assert found.metrics == {"mmlu.acc": 0.5, "mmlu.samples": 9}
+    assert found.settings == {"text": None}
+
+
 def test_the_configuration_is_in_the_card_without_folders(lab, published):
     config = yaml.safe_load(blocks(published, "yaml")[0])
     assert config["model"]["init_args"] == {"lm": "model", "pattern": "2:4", "prior": "mask.safetensors"}

@@ -27,10 +27,11 @@ def evaluate(
         lm: Any causal language model, all of it on one device, where it is measured.
         tokenizer: Its own.
         text: A file for the token perplexities; None for WikiText-2 from the hub.
-        options: Of `EvalConfig`: `tasks`, `task_data`, `seq_len`, `limit`, `batch_size`.
+        options: Of `EvalConfig`: `tasks`, `task_data`, `num_fewshot`, `apply_chat_template`, `system_instruction`,
+            `seq_len`, `limit`, `batch_size`.
 
     Returns:
-        By task a perplexity, which may be infinite, or accuracies as fractions of 1.
+        By task a perplexity, which may be infinite, or figures by name, accuracies as fractions of 1.
 
     Raises:
         UserError: For whatever can't be measured.
@@ -39,6 +40,6 @@ def evaluate(
     view = frozen_view(lm).eval()
     source = ModelSource(type(lm).__name__, "memory")
     model = EvaluatedModel(source.spec, source, None, None, view.config, tokenizer)
-    results = with_averages(evaluate_models([model], config, lambda _: view), config)
+    results = with_averages(evaluate_models([model], config, lambda _: view))
     metrics: dict[str, Metrics] = results[source.spec]
     return metrics

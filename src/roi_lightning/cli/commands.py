@@ -16,7 +16,7 @@ PLAIN: Final = {
     "verify": "check an exported directory: pattern, zeros, kept weights, every byte",
     "pack": "a verified 2:4 directory in fewer bytes, for roi_lightning.runtime.from_packed",
     "benchmark": "what masks cost, alone or in a training step, and what 2:4 models save",
-    "evaluate": "perplexities and zero-shot accuracy of models and masks, side by side",
+    "evaluate": "perplexities and benchmark tasks of models and masks, side by side",
     "generate": "continuations of prompts by models and masks, side by side, or a conversation",
     "report": "one HTML page about runs, masks and their figures, to read or to mail",
     "doctor": "what of this machine decides how fast runs are, and what works here",

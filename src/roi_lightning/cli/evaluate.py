@@ -1,4 +1,4 @@
-"""`evaluate LM …`: perplexities and zero-shot accuracy, side by side."""
+"""`evaluate LM …`: perplexities and tasks of lm-evaluation-harness, side by side."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ from roi_lightning.utils.tables import standard_output
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions(EvalConfig):
-    """Perplexities and zero-shot accuracy, side by side.
+    """Perplexities, zero-shot accuracy and any task of lm-evaluation-harness, side by side.
 
     Attributes:
         lm: Hub ids, directories, GGUF files, or mask files (with --base).
@@ -56,15 +56,16 @@ def main(argv: Sequence[str]) -> int:
         check_writable(out)
     models = resolve_models(options.lm, options.base, trusted)
     dense = dense_name(models, options.base)
-    results = evaluate_models(models, options, lambda model: model.load(options.dtype, device, trusted))
-    tables = make_tables(results, options.chosen, {model.name: model.updated for model in models}, dense)
-    below = caption(options, dense, models)
+    evaluation = evaluate_models(models, options, lambda model: model.load(options.dtype, device, trusted))
+    updated = {model.name: model.updated for model in models}
+    tables = make_tables(evaluation.results, evaluation.tasks, updated, dense)
+    below = caption(evaluation, options, dense, models)
     for table in tables:
         table.print()
     standard_output().print(Text(below, "dim"))
     if options.json:
         described = {"dtype": options.dtype, "device": str(device)}
-        write_json(options.json, as_json(results, options, dense, models, **described))
+        write_json(options.json, as_json(evaluation, options, dense, models, **described))
     if options.markdown:
         with written_aside(options.markdown) as partial:
             content = "\n".join([*(table.markdown() for table in tables), below, ""])

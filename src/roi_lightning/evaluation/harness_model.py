@@ -1,8 +1,9 @@
-"""The harness' own Hugging Face model, with a scorer that never holds all logits.
+"""The harness' own Hugging Face model, with a scorer that never holds all logits, and progress.
 
 Imported by `harness` only where a harness task runs: lm-evaluation-harness is an optional extra.
 """
 
+import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ class _Scored:
 
 
 class SlicedHFLM(HFLM):  # type: ignore[misc]
-    """Tokenises, truncates and rolls like its parent; scores in slices, in fp32, with padding on the right.
+    """Tokenises, truncates, rolls and writes like its parent; scores in slices, in fp32, padded on the right.
 
     Args:
         lm: The model on its device.
@@ -80,6 +81,28 @@ class SlicedHFLM(HFLM):  # type: ignore[misc]
         for batch in progress(batches, self._description):
             results |= self._score(batch)
         return [results[number] for number in range(len(requests))]
+
+    @override
+    def generate_until(self, requests: Any, disable_tqdm: bool = True) -> list[str]:
+        answers: dict[int, str] = {}
+        for batch in progress(self._writing_batches(requests), self._description):
+            written = super().generate_until([requests[number] for number in batch], disable_tqdm=True)
+            answers |= zip(batch, written, strict=True)
+        return [answers[number] for number in range(len(requests))]
+
+    def _writing_batches(self, requests: Any) -> list[list[int]]:
+        """The numbers of the requests that are written together, as the parent does it: the longest first."""
+        alike: dict[str, list[int]] = {}
+        for number, request in enumerate(requests):
+            alike.setdefault(json.dumps(request.args[1], sort_keys=True, default=str), []).append(number)
+        order = [(-len(self.tok_encode(request.args[0])), request.args[0]) for request in requests]
+        size = self._sequences
+        return [
+            ordered[i : i + size]
+            for numbers in alike.values()
+            for ordered in [sorted(numbers, key=order.__getitem__)]
+            for i in range(0, len(ordered), size)
+        ]
 
     def _prepare(self, number: int, request: Request) -> _Scored:
         _, context, continuation = request

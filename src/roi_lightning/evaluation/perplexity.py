@@ -83,13 +83,13 @@ class Cut:
     Attributes:
         length: Tokens per window, BOS included; at least 2.
         keep_tail: Whether the shorter rest counts too, weighted by its tokens. Wanda and SparseGPT drop it.
-        limit: The first so many windows; None for all.
+        limit: The first so many windows, below 1 a fraction of them, rounded up; None for all.
         bos: Token id that every window begins with; None for text alone.
     """
 
     length: int
     keep_tail: bool = True
-    limit: int | None = None
+    limit: float | None = None
     bos: int | None = None
 
     @property
@@ -128,13 +128,17 @@ class Cut:
                 f"the text has {len(ids)} tokens and at least {needed} are needed; give a longer --text"
             )
         full = len(ids) // self.text_length
-        count = full if self.limit is None else min(full, self.limit)
-        windows = ids[: count * self.text_length].view(count, self.text_length)
         tail = ids[None, full * self.text_length :]
-        long_enough = tail.shape[1] >= self.min_tail
-        with_tail = self.keep_tail and long_enough and (self.limit is None or full < self.limit)
+        has_tail = self.keep_tail and tail.shape[1] >= self.min_tail
+        wanted = self._first(full + has_tail)
+        count, with_tail = min(full, wanted), has_tail and full < wanted
+        windows = ids[: count * self.text_length].view(count, self.text_length)
         batches = [*(windows.split(size) if count else ()), *([tail] if with_tail else ())]
         return [self._opened(batch) for batch in batches]
+
+    def _first(self, windows: int) -> int:
+        limit = windows if self.limit is None else self.limit
+        return math.ceil(windows * limit) if limit < 1 else int(limit)
 
     def _opened(self, text: Tensor) -> Tensor:
         return text if self.bos is None else torch.cat([torch.full_like(text[:, :1], self.bos), text], 1)

@@ -15,6 +15,7 @@ Rank = Literal["", "best", "second"]
 Values = Mapping[str, float | None]
 _STYLES: Final = {"": "", "best": "bold", "second": "underline"}
 _MARKUP: Final = {"": ("", ""), "best": ("**", "**"), "second": ("<u>", "</u>")}
+_NO_BREAK: Final = "\u00a0"
 _UPDATED: Final = {True: "✓", False: "✗", None: "–"}
 
 
@@ -23,10 +24,10 @@ class Cell:
     """One value.
 
     Attributes:
-        text: A perplexity, or an accuracy in percent.
+        text: A perplexity, an accuracy in percent, or another figure of the harness as it gives it.
         rank: Among the rows that compete.
-        notes: Below the value: a perplexity's ratio to the dense row's, or an accuracy's difference from it in
-            points, and the standard error in points.
+        notes: Below the value: a perplexity's ratio to the dense row's, or another value's difference from it, and
+            the standard error, both of an accuracy in points.
     """
 
     text: str = "–"
@@ -79,12 +80,13 @@ class ResultsTable:
 
 @dataclass(frozen=True)
 class _Column:
-    """Values by model and their standard errors; a lower perplexity and a higher accuracy is better."""
+    """Values by model and their standard errors."""
 
     label: str
     values: Values
     errors: Values
-    is_accuracy: bool = True
+    unit: Literal["percent", "perplexity", "plain"] = "percent"
+    higher_is_better: bool = True
 
 
 def make_tables(
@@ -93,7 +95,7 @@ def make_tables(
     updated: Mapping[str, bool | None],
     dense: str | None,
 ) -> list[ResultsTable]:
-    """Lay out results as in the paper, and a second table for length-normalised accuracies.
+    """Lay out results as in the paper, in a second table length-normalised accuracies, in a third other tasks.
 
     Args:
         results: By model and task, in the order of the rows (`evaluate_models`).
@@ -106,9 +108,15 @@ def make_tables(
     questions = [task for task in tasks if task.kind == "questions"]
     normed = [t for t in questions if any("acc_norm" in metrics[t.name] for metrics in results.values())]
     perplexities = [
-        _Column(task.label, {name: metrics[task.name] for name, metrics in results.items()}, {}, False)
+        _Column(
+            task.label,
+            {name: metrics[task.name] for name, metrics in results.items()},
+            {},
+            "perplexity",
+            False,
+        )
         for task in tasks
-        if task.kind != "questions"
+        if task.kind in ("windows", "documents")
     ]
     accuracies = _accuracies(results, questions, "acc")
     titles = ["perplexity ↓"] * bool(perplexities) + ["accuracy in % ↑"] * bool(accuracies)
@@ -116,6 +124,7 @@ def make_tables(
     for title, columns in (
         (", ".join(titles), perplexities + accuracies),
         ("length-normalised accuracy (acc_norm) in % ↑", _accuracies(results, normed, "acc_norm")),
+        ("other tasks; ↑ higher is better, ↓ lower", [c for task in tasks for c in _others(results, task)]),
     ):
         made = [_cells(column, competing, dense) for column in columns]
         rows = {name: [cells[name] for cells in made] for name in results}
@@ -142,6 +151,31 @@ def _accuracies(
     return columns
 
 
+def _others(results: Mapping[str, Mapping[str, Any]], task: Task) -> list[_Column]:
+    """A column for every shown metric of a harness task, and every filter of it."""
+    figures = {name: found[task.name] for name, found in results.items()}
+    keys = dict.fromkeys(key for found in figures.values() for key in found) if task.shown else ()
+    columns = []
+    for key in keys:
+        metric, _, filtered = key.partition(",")
+        if metric in task.shown:
+            error = f"{metric}_stderr" + (f",{filtered}" if filtered else "")
+            values, errors = ({name: found.get(k) for name, found in figures.items()} for k in (key, error))
+            better, unit = task.shown[metric], _unit(metric)
+            head = f"{key}{' %' if unit == 'percent' else ''} {'↑' if better else '↓'}"
+            # The column's head breaks at plain spaces.
+            label = f"{task.label} {head.replace(' ', _NO_BREAK)}"
+            columns.append(_Column(label, values, errors, unit, better))
+    return columns
+
+
+def _unit(metric: str) -> Literal["percent", "perplexity", "plain"]:
+    """Accuracies are fractions of 1, in whatever words the name has them; of other scales nothing is known."""
+    if "perplexity" in metric:
+        return "perplexity"
+    return "percent" if metric == "exact_match" or "acc" in metric.split("_") else "plain"
+
+
 def average(metrics: Mapping[str, Any], names: Sequence[str], metric: str) -> float | None:
     """The mean of a metric over tasks; None if a task lacks it."""
     values = [metrics[name].get(metric) for name in names]
@@ -150,16 +184,17 @@ def average(metrics: Mapping[str, Any], names: Sequence[str], metric: str) -> fl
 
 def _cells(column: _Column, competing: Sequence[str], dense: str | None) -> dict[str, Cell]:
     base = None if dense is None else column.values[dense]
-    ranks = _ranks({name: column.values[name] for name in competing}, column.is_accuracy)
+    ranks = _ranks({name: column.values[name] for name in competing}, column.higher_is_better)
+    scale, digits = (1, 4) if column.unit == "plain" else (100, 2)
     cells = {}
     for name, value in column.values.items():
         if value is None:
             cells[name] = Cell()
             continue
-        delta = _delta(value, base, column.is_accuracy) if base is not None and name != dense else ""
+        delta = _delta(value, base, column.unit, scale, digits) if base is not None and name != dense else ""
         error = column.errors.get(name)
-        notes = (delta, "" if error is None else f"±{100 * error:.2f}")
-        text = f"{100 * value:.2f}" if column.is_accuracy else spell_perplexity(value)
+        notes = (delta, "" if error is None else f"±{scale * error:.{digits}f}")
+        text = spell_perplexity(value) if column.unit == "perplexity" else f"{scale * value:.{digits}f}"
         cells[name] = Cell(text, ranks.get(name, ""), tuple(filter(None, notes)))
     return cells
 
@@ -174,10 +209,10 @@ def _ranks(values: Values, higher_is_better: bool) -> dict[str, Rank]:
     return {name: ranks[value] for name, value in known.items() if value in ranks}
 
 
-def _delta(value: float, base: float, is_accuracy: bool) -> str:
-    if is_accuracy:
-        points = 100 * (value - base)
-        return f"{'+' if points >= 0 else '−'}{abs(points):.2f}"
+def _delta(value: float, base: float, unit: str, scale: int, digits: int) -> str:
+    if unit != "perplexity":
+        difference = scale * (value - base)
+        return f"{'−' if difference < 0 else '+'}{abs(difference):.{digits}f}"
     ratio = value / base
     if not math.isfinite(ratio) or ratio == 0:  # nothing can be said against an infinite perplexity
         return ""

@@ -2,25 +2,40 @@
 
 import gc
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.modeling_utils import PreTrainedModel
 
 from roi_lightning.errors import UserError
-from roi_lightning.evaluation.harness import Metrics, open_tasks, run_task
+from roi_lightning.evaluation.harness import Metrics, OpenedTask, open_tasks, run_task
 from roi_lightning.evaluation.models import EvaluatedModel
 from roi_lightning.evaluation.perplexity import read_text, token_perplexity
 from roi_lightning.evaluation.tasks import PROTOCOL_2048, EvalConfig, Task
 from roi_lightning.utils.progress import progress
 
-Results = dict[str, dict[str, Metrics]]
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What was measured.
+
+    Attributes:
+        results: By model, by task: a perplexity, or figures by name (`run_task`).
+        tasks: Which have their own figures; members of a tag, and of a task group without any, instead of it.
+        protocol: By name, how lm-evaluation-harness' tasks asked: the number of examples and the version.
+    """
+
+    results: dict[str, dict[str, Metrics]]
+    tasks: list[Task]
+    protocol: dict[str, dict[str, Any]]
 
 
 def evaluate_models(
     models: Sequence[EvaluatedModel], config: EvalConfig, load: Callable[[EvaluatedModel], PreTrainedModel]
-) -> Results:
+) -> Evaluation:
     """All metrics of all models.
 
     Args:
@@ -28,30 +43,29 @@ def evaluate_models(
         config: What to measure.
         load: Gives a model on its device, in eval mode.
 
-    Returns:
-        By model, by task: a perplexity, or accuracies as fractions of 1 (`run_task`).
-
     Raises:
-        UserError: If the text or a task's data can't be had, or a model is too short for a window, all
-            before a model is loaded; or if a model can't be read.
+        UserError: If the text or a task's data can't be had, or a model is too short for a window or an answer or has
+            no chat template where one is needed, all before a model is loaded; or if a model can't be read.
     """
-    evaluation = _Evaluation(models, config)
+    prepared = _Prepared(models, config)
     results = {}
     for model in models:
         lm = load(model)
-        results[model.name] = {task.name: evaluation.measure(model, lm, task) for task in config.chosen}
+        results[model.name] = {task.name: prepared.measure(model, lm, task) for task in prepared.tasks}
         del lm
         gc.collect()  # a model's modules refer to each other in circles
         torch.cuda.empty_cache()
-    return results
+    protocol = {name: how for opened in prepared.opened.values() for name, how in opened.protocol.items()}
+    return Evaluation(results, prepared.tasks, protocol)
 
 
-class _Evaluation:
+class _Prepared:
     """Everything that is measured on, read and checked.
 
     Attributes:
         batches: By model and task, the text as windows of the model's tokens.
         opened: By task, the harness' questions or documents.
+        tasks: All, in the order of the columns.
     """
 
     def __init__(self, models: Sequence[EvaluatedModel], config: EvalConfig) -> None:
@@ -66,9 +80,29 @@ class _Evaluation:
                 cut = config.cut(task, model.tokenizer)
                 ids = cut.encode(model.tokenizer, text.rows if task.name == PROTOCOL_2048 else text.whole)
                 self.batches[model.name, task.name] = cut.batches(ids, config.batch_size)
-        self.opened = open_tasks(config.harness_tasks, config.task_data)
+        for model in models:
+            self._check_chat(model)
+        self.opened = open_tasks(config.harness_tasks, config.task_data, config.num_fewshot)
+        for model, opened in product(models, self.opened.values()):
+            self._check_answers(model, opened)
+        windows = [task for task in config.chosen if task.kind == "windows"]
+        self.tasks = [*windows, *(opened.task for opened in self.opened.values())]
         for model in models:
             model.check_weights()
+
+    def _check_chat(self, model: EvaluatedModel) -> None:
+        if self.config.apply_chat_template and getattr(model.tokenizer, "chat_template", None) is None:
+            raise UserError(
+                f"model {model.name!r}: its tokenizer has no chat template; leave out --apply_chat_template"
+            )
+
+    def _check_answers(self, model: EvaluatedModel, opened: OpenedTask) -> None:
+        limit, wanted = model.max_positions, opened.longest_answer
+        if limit is not None and wanted >= limit:
+            raise UserError(
+                f"model {model.name!r} reads at most {limit} tokens and the answers of {opened.task.name} may have "
+                f"{wanted}; leave it out"
+            )
 
     def _check_length(self, model: EvaluatedModel, task: Task) -> None:
         length = self.config.cut(task, model.tokenizer).length
@@ -85,13 +119,11 @@ class _Evaluation:
         if task.kind == "windows":
             return token_perplexity(lm, progress(self.batches[model.name, task.name], description))
         return run_task(
-            task,
             self.opened[task.name],
             lm,
             model.tokenizer,
+            self.config,
             max_length=model.word_length if task.kind == "documents" else None,
-            batch_size=self.config.batch_size,
-            limit=self.config.limit,
             description=description,
         )
 

@@ -77,7 +77,9 @@ def read_measured(file: Path, directory: Path, name: str | None) -> MeasuredQual
         )
     dense = settings["dense"]
     metrics, others = _flat(models[wanted]), _flat(models.get(dense, {})) if dense != wanted else {}
-    kept = {key: value for key, value in settings.items() if key not in ("dense", "tasks", "device")}
+    kept = {
+        key: value for key, value in settings.items() if key not in ("dense", "tasks", "device", "harness")
+    }
     # Some settings are by model.
     own = {key: value[wanted] if isinstance(value, dict) else value for key, value in kept.items()}
     return MeasuredQuality(metrics, others, public_values(own))
@@ -101,9 +103,11 @@ def _name(models: Mapping[str, Any], directory: Path) -> str | None:
 
 
 def _flat(metrics: Mapping[str, Any]) -> dict[str, float | str]:
-    """Every value by task, or by task and metric."""
+    """Every value by task, or by task and metric; without the members of task groups."""
     flat: dict[str, float | str] = {}
     for task, value in metrics.items():
-        parts = value if isinstance(value, dict) else {"": value}
+        parts = (
+            {k: v for k, v in value.items() if k != "subtasks"} if isinstance(value, dict) else {"": value}
+        )
         flat |= {f"{task}.{part}".removesuffix("."): number for part, number in parts.items()}
     return flat
