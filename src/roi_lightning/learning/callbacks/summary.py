@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from roi_lightning.data import CalibrationDataModule
 from roi_lightning.errors import UserError
-from roi_lightning.evaluation import window_perplexity
+from roi_lightning.evaluation.perplexity import token_perplexity
 from roi_lightning.learning.base import MaskLearningModule
 from roi_lightning.learning.callbacks.base import FinishCallback
 from roi_lightning.learning.callbacks.write_masks import SparseExport
@@ -17,6 +17,7 @@ from roi_lightning.learning.priors import NAMED_PRIORS
 from roi_lightning.learning.run_folder import SUMMARY, run_folder
 from roi_lightning.oneshot import Magnitude, prune_layers
 from roi_lightning.utils.atomic_io import write_json
+from roi_lightning.utils.progress import progress
 from roi_lightning.utils.summary_table import show_summary
 
 
@@ -50,7 +51,8 @@ class BaselineSummary(FinishCallback):
         perplexity = {}
         for name, context in _candidates(pl_module):
             with context:
-                perplexity[name] = window_perplexity(pl_module.model, windows)
+                pieces = progress(windows.split(1), f"held-out perplexity, {name}")
+                perplexity[name] = token_perplexity(pl_module.model, pieces)
         folder = run_folder(trainer)
         # Every rank has taken part so far: the model may be sharded.
         if not trainer.is_global_zero:
