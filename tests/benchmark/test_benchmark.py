@@ -30,7 +30,7 @@ def rows_of(lab, *args, status=0):
 
 def test_alternatives_are_taken_in_turns():
     done = []
-    times = in_turns({"a": lambda: done.append("a"), "b": lambda: done.append("b")}, 3, CPU)
+    times = in_turns({"a": lambda: done.append("a"), "b": lambda: done.append("b")}, 3, CPU, "both")
     assert done == ["a", "b"] * 4, "each once before, uncounted"
     assert [len(seconds) for seconds in times.values()] == [3, 3]
 

@@ -70,7 +70,7 @@ class DecodeBenchmark:
             _PACKED: partial(generate, self.pair.packed, ids, self.config),
             _READ: partial(seconds, read, ids.device),
         }
-        results = results_in_turns(tasks, self.rounds)
+        results = results_in_turns(tasks, self.rounds, f"generating, batch {len(ids)}")
         return _Measured(results[_DENSE], results[_PACKED], read.nbytes / median(results[_READ]))
 
     def _speedups(self, ids: Tensor, measured: _Measured) -> Iterator[Speedup]:

@@ -57,7 +57,8 @@ class LinearBenchmark:
                 turn = cycle(range(weights.copies))
                 loops = {name: ColdCacheLoop(each, x, turn) for name, each in weights.products(x).items()}
                 tasks = {name: partial(_seconds_after, read, loop, device) for name, loop in loops.items()}
-                times = results_in_turns({**tasks, _READ: partial(seconds, read, device)}, self.rounds)
+                timed = {**tasks, _READ: partial(seconds, read, device)}
+                times = results_in_turns(timed, self.rounds, f"{shape[0]}x{shape[1]} weights, {rows} rows")
                 bandwidth = read.nbytes / median(times.pop(_READ))
                 of_one = {name: [s / loops[name].steps for s in found] for name, found in times.items()}
                 yield LinearTimes(f"{shape[0]}x{shape[1]}", count, rows, of_one, weights.nbytes, bandwidth)

@@ -63,7 +63,7 @@ class SamplerBenchmark:
         backward = partial(torch.autograd.grad, drawn, logits, gradient, retain_graph=True)
         passes: dict[str, Task] = {"forward": torch.no_grad()(draw), "backward": backward}
         reference, _ = simple
-        times = in_turns(dict([simple]) | passes, self.rounds, weight.device)
+        times = in_turns(dict([simple]) | passes, self.rounds, weight.device, f"drawing {pattern} masks")
         for name, task in passes.items():
             more = {
                 "weights": weight.numel(),

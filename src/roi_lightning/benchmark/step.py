@@ -49,7 +49,7 @@ class StepBenchmark:
         vocabulary = self.lm.config.get_text_config().vocab_size
         ids = torch.randint(0, vocabulary, (self.batch_size, self.seq_len), device=device)
         steps = {name: _step(self.lm, sampler, self.pattern, ids) for name, sampler in kinds.items()}
-        times = in_turns({name: step for name, (step, _) in steps.items()}, self.rounds, device)
+        times = in_turns({name: step for name, (step, _) in steps.items()}, self.rounds, device, "steps")
         peak = {name: peak_bytes(step, device) for name, (step, _) in steps.items()}
         held = {name: learned * _HELD_BYTES for name, (_, learned) in steps.items()}
         for other in [name for name in kinds if name != "roi"]:

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 from typing_extensions import override
 
+from roi_lightning.utils.progress import progress
+
 # Enough for caches that the operating system doesn't report, and on a GPU for the time of a launch not to count.
 _MIN_BYTES: Final = {"cpu": 256 << 20, "cuda": 1 << 30}
 _TIMES_THE_CACHE: Final = 4
@@ -74,25 +76,31 @@ class Speedup(Ratio):
         return median(self.reference_seconds) / median(self.seconds)
 
 
-def in_turns(tasks: Mapping[str, Task], rounds: int, device: torch.device) -> dict[str, list[float]]:
+def in_turns(
+    tasks: Mapping[str, Task], rounds: int, device: torch.device, description: str
+) -> dict[str, list[float]]:
     """Seconds of every task in every round; each runs once before, uncounted.
 
     Args:
         tasks: What to time, by name.
         rounds: How often.
         device: Where the tasks run; a GPU is waited for.
+        description: For the progress report.
     """
-    return results_in_turns({name: partial(seconds, task, device) for name, task in tasks.items()}, rounds)
+    timed = {name: partial(seconds, task, device) for name, task in tasks.items()}
+    return results_in_turns(timed, rounds, description)
 
 
-def results_in_turns(tasks: Mapping[str, Callable[[], _Result]], rounds: int) -> dict[str, list[_Result]]:
+def results_in_turns(
+    tasks: Mapping[str, Callable[[], _Result]], rounds: int, description: str
+) -> dict[str, list[_Result]]:
     """What every task returns in every round; each runs once before, and what it returns then is dropped."""
-    for task in tasks.values():
-        task()
     results: dict[str, list[_Result]] = {name: [] for name in tasks}
-    for _ in range(rounds):
-        for name, task in tasks.items():
-            results[name].append(task())
+    turns = [(count, name) for count in range(rounds + 1) for name in tasks]
+    for count, name in progress(turns, description, timed=True):
+        result = tasks[name]()
+        if count:
+            results[name].append(result)
     return results
 
 

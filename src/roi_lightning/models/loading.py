@@ -14,6 +14,7 @@ from roi_lightning.models.experts import split_experts
 from roi_lightning.models.freezing import cast_to_compute, cast_weights, freeze, quietly
 from roi_lightning.models.source import ModelSource
 from roi_lightning.utils.dtensor import all_finite
+from roi_lightning.utils.progress import working
 
 _log: Final = logging.getLogger(__name__)
 
@@ -100,7 +101,7 @@ def read_model(
         UserError: If it can't be read, or tensors are missing or of another shape.
     """
     try:
-        with quietly():
+        with working(f"loading {source.spec}"), quietly():
             loaded = kind.from_pretrained(
                 **options,
                 output_loading_info=True,

@@ -1,10 +1,12 @@
 """Progress of long work: a bar on terminals, else a line now and then, both with a rate and the time left."""
 
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
-from typing import Final, TypeVar
+from typing import ClassVar, Final, TypeVar
 
 from rich.console import Console
 from rich.progress import (
@@ -20,25 +22,52 @@ from rich.text import Text
 from typing_extensions import override
 
 T = TypeVar("T")
-_EVERY_SECONDS: Final = 20.0
+_EVERY_SECONDS: Final = 10.0
 
 
-def progress(items: Sequence[T], description: str) -> Iterable[T]:
+class Lines:
+    """Lines on standard error, whatever work they are of: one is due when none was written for a while.
+
+    Args:
+        every_seconds: The while; ten seconds if left out.
+    """
+
+    _written: ClassVar = time.monotonic()
+
+    def __init__(self, every_seconds: float | None = None) -> None:
+        self.every_seconds = _EVERY_SECONDS if every_seconds is None else every_seconds
+        self._stream = sys.stderr  # even while it is redirected, to silence others
+
+    @property
+    def due_in(self) -> float:
+        """Seconds until the next line is due; negative or 0 if it is."""
+        return Lines._written + self.every_seconds - time.monotonic()
+
+    def write(self, line: str) -> None:
+        """Write a line now."""
+        Lines._written = time.monotonic()
+        self._stream.write(f"{line}\n")
+        self._stream.flush()
+
+
+def progress(items: Sequence[T], description: str, *, timed: bool = False) -> Iterable[T]:
     """Report on standard error while items are worked through.
 
     Args:
         items: The pieces of work, about equally long.
         description: What is being done to them.
+        timed: Whether the work is timed: then nothing is drawn while it is done.
     """
-    return _bar(items, description) if sys.stderr.isatty() else _lines(items, description)
+    return _bar(items, description, not timed) if sys.stderr.isatty() else _lines(items, description)
 
 
-def _bar(items: Sequence[T], description: str) -> Iterator[T]:
+def _bar(items: Sequence[T], description: str, auto_refresh: bool) -> Iterator[T]:
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), _Pace())
     with Progress(
         *columns,
         TimeRemainingColumn(),
         console=Console(stderr=True),
+        auto_refresh=auto_refresh,
         transient=True,
         speed_estimate_period=600,
     ) as bar:
@@ -46,16 +75,47 @@ def _bar(items: Sequence[T], description: str) -> Iterator[T]:
 
 
 def _lines(items: Sequence[T], description: str) -> Iterator[T]:
-    started = printed = time.monotonic()
+    started, lines = time.monotonic(), Lines()
+    if items and lines.due_in <= 0:
+        lines.write(f"{description} 0/{len(items)}")
     for done, item in enumerate(items, 1):
         yield item
-        now = time.monotonic()
-        if now - printed >= _EVERY_SECONDS:
-            printed = now
-            pace = (now - started) / done
-            left = timedelta(seconds=round(pace * (len(items) - done)))
-            sys.stderr.write(f"{description} {done}/{len(items)}  {_spelled(pace)}  {left} left\n")
-            sys.stderr.flush()
+        if lines.due_in <= 0:
+            pace = (time.monotonic() - started) / done
+            lines.write(
+                f"{description} {done}/{len(items)}  {_spelled(pace)}  {spell_left(pace * (len(items) - done))}"
+            )
+
+
+def spell_left(seconds: float) -> str:
+    """`0:01:30 left`."""
+    return f"{timedelta(seconds=round(seconds))} left"
+
+
+@contextmanager
+def working(description: str) -> Iterator[None]:
+    """Report that another library is at work and for how long, where its own bar is not shown: not on a terminal.
+
+    Args:
+        description: What is being done.
+    """
+    if sys.stderr.isatty():
+        yield
+        return
+    finished, started, lines = threading.Event(), time.monotonic(), Lines()
+
+    def report() -> None:
+        while not finished.wait(max(lines.due_in, 0)):
+            if lines.due_in <= 0:
+                lines.write(f"{description}  {timedelta(seconds=round(time.monotonic() - started))} so far")
+
+    reporter = threading.Thread(target=report, daemon=True)
+    reporter.start()
+    try:
+        yield
+    finally:
+        finished.set()
+        reporter.join()
 
 
 class _Pace(ProgressColumn):

@@ -26,14 +26,14 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--random", action="store_true", help="random 2:4 weights in bfloat16; only the configuration is read"
     )
-    add("--batch", default="1,4,16,64", help="sequences, separated by commas (default: %(default)s)")
+    add("--batch", default="1,4,16", help="sequences, separated by commas (default: %(default)s)")
     add(
         "--prompt",
         type=int,
-        default=128,
+        default=32,
         help="tokens of each before the first new one (default: %(default)s)",
     )
-    add("--tokens", type=int, default=128, help="new ones of each (default: %(default)s)")
+    add("--tokens", type=int, default=32, help="new ones of each (default: %(default)s)")
     add("--large_batches", action="store_true", help="with the second packing for large batches, on GPUs")
     add("--compile", action="store_true", help="compile the pass that decodes, with a cache of fixed size")
 

@@ -9,13 +9,14 @@ from typing_extensions import override
 
 from roi_lightning.data import CalibrationDataModule
 from roi_lightning.errors import UserError
-from roi_lightning.evaluation import window_perplexity
+from roi_lightning.evaluation.perplexity import token_perplexity
 from roi_lightning.learning.base import MaskLearningModule
 from roi_lightning.learning.callbacks.base import FinishCallback
 from roi_lightning.learning.callbacks.write_masks import SparseExport
 from roi_lightning.learning.run_folder import SUMMARY, run_folder
 from roi_lightning.masks.layer_mask import UnpackedMasks
 from roi_lightning.utils.atomic_io import write_json
+from roi_lightning.utils.progress import progress
 from roi_lightning.utils.summary_table import show_summary
 
 
@@ -49,7 +50,8 @@ class BaselineSummary(FinishCallback):
         perplexity = {}
         for name, context in _candidates(pl_module):
             with context:
-                perplexity[name] = window_perplexity(pl_module.model, windows)
+                pieces = progress(windows.split(1), f"held-out perplexity, {name}")
+                perplexity[name] = token_perplexity(pl_module.model, pieces)
         folder = run_folder(trainer)
         # Every rank has taken part so far: the model may be sharded.
         if not trainer.is_global_zero:
