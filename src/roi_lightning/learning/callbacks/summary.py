@@ -47,10 +47,10 @@ class BaselineSummary(FinishCallback):
         data = trainer.datamodule  # type: ignore[attr-defined]
         assert isinstance(data, CalibrationDataModule)
         windows = data.windows("val", min(self.windows, data.val_tokens // data.seq_len))
-        perplexity = {}
+        labels, perplexity = data.held_out_labels(len(windows)), {}
         for name, context in _candidates(pl_module):
             with context:
-                perplexity[name] = window_perplexity(pl_module.model, windows)
+                perplexity[name] = window_perplexity(pl_module.model, windows, labels=labels)
         folder = run_folder(trainer)
         # Every rank has taken part so far: the model may be sharded.
         if not trainer.is_global_zero:
