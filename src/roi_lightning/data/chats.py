@@ -45,8 +45,8 @@ def chat_document(chat: object, source: str) -> str | None:
         if None not in messages:
             return json.dumps(messages)
     raise UserError(
-        f"corpus {source!r} has a row that is no chat, {_shown(chat)}; a chat is a list of messages, and a message "
-        "two texts and nothing else: role and content, or from and value"
+        f"corpus {source!r} has a row that is no chat, {_shown(chat)}; give a list of messages, each of two texts "
+        "and nothing else: role and content, or from and value"
     )
 
 
@@ -171,10 +171,10 @@ class ChatTokenizer:
         """First character of an answer and the one after its last: what a rendered chat gains by it."""
         if number:
             before, after = self._render(chat[:number], ask=True), self._render(chat[: number + 1])
-            # A template that asks for nothing may still write the name of who answers.
-            asked = before != self._render(chat[:number])
             begins = after[len(before) :].lstrip().startswith(chat[number]["content"].strip())
-            if text.startswith(after) and after.startswith(before) and (asked or begins):
+            # A template that asks for nothing may still write the name of who answers.
+            asked = begins or before != self._render(chat[:number])
+            if asked and after.startswith(before) and text.startswith(after):
                 return len(before), len(after.rstrip())
         why = "changes with what follows it" if number else "comes before any question"
         raise UserError(

@@ -87,7 +87,9 @@ def as_corpora(value: Sequence[Corpus | str] | str) -> list[Corpus]:
         if not 0 < corpus.weight < float("inf"):
             raise UserError(f"weight {corpus.weight} of corpus {corpus.source!r} must be a positive number")
         if corpus.loss_on not in get_args(LossOn):
-            raise UserError(f"loss_on {corpus.loss_on!r} of corpus {corpus.source!r}: choose all or answers")
+            raise UserError(
+                f"loss_on {corpus.loss_on!r} of corpus {corpus.source!r} is unknown; set it to all or answers"
+            )
         if corpus.loss_on == "answers" and corpus.messages_field is None:
             raise UserError(
                 f"loss_on: answers of corpus {corpus.source!r} is for chats; name their column with messages_field"
