@@ -3,6 +3,7 @@
 import gzip
 import json
 import random
+from dataclasses import replace
 from functools import cache
 from itertools import islice
 
@@ -213,15 +214,20 @@ class LabelRecorder(Recorder):
         return loss
 
 
-def test_an_interrupted_stream_goes_on_with_the_same_labels(tmp_path, monkeypatch):
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_an_interrupted_stream_goes_on_with_the_same_labels(tmp_path, monkeypatch, kind):
     monkeypatch.setattr(files, "_PIECE", 2000)
     module = chat_data(tmp_path, make_chats(80, seed=3), streaming=True)
+    if kind == "parquet":
+        rows = datasets.Dataset.from_list([{"messages": chat} for chat in make_chats(80, seed=3)])
+        rows.to_parquet(tmp_path / "c.parquet", batch_size=30)
+        module.corpora = [replace(module.corpora[0], source=str(tmp_path / "c.parquet"))]
     module.setup("fit")
-    assert len(module._substreams) > 1
-    substream = module._substreams[1]
+    assert (len(module._substreams) > 1) == (kind == "jsonl")
+    substream = module._substreams[-1]
     items = list(islice(substream.windows(), 60))
     assert any((window < 0).any() for window, _ in items)
-    for index in range(0, 55, 6):
+    for index in range(0, 55, 11):
         torch.save(items[index][1], tmp_path / "state.pt")
         entered = substream.windows(torch.load(tmp_path / "state.pt", weights_only=True))
         wanted = [window.tolist() for window, _ in items[index + 1 : index + 5]]
@@ -354,10 +360,11 @@ def test_what_holds_no_chats_is_refused(tmp_path, streaming):
     ("options", "message"),
     [
         ({"loss_on": "answers"}, "name their column with messages_field"),
+        ({"text_field": "body", "messages_field": "m"}, "leave one out"),
         ({"loss_on": "questions", "messages_field": "m"}, "set it to all or answers"),
     ],
 )
-def test_answers_need_chats(options, message):
+def test_chats_are_described_as_such(options, message):
     with pytest.raises(UserError, match=message):
         as_corpora([Corpus("c.jsonl", **options)])
 

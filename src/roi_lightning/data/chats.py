@@ -51,9 +51,9 @@ def chat_document(chat: object, source: str) -> str | None:
 
 
 def _message(entry: object) -> Message | None:
-    match (
-        {key: value for key, value in entry.items() if value is not None} if isinstance(entry, dict) else None
-    ):
+    if not isinstance(entry, dict):
+        return None
+    match {key: value for key, value in entry.items() if value is not None}:
         case {"role": str(role), "content": str(content), **others} if not others:
             return {"role": role, "content": content}
         case {"from": str(role), "value": str(content), **others} if not others:

@@ -90,6 +90,11 @@ def as_corpora(value: Sequence[Corpus | str] | str) -> list[Corpus]:
             raise UserError(
                 f"loss_on {corpus.loss_on!r} of corpus {corpus.source!r} is unknown; set it to all or answers"
             )
+        if corpus.messages_field is not None and corpus.text_field != "text":
+            raise UserError(
+                f"corpus {corpus.source!r} has text_field {corpus.text_field!r} and messages_field "
+                f"{corpus.messages_field!r}; leave one out"
+            )
         if corpus.loss_on == "answers" and corpus.messages_field is None:
             raise UserError(
                 f"loss_on: answers of corpus {corpus.source!r} is for chats; name their column with messages_field"
