@@ -7,6 +7,7 @@ import lzma
 import random
 
 import pytest
+import yaml
 from datasets import Dataset
 
 from refusals import assert_refused, cut, flipped, make_bench, text
@@ -86,6 +87,19 @@ def empty_folder(bench):
     return bench.folder / "data"
 
 
+def chats(name, row, **options):
+    """A corpus of chats, as a command line spells it."""
+
+    def make(bench):
+        path = text(name, (json.dumps(row) + "\n") * 50)(bench)
+        return yaml.safe_dump(
+            {"source": str(path), "messages_field": "messages"} | options, default_flow_style=True
+        )
+
+    return make
+
+
+CHAT = {"messages": [{"role": "user", "content": "where is the cat?"}]}
 NOISE = bytes(range(256)) * 40
 TABLE = {
     "missing": (lambda bench: "nowhere.txt", prune, "'nowhere.txt': no file matches"),
@@ -151,6 +165,23 @@ TABLE = {
         r"c\.txt\.zst' .Unable to decompress Zstandard data",
     ),
     "a cut parquet": (parquet(cut(0.5)), fit, r"c\.parquet' .Parquet magic bytes"),
+    "chats: no template": (chats("c.jsonl", CHAT), prune, r"c\.jsonl' holds chats.*has no chat template"),
+    "chats: text": (
+        chats("c.jsonl", {"messages": "a cat"}),
+        prune,
+        r"c\.jsonl' has a row that is no chat, .*a cat",
+    ),
+    "chats: another column": (
+        chats("c.jsonl", {"talk": []}),
+        prune,
+        "no column 'messages'.*messages_field.*talk",
+    ),
+    "chats: text alone": (chats("c.txt", CHAT), prune, r"c\.txt' is text without columns"),
+    "chats: no such loss": (
+        chats("c.jsonl", CHAT, loss_on="some"),
+        prune,
+        "loss_on 'some'.*set it to all or answers",
+    ),
     # What perplexities are measured on.
     "measured: missing": (lambda bench: "nowhere.txt", evaluate, "nowhere.txt' is no file"),
     "measured: a folder": (folder, evaluate, "is no file"),

@@ -1,5 +1,7 @@
 """The loss against transformers' own and torchmetrics'."""
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -92,3 +94,76 @@ def test_a_confident_error_is_a_number_and_not_infinite(lm):
     nll, count = next_token_nll(lm, ids)
     assert nll / count > 100
     assert nll.isfinite()
+
+
+def labelled(batch, length):
+    """Ids and labels: of the first window one token counts, of the last one every other."""
+    ids = tokens(batch, length)
+    generator = torch.Generator().manual_seed(2)
+    labels = ids.where(torch.rand(batch, length, generator=generator) < 0.4, -100)
+    labels[0, 1:], labels[0, 5], labels[-1, ::2] = -100, ids[0, 5], ids[-1, ::2]
+    return ids, labels
+
+
+def each_token(lm, ids):
+    """The slow way, [batch, length - 1]: every token's negative log-likelihood by itself."""
+    log_p = lm(input_ids=ids).logits.double().log_softmax(-1)
+    rows = [[-log_p[i, j - 1, ids[i, j]] for j in range(1, ids.shape[1])] for i in range(len(ids))]
+    return torch.stack([torch.stack(row) for row in rows])
+
+
+def test_tokens_that_do_not_count_are_not_in_the_sum_nor_in_the_perplexity(lm):
+    ids, labels = labelled(5, 24)
+    counted = [(i, j) for i in range(5) for j in range(1, 24) if labels[i, j] != -100]
+    with torch.no_grad():
+        each = each_token(lm, ids)
+        wanted = sum(each[i, j - 1] for i, j in counted)
+        nll, count = next_token_nll(lm, ids, labels)
+    assert int(count) == len(counted)
+    torch.testing.assert_close(nll.double(), wanted, rtol=1e-5, atol=0)
+    perplexity = float((wanted / len(counted)).exp())
+    assert window_perplexity(lm, ids, 2, labels) == pytest.approx(perplexity, rel=1e-4)
+    assert window_perplexity(lm, ids, 2, ids) == window_perplexity(lm, ids, 2)
+
+
+@pytest.mark.parametrize("distillation", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("parts", [1, 5])
+def test_the_objective_is_the_mean_of_the_windows_means_however_they_are_divided(lm, distillation, parts):
+    ids, labels = labelled(5, 24)
+    bias = torch.zeros(VOCAB_SIZE)
+    bias[:50] = 2.0
+
+    @contextmanager
+    def dense():
+        hook = lm.lm_head.register_forward_hook(lambda module, inputs, out: out + bias)
+        yield
+        hook.remove()
+
+    total = sum(
+        losses.objective(lm, some, distillation, dense(), some_labels)[0] / parts
+        for some, some_labels in zip(ids.chunk(parts), labels.chunk(parts), strict=True)
+    )
+    logits = lm(input_ids=ids).logits.double()
+    q, p = logits.log_softmax(-1), (logits.detach() + bias).log_softmax(-1)
+    divergence = (p.exp() * (p - q)).sum(-1)[:, :-1]
+    each = (1 - distillation) * each_token(lm, ids) + distillation * divergence
+    means = [each[i][labels[i, 1:] != -100].mean() for i in range(5)]
+    wanted = torch.stack(means).mean()
+    torch.testing.assert_close(total.double(), wanted, rtol=1e-4, atol=0)
+    ours, theirs = (torch.autograd.grad(loss, lm.lm_head.weight)[0] for loss in (total, wanted))
+    torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5)
+
+
+def test_gradients_come_from_tokens_that_count_alone(lm):
+    logits = torch.randn(3 * 12, VOCAB_SIZE, generator=torch.Generator().manual_seed(3)).requires_grad_()
+    ids, labels = labelled(3, 12)
+    labels[1] = -100
+    losses.nll_sum(logits, ids, losses.window_weights(labels)).backward()
+    moved = logits.grad.view(3, 12, -1).any(-1)
+    assert moved.tolist() == [[*(label != -100 for label in row[1:]), False] for row in labels.tolist()]
+    assert logits.grad.isfinite().all(), "a window without any token that counts"
+
+
+def test_where_all_tokens_count_they_count_alike():
+    ids = tokens(4, 16)
+    assert torch.equal(losses.window_weights(ids), torch.ones(4, 15))

@@ -40,7 +40,7 @@ class PruneOptions(PruneConfig):
         out: The directory to write.
         overwrite: Replace an earlier export there.
         corpora: Calibration text, as in data.corpora: files, globs, hub ids, python-docs, or mappings like
-            '{source: x.jsonl, text_field: body}'.
+            '{source: x.jsonl, text_field: body}'; of chats '{source: x.jsonl, messages_field: messages}'.
         revision: Branch, tag or commit of a hub id.
         dtype: In which the model runs, and a GGUF model is saved: auto for the stored one, bfloat16 for GGUF.
         trust_remote_code: Run the model repository's code.

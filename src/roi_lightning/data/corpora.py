@@ -1,6 +1,7 @@
 """Where calibration text comes from: Python's own documentation, local files or the Hugging Face hub.
 
-Every source ends as a `datasets` object with the single column `text`, whatever it was read from.
+Every source ends as a `datasets` object with the single column `text`, whatever it was read from; a chat stands there
+as a `chat_document`.
 """
 
 import glob
@@ -11,14 +12,17 @@ import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import yaml
 
+from roi_lightning.data.chats import chat_document
 from roi_lightning.data.files import (
     OPENERS,
+    Piece,
     cut_lines,
     json_documents,
     json_rows,
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
 
 Generate = Callable[..., Iterator[Mapping[str, str | None]]]
+LossOn = Literal["all", "answers"]
 PYTHON_DOCS = "python-docs"
 FORMATS = {".txt": "text", ".jsonl": "json", ".json": "json", ".parquet": "parquet"}
 
@@ -48,6 +53,8 @@ class Corpus:
         text_field: Column that holds the text.
         streaming: Read while training instead of preparing a cache first.
         revision: Commit, tag or branch of a hub dataset.
+        messages_field: Column that holds chats, lists of messages, in place of text.
+        loss_on: Of chats, whether the loss and perplexities are those of all tokens or of the assistant's answers.
     """
 
     source: str
@@ -57,13 +64,20 @@ class Corpus:
     text_field: str = "text"
     streaming: bool = False
     revision: str | None = None
+    messages_field: str | None = None
+    loss_on: LossOn = "all"
+
+    @property
+    def field(self) -> str:
+        """The column to read."""
+        return self.messages_field or self.text_field
 
 
 def as_corpora(value: Sequence[Corpus | str] | str) -> list[Corpus]:
     """Convert every accepted form of corpora to a list.
 
     Raises:
-        UserError: If the list is empty or a weight is not positive.
+        UserError: If the list is empty, a weight is not positive, or chats are not described as such.
     """
     items = [value] if isinstance(value, str | Corpus) else list(value)
     corpora = [Corpus(item) if isinstance(item, str) else item for item in items]
@@ -72,6 +86,19 @@ def as_corpora(value: Sequence[Corpus | str] | str) -> list[Corpus]:
     for corpus in corpora:
         if not 0 < corpus.weight < float("inf"):
             raise UserError(f"weight {corpus.weight} of corpus {corpus.source!r} must be a positive number")
+        if corpus.loss_on not in get_args(LossOn):
+            raise UserError(
+                f"loss_on {corpus.loss_on!r} of corpus {corpus.source!r} is unknown; set it to all or answers"
+            )
+        if corpus.messages_field is not None and corpus.text_field != "text":
+            raise UserError(
+                f"corpus {corpus.source!r} has text_field {corpus.text_field!r} and messages_field "
+                f"{corpus.messages_field!r}; leave one out"
+            )
+        if corpus.loss_on == "answers" and corpus.messages_field is None:
+            raise UserError(
+                f"loss_on: answers of corpus {corpus.source!r} is for chats; name their column with messages_field"
+            )
     return corpora
 
 
@@ -92,16 +119,17 @@ def parse_corpus(text: str) -> Corpus:
 
 
 def load_documents(corpus: Corpus, cache_dir: str | None = None) -> "Dataset | IterableDataset":
-    """Open a corpus as a dataset with exactly one string column, `text`.
+    """Open a corpus as a dataset with exactly one string column, `text`; of chats, their `chat_document`.
 
     Args:
         corpus: What to read.
         cache_dir: Folder for prepared data; None is the `datasets` library's own.
 
     Raises:
-        UserError: If nothing matches, the source cannot be read, or it lacks `corpus.text_field`.
+        UserError: If nothing matches, the source cannot be read, or it lacks the column.
     """
     if corpus.source == PYTHON_DOCS:
+        _check_no_chats(corpus)
         arguments: dict[str, Any] = {"library": sysconfig.get_path("stdlib"), "version": sys.version}
         return _from_generator(python_documents, arguments, corpus, cache_dir)
     paths = _local_files(corpus.source)
@@ -109,6 +137,7 @@ def load_documents(corpus: Corpus, cache_dir: str | None = None) -> "Dataset | I
         return _load_hub(corpus, cache_dir)
     kind = _format(paths)
     if kind == "text":
+        _check_no_chats(corpus)
         stamps = tuple((path.stat().st_mtime_ns, path.stat().st_size) for path in paths)
         arguments = {"files": [str(path.resolve()) for path in paths], "stamps": stamps}
         return _from_generator(text_passages, arguments, corpus, cache_dir)
@@ -122,7 +151,10 @@ def describe(corpus: Corpus) -> dict[str, Any]:
     """What identifies a corpus, as plain values; of local files their names and sizes count."""
     paths = [] if corpus.source == PYTHON_DOCS else _local_files(corpus.source)
     sizes = json.dumps([[path.name, path.stat().st_size] for path in paths])
-    return asdict(corpus) | {"files": hashlib.sha256(sizes.encode()).hexdigest()}
+    settings = asdict(corpus)
+    if corpus.messages_field is None:  # what identified a text before there were chats identifies it still
+        del settings["messages_field"], settings["loss_on"]
+    return settings | {"files": hashlib.sha256(sizes.encode()).hexdigest()}
 
 
 def read_rows(rows: Iterable[dict[str, Any]], what: str) -> Iterator[dict[str, Any]]:
@@ -172,15 +204,31 @@ def _stream_lines(paths: Sequence[Path], corpus: Corpus, cache_dir: str | None) 
     first = next(chain.from_iterable(map(json_rows, pieces)), None)
     if first is None:
         raise UserError(f"corpus {corpus.source!r} holds no text; check the file")
-    if corpus.text_field not in first:
+    if corpus.field not in first:
         raise _no_column(corpus, first)
-    arguments = {"pieces": pieces, "field": corpus.text_field}
-    return _from_generator(json_documents, arguments, corpus, cache_dir)
+    arguments = {"pieces": pieces, "field": corpus.field}
+    read = json_documents if corpus.messages_field is None else _json_chats
+    return _from_generator(read, arguments, corpus, cache_dir)
+
+
+def _json_chats(pieces: Sequence[Piece], field: str) -> Iterator[dict[str, str | None]]:
+    for piece in pieces:
+        for row in json_rows(piece):
+            yield {"text": chat_document(row.get(field), piece[0])}
+
+
+def _check_no_chats(corpus: Corpus) -> None:
+    if corpus.messages_field is not None:
+        raise UserError(
+            f"corpus {corpus.source!r} is text without columns and holds no chats; leave out messages_field, or name "
+            "a .jsonl, .json or .parquet file or a hub id"
+        )
 
 
 def _no_column(corpus: Corpus, columns: Iterable[str]) -> UserError:
+    option = "text_field" if corpus.messages_field is None else "messages_field"
     return UserError(
-        f"{corpus.source!r} has no column {corpus.text_field!r}; set text_field to one of: {', '.join(columns)}"
+        f"{corpus.source!r} has no column {corpus.field!r}; set {option} to one of: {', '.join(columns)}"
     )
 
 
@@ -221,13 +269,24 @@ def uncounted() -> Iterator[None]:
 
 
 def _only_text(loaded: Any, corpus: Corpus) -> "Dataset | IterableDataset":
-    field = corpus.text_field
+    import datasets
+
+    field = corpus.field
     if field not in loaded.features:
         raise _no_column(corpus, loaded.features)
+    if corpus.messages_field is not None:
+        features = datasets.Features({"text": datasets.Value("large_string")})
+        convert = partial(_chat_row, field=field, source=corpus.source)
+        title = {} if corpus.streaming else {"desc": "Reading chats"}
+        return loaded.map(convert, remove_columns=list(loaded.features), features=features, **title)
     if "string" not in str(getattr(loaded.features[field], "dtype", "")):
         raise UserError(f"column {field!r} of {corpus.source!r} is not text; choose another text_field")
     chosen = loaded.select_columns([field])
     return chosen if field == "text" else chosen.rename_column(field, "text")
+
+
+def _chat_row(row: Mapping[str, object], field: str, source: str) -> dict[str, str | None]:
+    return {"text": chat_document(row[field], source)}
 
 
 def _from_generator(

@@ -15,8 +15,9 @@ from transformers import PreTrainedTokenizerBase
 from typing_extensions import override
 
 from roi_lightning.data import packing
+from roi_lightning.data.chats import ChatTokenizer
 from roi_lightning.data.corpora import Corpus, as_corpora, describe, load_documents
-from roi_lightning.data.packing import Side
+from roi_lightning.data.packing import Side, as_batch
 from roi_lightning.data.resumable_order import ResumableLoader, ResumableSampler, evenly_spaced, mix
 from roi_lightning.data.stream_state import StreamState
 from roi_lightning.data.streaming import (
@@ -36,8 +37,11 @@ if TYPE_CHECKING:
 class CalibrationDataModule(LightningDataModule):
     """Windows of calibration text, for training and for held-out measurement.
 
-    Batches are `{"input_ids": int64 [batch, seq_len]}`. Every rank validates on all held-out windows; the
-    training windows are divided over ranks here, so build the Trainer with `use_distributed_sampler=False`.
+    Batches are `{"input_ids": int64 [batch, seq_len]}`. Where only the answers of chats count they have `labels` too,
+    the same with -100 in place of tokens that don't count; windows in which none counts are left out.
+
+    Every rank validates on all held-out windows; the training windows are divided over ranks here, so build the
+    Trainer with `use_distributed_sampler=False`.
     Where the tokenizer puts a BOS before a text, every window is that BOS and `seq_len - 1` tokens of text.
 
     Args:
@@ -141,7 +145,9 @@ class CalibrationDataModule(LightningDataModule):
     def facts(self, windows: int) -> dict[str, object]:
         """What an export records of the text that a mask was learned from in so many windows; plain values."""
         text = ", ".join(corpus.source for corpus in self.corpora)
-        return {"text": text, "seq_len": self.seq_len, "tokens": windows * self.seq_len}
+        chats = sorted({f"loss on {corpus.loss_on}" for corpus in self.corpora if corpus.messages_field})
+        kind = {"chats": " and ".join(chats)} if chats else {}
+        return {"text": text, **kind, "seq_len": self.seq_len, "tokens": windows * self.seq_len}
 
     def prepare_data(self) -> None:
         """Fill the caches in one process, so that the others only read them."""
@@ -177,12 +183,14 @@ class CalibrationDataModule(LightningDataModule):
         sampler = ResumableSampler(
             len(mixed), count, self.batch_size, self.seed, rank, world_size, start=self._micro_batch
         )
-        return ResumableLoader(mixed, self.batch_size, sampler=sampler, num_workers=self.num_workers)
+        return ResumableLoader(
+            mixed, self.batch_size, sampler=sampler, num_workers=self.num_workers, collate_fn=_collate
+        )
 
     def val_dataloader(self) -> DataLoader[Any]:
         """All held-out windows that are used, in order, on every rank."""
-        rows = [{"input_ids": window} for window in self.windows("val", self.val_tokens // self.seq_len)]
-        return DataLoader(cast("TorchDataset[Any]", rows), batch_size=self.val_batch_size)
+        rows = [{"input_ids": window} for window in self._held_out]
+        return DataLoader(cast("TorchDataset[Any]", rows), self.val_batch_size, collate_fn=_collate)
 
     def windows(self, split: Literal["train", "val"], count: int) -> Tensor:
         """The first windows of a split, the same on every rank.
@@ -201,20 +209,23 @@ class CalibrationDataModule(LightningDataModule):
         if split == "val":
             available = len(self._held_out)
             if count <= available:
-                return self._held_out[:count]
+                return as_batch(self._held_out[:count])["input_ids"]
             raise UserError(f"{count} held-out windows wanted, {available} in use; raise data.val_windows")
         if self._substreams:
             batches = StreamedBatches(self._substreams, self.batch_size)
             rows = chain.from_iterable(batch["input_ids"] for batch in batches)
             return torch.stack(list(islice(rows, count)))
         sampler = ResumableSampler(len(self._mixed), count, seed=self.seed)
-        ids: Tensor = self._mixed[list(sampler)]["input_ids"]
-        return ids
+        return as_batch(self._mixed[list(sampler)]["input_ids"])["input_ids"]
+
+    def held_out_labels(self, count: int) -> Tensor | None:
+        """The labels of the first held-out windows, int64 `[count, seq_len]`; None where every token counts."""
+        return as_batch(self._held_out[:count]).get("labels")
 
     def read_corpus(self, corpus: Corpus) -> "Dataset | IterableDataset":
         """Open the documents of a corpus, one column `text`; override it to read text of your own.
 
-        Every call must give the same.
+        Every call must give the same. Chats stand there as a `chats.chat_document`.
         """
         return load_documents(corpus, self.cache_dir)
 
@@ -315,14 +326,22 @@ class CalibrationDataModule(LightningDataModule):
 
     def _pack(self, corpus: Corpus, side: Side) -> "Dataset":
         documents = packing.select_side(self.read_corpus(corpus), side, self.held_out_fraction)
-        packed = packing.pack_side(documents, side, self._loaded_tokenizer, self.seq_len, corpus.source)
+        packed = packing.pack_side(
+            documents, side, self._loaded_tokenizer, self.seq_len, corpus.source, self._chats(corpus)
+        )
         return packed.with_format("torch")
 
     def _reader(self, corpus: Corpus, side: Side) -> WindowReader:
         keeps = partial(packing.belongs, side=side, held_out_fraction=self.held_out_fraction)
         documents, tokenizer = self.stream(corpus), self._loaded_tokenizer
         shards = range(documents.num_shards)
-        return WindowReader(documents, corpus.source, keeps, tokenizer, self.seq_len, shards)
+        chats = self._chats(corpus)
+        return WindowReader(documents, corpus.source, keeps, tokenizer, self.seq_len, shards, chats)
+
+    def _chats(self, corpus: Corpus) -> ChatTokenizer | None:
+        if corpus.messages_field is None:
+            return None
+        return ChatTokenizer(self._loaded_tokenizer, corpus.source, corpus.loss_on == "answers")
 
     def _first_windows(self, corpus: Corpus, side: Side) -> list[Tensor]:
         return [window for window, _ in islice(self._reader(corpus, side).once(), self.val_windows)]
@@ -330,13 +349,19 @@ class CalibrationDataModule(LightningDataModule):
     def recipe(self) -> dict[str, Any]:
         """What the training windows and their order depend on, by option; the text itself is not read."""
         bos = packing.find_bos(self._loaded_tokenizer)
-        return ({} if bos is None else {"data.bos": bos}) | {
-            "data.corpora": list(map(describe, self.corpora)),
-            "data.tokenizer": packing.identity(self._loaded_tokenizer),
-            "data.seq_len": self.seq_len,
-            "data.seed": self.seed,
-            "data.held_out_fraction": self.held_out_fraction if self.val_corpora is None else None,
-        }
+        chats = [chats for corpus in self.corpora if (chats := self._chats(corpus))]
+        template = {"data.chat_template": chats[0].template_digest} if chats else {}
+        return (
+            ({} if bos is None else {"data.bos": bos})
+            | template
+            | {
+                "data.corpora": list(map(describe, self.corpora)),
+                "data.tokenizer": packing.identity(self._loaded_tokenizer),
+                "data.seq_len": self.seq_len,
+                "data.seed": self.seed,
+                "data.held_out_fraction": self.held_out_fraction if self.val_corpora is None else None,
+            }
+        )
 
     def _described(self) -> dict[str, Any]:
         """What the windows of streamed text and their order depend on, by option, as checkpoints hold it."""
@@ -345,6 +370,10 @@ class CalibrationDataModule(LightningDataModule):
             for corpus, reader in zip(self.corpora, self._substreams[0].readers, strict=True)
         ]
         return self.recipe() | {"data.corpora": corpora, "lanes": len(self._substreams)}
+
+
+def _collate(rows: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+    return as_batch(torch.stack([row["input_ids"] for row in rows]))
 
 
 def _check(settings: dict[str, int], minimum: int) -> None:

@@ -3,15 +3,19 @@
 Documents are divided between training and held-out before any token is packed, so no window holds text of
 both sides. Each step is a cached `datasets` operation under an explicit fingerprint, because the automatic
 one changes whenever a tokenizer object is used.
+
+Where only the answers of chats count, a token whose prediction does not count is stored as its complement ~id, a
+negative number, up to the batch: so packing, caches, mixtures and positions in a stream know nothing of chats.
 """
 
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from roi_lightning.errors import UserError
@@ -22,6 +26,39 @@ if TYPE_CHECKING:
 Side = Literal["all", "train", "val"]
 Tokens = NDArray[np.int32]
 DOCUMENTS_AT_ONCE = 64
+IGNORED: Final = -100
+
+
+class ChatTokens(Protocol):
+    """What turns documents that are chats into tokens, separators included (`ChatTokenizer`)."""
+
+    @property
+    def answers_only(self) -> bool:
+        """Whether only tokens of the assistant's messages count as predicted."""
+
+    @property
+    def identity(self) -> str:
+        """Digest of what it does beside what the tokenizer does with text."""
+
+    def __call__(self, documents: Sequence[str]) -> list[Tokens]:
+        """Token ids of each, int32; ~id where the prediction of the token does not count."""
+
+
+def counted_windows(windows: Tokens) -> Tokens:
+    """The windows, of [windows, seq_len], in which the prediction of any token counts; the first is not predicted."""
+    return windows[(windows[:, 1:] >= 0).any(1)]
+
+
+def as_batch(marked: Tensor) -> dict[str, Tensor]:
+    """A batch of windows, int64 [batch, seq_len], for the model.
+
+    Returns:
+        `input_ids`, and where some tokens don't count `labels`, the same with -100 in their place.
+    """
+    uncounted = marked < 0
+    if not uncounted.any():
+        return {"input_ids": marked}
+    return {"input_ids": marked.where(~uncounted, ~marked), "labels": marked.masked_fill(uncounted, IGNORED)}
 
 
 def belongs(text: str | None, side: Side, held_out_fraction: float) -> bool:
@@ -110,10 +147,14 @@ def select_side(documents: "Dataset", side: Side, held_out_fraction: float) -> "
         raise UserError(f"a document can't be read ({error}); convert the corpus to UTF-8") from error
 
 
-def tokenize_documents(documents: "Dataset", tokenizer: PreTrainedTokenizerBase) -> "Dataset":
-    """Replace column `text` by `input_ids` (int32), one row per document, cached per tokenizer."""
-    fingerprint = _fingerprint(documents, "tokens", identity(tokenizer))
-    return _map(documents, lambda texts: tokenize(texts, tokenizer), -1, fingerprint, "Tokenizing")
+def tokenize_documents(
+    documents: "Dataset", tokenizer: PreTrainedTokenizerBase, chats: ChatTokens | None = None
+) -> "Dataset":
+    """Replace column `text` by `input_ids` (int32), one row per document, cached per tokenizer and chat template."""
+    kind = [] if chats is None else [chats.identity]
+    fingerprint = _fingerprint(documents, "tokens", identity(tokenizer), *kind)
+    convert = chats or (lambda texts: tokenize(texts, tokenizer))
+    return _map(documents, convert, -1, fingerprint, "Tokenizing")
 
 
 def pack_documents(
@@ -129,11 +170,13 @@ def pack_documents(
 
     Returns:
         Column `input_ids`, int32, `seq_len` each. Only the last, incomplete window of the dataset is
-        dropped, which is fewer than `seq_len` tokens.
+        dropped, which is fewer than `seq_len` tokens, and windows in which no token counts.
     """
     packer = Packer(seq_len, separator, bos)
     fingerprint = _fingerprint(tokens, "windows", seq_len, separator, *([] if bos is None else [bos]))
-    return _map(tokens, lambda ids: list(packer(ids)), seq_len, fingerprint, "Packing windows")
+    return _map(
+        tokens, lambda ids: list(counted_windows(packer(ids))), seq_len, fingerprint, "Packing windows"
+    )
 
 
 def _map(
@@ -158,9 +201,14 @@ def _map(
 
 
 def pack_side(
-    documents: "Dataset", side: Side, tokenizer: PreTrainedTokenizerBase, seq_len: int, name: str
+    documents: "Dataset",
+    side: Side,
+    tokenizer: PreTrainedTokenizerBase,
+    seq_len: int,
+    name: str,
+    chats: ChatTokens | None = None,
 ) -> "Dataset":
-    """Tokenise and pack selected documents of corpus `name`.
+    """Tokenise and pack selected documents of corpus `name`, which are chats if that is given.
 
     Raises:
         UserError: If they do not fill one window; the `val` side may be that small.
@@ -168,13 +216,20 @@ def pack_side(
     if side != "val" and not len(documents):
         left = " left for training" if side == "train" else ""
         raise UserError(f"corpus {name!r} has no documents with text{left}; give more text")
-    tokens, bos = tokenize_documents(documents, tokenizer), find_bos(tokenizer)
-    windows = pack_documents(tokens, seq_len, tokenizer.eos_token_id, bos)
+    tokens, bos = tokenize_documents(documents, tokenizer, chats), find_bos(tokenizer)
+    windows = pack_documents(tokens, seq_len, None if chats else tokenizer.eos_token_id, bos)
     if side != "val" and not len(windows):
-        needed = seq_len - (bos is not None)
-        length = f"has only {sum(map(len, tokens['input_ids']))} tokens, one window needs {needed}"
+        needed, found = seq_len - (bos is not None), sum(map(len, tokens["input_ids"]))
+        if found >= needed:
+            raise UserError(no_answers(name))
+        length = f"has only {found} tokens, one window needs {needed}"
         raise UserError(f"corpus {name!r} {length}; give more text or lower data.seq_len")
     return windows
+
+
+def no_answers(name: str) -> str:
+    """What is wrong with a corpus of windows none of which holds a token that counts."""
+    return f"no chat of corpus {name!r} has an answer, a message by the assistant; set loss_on: all"
 
 
 def _fingerprint(parent: "Dataset", *parts: Any) -> str:

@@ -24,7 +24,16 @@ from transformers import PreTrainedTokenizerBase
 from typing_extensions import override
 
 from roi_lightning.data.corpora import read_rows
-from roi_lightning.data.packing import DOCUMENTS_AT_ONCE, Packer, find_bos, tokenize
+from roi_lightning.data.packing import (
+    DOCUMENTS_AT_ONCE,
+    ChatTokens,
+    Packer,
+    Tokens,
+    as_batch,
+    counted_windows,
+    find_bos,
+    tokenize,
+)
 from roi_lightning.data.resumable_order import ResumableLoader
 from roi_lightning.errors import UserError
 
@@ -42,6 +51,8 @@ _START: Final[Position] = {"shard": 0, "row": 0, "carry": None, "taken": 0}
 class WindowReader:
     """The windows of a corpus or of some of its shards, int64 `[seq_len]`, each with the position after it.
 
+    Tokens whose prediction does not count are marked as in `packing`, and windows without any other are left out.
+
     A position names the shard and row at which a chunk of documents begins, the text carried into the chunk,
     and how many of its windows are taken: resuming there tokenises at most one chunk again, and reads again
     what comes before the row in its shard.
@@ -53,6 +64,7 @@ class WindowReader:
         tokenizer: The tokenizer.
         seq_len: Window length in tokens, BOS included.
         shards: Which shards of the documents to read.
+        chats: What tokenises the documents if they are chats.
     """
 
     documents: "IterableDataset"
@@ -61,6 +73,7 @@ class WindowReader:
     tokenizer: PreTrainedTokenizerBase
     seq_len: int
     shards: range
+    chats: ChatTokens | None = None
 
     def part(self, number: int, parts: int) -> Self:
         """A reader of one of several parts of the shards, as equal as undivided shards allow."""
@@ -79,8 +92,11 @@ class WindowReader:
                 empty = False
                 yield item
             if empty:
+                answers = (
+                    " that holds an answer" if self.chats is not None and self.chats.answers_only else ""
+                )
                 raise UserError(
-                    f"corpus {self.source!r} has less text than one window of {self.seq_len} tokens; "
+                    f"corpus {self.source!r} has less text than one window of {self.seq_len} tokens{answers}; "
                     "give more text or lower data.seq_len"
                 )
             position = None
@@ -90,15 +106,19 @@ class WindowReader:
         at = position or _START
         carry, taken = at["carry"], at["taken"]
         carried = None if carry is None else np.asarray(carry)
-        packer = Packer(self.seq_len, self.tokenizer.eos_token_id, find_bos(self.tokenizer), carried)
+        separator = None if self.chats else self.tokenizer.eos_token_id
+        packer = Packer(self.seq_len, separator, find_bos(self.tokenizer), carried)
         for shard, row, texts in self._chunks(at["shard"], at["row"]):
             carry = None if packer.carry is None else torch.from_numpy(packer.carry)
             kept = [text for text in texts if text is not None and self.keeps(text)]
-            windows = packer(tokenize(kept, self.tokenizer) if kept else [])
+            windows = counted_windows(packer(self._tokenize(kept) if kept else []))
             for number, window in enumerate(windows[taken:].astype(np.int64), taken + 1):
                 position = {"shard": shard, "row": row, "carry": carry, "taken": number}
                 yield torch.from_numpy(window), position
             taken = 0
+
+    def _tokenize(self, documents: list[str]) -> list[Tokens]:
+        return self.chats(documents) if self.chats else tokenize(documents, self.tokenizer)
 
     def _chunks(self, shard: int, row: int) -> Iterator[tuple[int, int, list[str | None]]]:
         for number in range(shard, len(self.shards)):
@@ -141,7 +161,7 @@ class Substream:
 
 @dataclass(eq=False)
 class StreamedBatches(TorchIterableDataset[dict[str, Any]]):
-    """Endless batches `{"input_ids": int64 [batch, seq_len], "progress": …}` from substreams in turn.
+    """Endless batches from substreams in turn: those of `as_batch`, each with its "progress".
 
     Batches are counted over all ranks: in micro-batch k, rank r of w takes batch k * w + r, which comes from
     substream (k * w + r) % substreams. `progress` is the substream's number, its position after the batch, and how
@@ -180,7 +200,7 @@ class StreamedBatches(TorchIterableDataset[dict[str, Any]]):
             rows, positions = zip(*islice(windows, self.batch_size), strict=True)
             after = number - self.rank + self.world_size
             progress = {"substream": index, "position": positions[-1], "batches": after}
-            yield number, {"input_ids": torch.stack(rows), PROGRESS: progress}
+            yield number, as_batch(torch.stack(rows)) | {PROGRESS: progress}
 
 
 class StreamLoader(ResumableLoader):

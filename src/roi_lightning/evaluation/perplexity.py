@@ -7,6 +7,7 @@ import io
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -144,35 +145,42 @@ class Cut:
         return text if self.bos is None else torch.cat([torch.full_like(text[:, :1], self.bos), text], 1)
 
 
-def window_perplexity(lm: PreTrainedModel, windows: Tensor, batch_size: int = 1) -> float:
+def window_perplexity(
+    lm: PreTrainedModel, windows: Tensor, batch_size: int = 1, labels: Tensor | None = None
+) -> float:
     """Token perplexity of windows of equal length.
 
     Args:
         lm: The model, in whatever mode its layers are.
         windows: [count, seq_len] token ids; the first token of each window is context only.
         batch_size: Windows per forward pass.
+        labels: Like `windows`, -100 where a token does not count; None where all do.
 
     Returns:
         As `token_perplexity`.
     """
-    return token_perplexity(lm, windows.split(batch_size))
+    counted = None if labels is None else labels.split(batch_size)
+    return token_perplexity(lm, windows.split(batch_size), counted)
 
 
-def token_perplexity(lm: PreTrainedModel, batches: Iterable[Tensor]) -> float:
+def token_perplexity(
+    lm: PreTrainedModel, batches: Iterable[Tensor], labels: Iterable[Tensor] | None = None
+) -> float:
     """Token perplexity: exp of the mean negative log-likelihood over all predicted tokens.
 
     Args:
         lm: The model, in whatever mode its layers are.
         batches: Token ids [batch, length] each, for instance from `Cut.batches`.
+        labels: Of each batch, like it, -100 where a token does not count; None where all do.
 
     Returns:
         The perplexity; infinite where the mean exceeds what exp can hold.
     """
     device = next(lm.parameters()).device
     total, count = 0.0, 0
-    for batch in batches:
+    for batch, counted in zip(batches, repeat(None) if labels is None else labels, strict=False):
         input_ids = batch.to(device)
-        log_probs, _ = predict(lm, input_ids, every_next_token(input_ids))
+        log_probs, _ = predict(lm, input_ids, every_next_token(input_ids, counted))
         total -= float(log_probs.double().sum())
         count += len(log_probs)
     mean = total / count

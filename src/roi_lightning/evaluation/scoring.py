@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.modeling_utils import PreTrainedModel
 
+from roi_lightning.data.packing import IGNORED
+
 _SLICE_TOKENS: Final = 256
 
 
@@ -34,9 +36,18 @@ class TokenPositions:
     targets: Tensor
 
 
-def every_next_token(input_ids: Tensor) -> TokenPositions:
-    """All positions of [batch, seq_len] token ids that have a successor, row by row."""
+def every_next_token(input_ids: Tensor, labels: Tensor | None = None) -> TokenPositions:
+    """All positions of [batch, seq_len] token ids that have a successor, row by row.
+
+    Args:
+        input_ids: The token ids.
+        labels: Like them, -100 where a token does not count as a successor; None where all do.
+    """
     batch, length = input_ids.shape
+    if labels is not None:
+        counted = labels[:, 1:].to(input_ids.device) != IGNORED
+        rows, columns = counted.nonzero(as_tuple=True)
+        return TokenPositions(rows, columns, input_ids[:, 1:][counted])
     rows = torch.arange(batch, device=input_ids.device).repeat_interleave(length - 1)
     columns = torch.arange(length - 1, device=input_ids.device).repeat(batch)
     return TokenPositions(rows, columns, input_ids[:, 1:].flatten())

@@ -1,5 +1,9 @@
 """What training minimises, in fp32, a slice of tokens at a time.
 
+With `labels` (see `data.packing.as_batch`) only some tokens count, and every window counts as much as another, as it
+does without: the loss does not depend on how windows are divided over micro-batches and ranks, and the weights of
+corpora hold. Perplexities are means over tokens.
+
 The logits of a model come in its own dtype; converted to fp32 all at once they would be the largest tensor of a step
 (a vocabulary of 152 k times 4,096 tokens is 2.5 GB), so each slice is converted, used and dropped, in the
 backward pass too.
@@ -14,18 +18,23 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers.modeling_utils import PreTrainedModel
 
+from roi_lightning.data.packing import IGNORED
+
 # In fp32. A CPU's allocator returns larger blocks to the system, and waits for new ones the next time; on a GPU
 # smaller ones take longer to launch than to compute.
 _SLICE_BYTES: Final = 24 << 20
 _GPU_SLICE_BYTES: Final = 96 << 20
-_IGNORED: Final = -100
 
 # The fp32 sum over some tokens, of their logits and further constants of each.
 _Loss = Callable[..., Tensor]
 
 
 def objective(
-    lm: PreTrainedModel, input_ids: Tensor, distillation: float, dense: AbstractContextManager[None]
+    lm: PreTrainedModel,
+    input_ids: Tensor,
+    distillation: float,
+    dense: AbstractContextManager[None],
+    labels: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """(1 − distillation) × cross-entropy + distillation × KL(dense ‖ masked), in nats per predicted token.
 
@@ -34,34 +43,53 @@ def objective(
         input_ids: [batch, seq_len] token ids, seq_len of at least 2.
         distillation: From 0 to 1; above 0 it costs a forward pass of the dense model.
         dense: Inside it, the model is dense.
+        labels: Like `input_ids`, -100 where a token does not count; None where all do.
 
     Returns:
         The loss, fp32 and differentiable, and the divergence in it; None without distillation.
     """
-    count = input_ids[:, 1:].numel()
+    count, weights = input_ids[:, 1:].numel(), () if labels is None else (window_weights(labels),)
     if not distillation:
-        return nll_sum(next_token_logits(lm, input_ids), input_ids) / count, None
+        return nll_sum(next_token_logits(lm, input_ids), input_ids, *weights) / count, None
     with dense, torch.no_grad():
         target = next_token_logits(lm, input_ids)
     logits = next_token_logits(lm, input_ids)
-    kl = kl_sum(logits, target, input_ids) / count
+    kl = kl_sum(logits, target, input_ids, *weights) / count
     if distillation == 1:
         return kl, kl
-    nll = nll_sum(logits, input_ids) / count
+    nll = nll_sum(logits, input_ids, *weights) / count
     return nll + distillation * (kl - nll), kl
 
 
-def next_token_nll(lm: PreTrainedModel, input_ids: Tensor) -> tuple[Tensor, int]:
+def window_weights(labels: Tensor) -> Tensor:
+    """What each predicted token counts for: alike in a window, every window as much as another.
+
+    Args:
+        labels: [batch, seq_len], -100 where a token does not count.
+
+    Returns:
+        fp32 [batch, seq_len - 1]; their mean is 1 if every window has a token that counts.
+    """
+    counted = (labels[:, 1:] != IGNORED).float()
+    return counted * counted.shape[1] / counted.sum(1, keepdim=True).clamp(min=1)
+
+
+def next_token_nll(
+    lm: PreTrainedModel, input_ids: Tensor, labels: Tensor | None = None
+) -> tuple[Tensor, Tensor | int]:
     """Sum of the negative log-likelihood of every token but the first of each window.
 
     Args:
         lm: Any causal language model.
         input_ids: [batch, seq_len] token ids, seq_len of at least 2.
+        labels: Like `input_ids`, -100 where a token does not count; None where all do.
 
     Returns:
-        The fp32 sum in nats, differentiable, and the number of predicted tokens.
+        The fp32 sum in nats, differentiable, and the number of predicted tokens, those that count.
     """
-    return nll_sum(next_token_logits(lm, input_ids), input_ids), input_ids[:, 1:].numel()
+    targets = input_ids if labels is None else labels
+    count = input_ids[:, 1:].numel() if labels is None else (labels[:, 1:] != IGNORED).sum()
+    return nll_sum(next_token_logits(lm, input_ids), targets), count
 
 
 def next_token_logits(lm: PreTrainedModel, input_ids: Tensor) -> Tensor:
@@ -75,36 +103,42 @@ def next_token_logits(lm: PreTrainedModel, input_ids: Tensor) -> Tensor:
     return logits.flatten(0, 1)
 
 
-def nll_sum(logits: Tensor, input_ids: Tensor) -> Tensor:
+def nll_sum(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
     """Negative log-likelihood of the text, summed over predicted tokens.
 
     Args:
         logits: As `next_token_logits` gives them.
-        input_ids: [batch, seq_len] token ids.
+        labels: [batch, seq_len] token ids, -100 where a token does not count.
+        weights: fp32 [batch, seq_len - 1], of the predicted tokens; None for 1.
 
     Returns:
         fp32 scalar in nats.
     """
-    return _sum_slices(_nll, logits, _targets(input_ids))
+    return _sum_slices(_nll, logits, _targets(labels), *_padded(weights))
 
 
-def kl_sum(logits: Tensor, dense: Tensor, input_ids: Tensor) -> Tensor:
+def kl_sum(logits: Tensor, dense: Tensor, input_ids: Tensor, weights: Tensor | None = None) -> Tensor:
     """KL(dense ‖ masked) of the next-token distributions, summed over predicted tokens.
 
     Args:
         logits: Of the masked model, differentiable, as `next_token_logits` gives them.
         dense: Of the dense model, the same shape; a constant.
         input_ids: [batch, seq_len] token ids; they only say which positions count.
+        weights: As for `nll_sum`.
 
     Returns:
         fp32 scalar in nats.
     """
-    return _sum_slices(_kl, logits, dense, _targets(input_ids))
+    return _sum_slices(_kl, logits, dense, _targets(input_ids), *_padded(weights))
 
 
-def _targets(input_ids: Tensor) -> Tensor:
+def _targets(labels: Tensor) -> Tensor:
     # The last token of a window predicts nothing; cutting it off instead would copy the logits.
-    return F.pad(input_ids[:, 1:], (0, 1), value=_IGNORED).flatten()
+    return F.pad(labels[:, 1:], (0, 1), value=IGNORED).flatten()
+
+
+def _padded(weights: Tensor | None) -> tuple[Tensor, ...]:
+    return () if weights is None else (F.pad(weights, (0, 1)).flatten(),)
 
 
 def _sum_slices(function: _Loss, logits: Tensor, *constants: Tensor) -> Tensor:
@@ -144,13 +178,16 @@ def _slice_tokens(logits: Tensor) -> int:
     return max(1, size // (logits.shape[1] * torch.float32.itemsize))
 
 
-def _nll(logits: Tensor, targets: Tensor) -> Tensor:
-    return F.cross_entropy(logits.float(), targets, ignore_index=_IGNORED, reduction="sum")
+def _nll(logits: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+    if weights is None:
+        return F.cross_entropy(logits.float(), targets, ignore_index=IGNORED, reduction="sum")
+    each = F.cross_entropy(logits.float(), targets, ignore_index=IGNORED, reduction="none")
+    return (each * weights).sum()
 
 
-def _kl(logits: Tensor, dense: Tensor, targets: Tensor) -> Tensor:
+def _kl(logits: Tensor, dense: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
     masked_log_p, dense_log_p = (x.float().log_softmax(-1) for x in (logits, dense))
     terms = F.kl_div(masked_log_p, dense_log_p, reduction="none", log_target=True)
     # A token that the dense model rules out (-inf) adds nothing, where the formula says 0 times infinity.
-    each = terms.masked_fill(dense_log_p.isneginf(), 0.0).sum(-1)
-    return each.masked_fill(targets == _IGNORED, 0.0).sum()
+    each = terms.masked_fill(dense_log_p.isneginf(), 0.0).sum(-1).masked_fill(targets == IGNORED, 0.0)
+    return (each if weights is None else each * weights).sum()

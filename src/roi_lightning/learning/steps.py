@@ -72,7 +72,9 @@ class MaskedSteps(pl.LightningModule, ABC):
     def training_step(self, batch: Mapping[str, Tensor], batch_idx: int) -> Tensor:
         self._micro_batches.append((batch["input_ids"], batch_idx))
         self.prepare_step(batch_idx)
-        loss, divergence = objective(self.model, batch["input_ids"], self.distillation, self.dense())
+        loss, divergence = objective(
+            self.model, batch["input_ids"], self.distillation, self.dense(), batch.get("labels")
+        )
         # Looked at once per optimizer step: asking here would make the host wait for every micro-batch.
         self._losses_finite = self._losses_finite & loss.detach().isfinite()
         self.log("train/loss", loss.detach(), prog_bar=True, sync_dist=True)
@@ -108,7 +110,7 @@ class MaskedSteps(pl.LightningModule, ABC):
 
     @override
     def validation_step(self, batch: Mapping[str, Tensor], batch_idx: int) -> None:
-        nll, count = next_token_nll(self.model, batch["input_ids"])
+        nll, count = next_token_nll(self.model, batch["input_ids"], batch.get("labels"))
         self._val_nll.update(nll / count, weight=count)
 
     @override

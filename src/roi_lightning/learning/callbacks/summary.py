@@ -47,11 +47,12 @@ class BaselineSummary(FinishCallback):
         data = trainer.datamodule  # type: ignore[attr-defined]
         assert isinstance(data, CalibrationDataModule)
         windows = data.windows("val", min(self.windows, data.val_tokens // data.seq_len))
-        perplexity = {}
+        labels, perplexity = data.held_out_labels(len(windows)), {}
         for name, context in _candidates(pl_module):
             with context:
                 pieces = progress(windows.split(1), f"held-out perplexity, {name}")
-                perplexity[name] = token_perplexity(pl_module.model, pieces)
+                counted = None if labels is None else labels.split(1)
+                perplexity[name] = token_perplexity(pl_module.model, pieces, counted)
         folder = run_folder(trainer)
         # Every rank has taken part so far: the model may be sharded.
         if not trainer.is_global_zero:
