@@ -103,6 +103,13 @@ class Recorder(Callback):
                 self.held[name] = [str(p.placements), list(p.shape), list(p.to_local().shape)]
 
 
+class Figures(Report):
+    """Without the page, which the first rank makes alone."""
+
+    def teardown(self, trainer, pl_module, stage):
+        pass
+
+
 class Break(Callback):
     """On the second rank alone, makes logits NaN before the third step."""
 
@@ -140,7 +147,7 @@ def learn(
         callbacks += [MaskMonitor(every_n_steps=2), BaselineSummary(windows=2)]
         settings |= {"logger": CSVLogger(folder, name="", version=""), "log_every_n_steps": 1}
     if learner != "measured":
-        callbacks.append(Report(held_out_prompts=1, max_new_tokens=2))
+        callbacks.append(Figures(held_out_prompts=1, max_new_tokens=2))
     keep = 1 if resume else -1
     saved = ModelCheckpoint(folder / "checkpoints", "{step}", every_n_train_steps=SAVED, save_top_k=keep)
     settings |= {

@@ -10,7 +10,7 @@ from cli_helpers import make_lab, run
 from roi_lightning.cli.config_files import find_config, own_settings, shipped_configs, with_extended
 from roi_lightning.cli.lightning import build
 from roi_lightning.errors import UserError
-from roi_lightning.learning.callbacks import HardenMasks, SparseExport
+from roi_lightning.learning.callbacks import BaselineSummary, HardenMasks, KeepRecord, SparseExport
 from roi_lightning.learning.fsdp import FSDP2Strategy
 from roi_lightning.learning.roi import RoILightningModule
 from roi_lightning.masks.pattern import NMPattern
@@ -21,7 +21,12 @@ lab = pytest.fixture(make_lab)
 ROOT = Path(__file__).resolve().parents[2]
 BASES = sorted(path.name for path in (ROOT / "configs").glob("*.yaml"))
 OVERLAYS = sorted(path.name for path in (ROOT / "configs" / "overlays").glob("*.yaml"))
-EIGHT_BIT = ["adamw8bit.yaml", "one_24gb_gpu.yaml"]
+PACKAGES = {
+    "adamw8bit.yaml": "torchao",
+    "one_24gb_gpu.yaml": "torchao",
+    "wandb.yaml": "wandb",
+    "mlflow.yaml": "mlflow",
+}
 
 
 def instantiate(*args):
@@ -33,7 +38,8 @@ def test_every_configuration_instantiates(lab, name):
     cli = instantiate("--config", name, "--model.lm", lab.model)
     cli.model.preflight(cli.trainer)
     assert cli.datamodule.tokenizer == str(lab.model)
-    assert {HardenMasks, SparseExport} <= {type(callback) for callback in cli.trainer.callbacks}
+    wanted = {HardenMasks, SparseExport, BaselineSummary, KeepRecord}
+    assert wanted <= {type(callback) for callback in cli.trainer.callbacks}
     assert cli.model.lm is None, "nothing is loaded yet"
     if name != "quickstart.yaml":
         assert str(cli.model.pattern) == name.split("_")[-1].removesuffix(".yaml").replace("of", ":")
@@ -63,11 +69,16 @@ def check_the_papers_numbers(model, data, trainer):
     assert trainer.validate_every_steps == 250
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
+# Their packages take seconds to import, and MLflow makes its database when the logger is made.
+LATE = {name: [pytest.mark.slow] for name in ("mlflow.yaml", "wandb.yaml")}
+
+
+@pytest.mark.parametrize("overlay", [pytest.param(name, marks=LATE.get(name, ())) for name in OVERLAYS])
 @pytest.mark.parametrize("base", ["quickstart.yaml", "qwen0.5b_2of4.yaml"])
 def test_every_overlay_instantiates_on_a_base(lab, base, overlay):
-    if overlay in EIGHT_BIT and find_spec("torchao") is None:
-        pytest.skip("torchao is not installed")
+    package = PACKAGES.get(overlay)
+    if package and find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
     more = ["--model.strength", "1"] if overlay == "proxsparse.yaml" else []
     cli = instantiate("-c", base, "-c", f"overlays/{overlay}", "--model.lm", lab.model, *more)
     cli.model.preflight(cli.trainer)

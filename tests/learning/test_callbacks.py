@@ -101,7 +101,7 @@ def test_monitor_leaves_every_tag(watched):
     learner, _, events = watched
     tags = events.Tags()
     wanted = {"mask/entropy", "mask/settled", "mask/flips", "mask/flips_from_prior"}
-    wanted |= {"anneal/tau", "anneal/lambda", "lr", "tokens/seen", "tokens/per_second"}
+    wanted |= {"anneal/tau", "anneal/lambda", "lr", "tokens/seen", "tokens/per_second", "memory/peak_gib"}
     assert wanted | {"train/loss", "val/nll", "val/perplexity"} <= set(tags["scalars"])
     kinds = {name.split(".")[-1] for name in learner.layers}
     assert set(tags["histograms"]) == {f"logits/{kind}" for kind in kinds}
@@ -170,7 +170,7 @@ def test_monitor_of_a_method_without_logits_leaves_out_what_it_has_not(lab):
     events.Reload()
     tags = events.Tags()
     watched = {tag for tag in tags["scalars"] if not tag.startswith(("prox/", "train/"))}
-    assert watched == {"mask/flips", "lr", "tokens/seen", "tokens/per_second", "epoch"}
+    assert watched == {"mask/flips", "lr", "memory/peak_gib", "tokens/seen", "tokens/per_second", "epoch"}
     assert not tags["histograms"]
     assert len(tags["images"]) == 6
     assert scalars(events, "mask/flips")[4] == pytest.approx(flips(masks[2], masks[4]), abs=1e-6)

@@ -1,5 +1,6 @@
 """What a run's report says, counted again from the files and the models that the run left."""
 
+import html
 import json
 from functools import partial
 
@@ -115,6 +116,28 @@ def test_continuations_are_those_of_the_models_that_the_run_left(ran):
     assert learner.state.mode != "fixed"
 
 
+def test_the_page_shows_what_was_said(ran):
+    lab, _, found = ran
+    page = html.unescape((lab.folder / "report.html").read_text())
+    assert "activation" in page
+    for item in found["continuations"]:
+        assert item["prompt"] in page
+
+
+def test_a_page_that_can_t_be_written_costs_a_warning(tmp_path_factory, monkeypatch):
+    def fail(sources, out):
+        raise ZeroDivisionError("no page")
+
+    monkeypatch.setattr("roi_lightning.learning.callbacks.report.write_report", fail)
+    lab = new_lab(tmp_path_factory)
+    said = (
+        r"report.html' could not be written \(ZeroDivisionError: no page\); all other results are; roi-light"
+    )
+    with pytest.warns(UserWarning, match=said):
+        lab.learn(1, callbacks=[Report(held_out_prompts=0)])
+    assert (lab.folder / "report.json").exists()
+
+
 class Rows(LightningDataModule):
     """Somebody's own windows, of which none is held out."""
 
@@ -130,13 +153,18 @@ def test_a_learner_without_prior_on_somebody_s_own_windows(tmp_path_factory, pro
     lab = new_lab(tmp_path_factory)
     optimizer = partial(torch.optim.AdamW, lr=1e-2)
     learner = ProxSparseModule(str(lab.model), strength=1.0, optimizer=optimizer)
-    options = {"max_steps": 2, "callbacks": [Report(prompts, max_new_tokens=2)]}
+    options = {
+        "max_steps": 2,
+        "callbacks": [Report(prompts, max_new_tokens=2)],
+        "log_every_n_steps": 1,
+    }
     fit(RoITrainer(**QUICK_TRAINER | options, default_root_dir=str(lab.folder)), learner, Rows())
     found = json.loads((lab.folder / "report.json").read_text())
     assert found["mask"]["reference"] == "magnitude"
     assert list(found["mask"]["overlap"]) == ["magnitude"]
     assert "CalibrationDataModule" in found["mask"]["skipped"].pop("wanda")
     assert not (lab.folder / "prior.safetensors").exists()
+    assert "magnitude" in (lab.folder / "report.html").read_text()
     if prompts:
         (item,) = found["continuations"]
         assert list(item["answers"]) == ["dense", "magnitude", "proxsparse"]

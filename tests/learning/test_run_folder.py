@@ -16,7 +16,7 @@ from roi_lightning.learning.trainer import RoITrainer
 
 lab = pytest.fixture(make_lab)
 LOG = "events.out.tfevents"
-ALL = {"checkpoints", "config.yaml", "export", "mask.safetensors", "summary.json"}
+ALL = {"checkpoints", "config.yaml", "export", "mask.safetensors", "record.jsonl", "summary.json"}
 
 
 def files(folder):
@@ -57,7 +57,7 @@ def test_everything_of_a_run_is_in_its_folder(lab):
     # Another base, without a log, in the folder that was asked for.
     again = ["--config", "qwen0.5b_2of4.yaml", *lab.options(), "--trainer.default_root_dir", "there"]
     assert run("fit", *again, "--trainer.logger", "false") == 0
-    assert files(lab.folder / "there") == (ALL - {"summary.json"}, 0)
+    assert files(lab.folder / "there") == (ALL, 0)
     assert {path.name for path in lab.folder.iterdir()} >= {"runs", "there"}
     assert {path.name for path in (lab.folder / "runs").iterdir()} == {"quickstart"}
 
@@ -108,7 +108,14 @@ def test_a_run_that_left_no_result_is_no_obstacle(lab):
 
 
 @pytest.mark.parametrize(
-    "name", ["checkpoints/step=3.ckpt", "mask.safetensors", "masks/step-000002.safetensors"]
+    "name",
+    [
+        "checkpoints/step=3.ckpt",
+        "mask.safetensors",
+        "masks/step-000002.safetensors",
+        "report.json",
+        "report.html",
+    ],
 )
 def test_what_counts_as_a_result(tmp_path, name):
     trainer = RoITrainer(**QUICK_TRAINER, max_steps=1, default_root_dir=str(tmp_path))

@@ -34,26 +34,33 @@ def with_log_folders(logger: Any, folder: Path) -> Any:
 
     Returns:
         A copy; nothing given is changed.
+
+    Raises:
+        UserError: If the package of a logger is missing.
     """
     if isinstance(logger, list):
         return [with_log_folders(each, folder) for each in logger]
-    if not isinstance(logger, Namespace) or "init_args" not in logger:
+    if not isinstance(logger, Namespace):
         return logger
     logger = deepcopy(logger)
+    arguments = logger["init_args"]
     # Some write from a thread or process of their own, wherever this one may be by then.
-    for name, value in _defaults(logger["class_path"], folder.absolute()).items():
-        if name in logger["init_args"] and logger["init_args"][name] is None:
-            logger["init_args"][name] = value
+    for name, value in _defaults(logger["class_path"], arguments, folder.absolute()).items():
+        if name in arguments and arguments[name] is None:
+            arguments[name] = value
     return logger
 
 
-def _defaults(class_path: str, folder: Path) -> dict[str, str]:
+def _defaults(class_path: str, given: Namespace, folder: Path) -> dict[str, str]:
     kind = class_path.rpartition(".")[2]
-    if kind == "MLFlowLogger":  # its folders of files have given way to a database
-        require("mlflow", "trainer.logger MLFlowLogger")
-        database, artifacts = f"sqlite:///{folder / 'mlflow.db'}", str(folder / "mlflow")
-        return {"tracking_uri": database, "artifact_location": artifacts, "run_name": folder.name}
     if kind == "WandbLogger":
         require("wandb", "trainer.logger WandbLogger")
         return {_SAVE_DIR: str(folder), "name": folder.name}
-    return {_SAVE_DIR: str(folder)}
+    if kind != "MLFlowLogger":
+        return {_SAVE_DIR: str(folder)}
+    require("mlflow", "trainer.logger MLFlowLogger")
+    if given.get("tracking_uri") or given.get(_SAVE_DIR):
+        return {"run_name": folder.name}
+    # Its folders of files have given way to a database.
+    database, artifacts = f"sqlite:///{folder / 'mlflow.db'}", str(folder / "mlflow")
+    return {"tracking_uri": database, "artifact_location": artifacts, "run_name": folder.name}

@@ -177,7 +177,7 @@ def _read(path: Path, name: str) -> Mask | Results:
         content = _object(path)
         if _is_results(content):
             return Results(path, content)
-    elif (path / RECORD).is_file() or (path / SUMMARY).is_file():
+    elif any((path / file).is_file() for file in (RECORD, SUMMARY, REPORT)):
         return _read_run(path, name)
     elif (path / SIDECAR).is_file():
         return Mask(path, name, "export", sidecar=read_sidecar(path, (EXPORTED, PACKED)), export=path)

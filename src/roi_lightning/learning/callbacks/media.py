@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from lightning.pytorch.core.saving import save_hparams_to_yaml
 from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
@@ -110,7 +111,9 @@ def _(logger: TensorBoardLogger, tag: str, text: str, step: int) -> None:
 def _(logger: TensorBoardLogger, settings: Mapping[str, Any]) -> None:
     from torch.utils.tensorboard.summary import hparams
 
-    logger.log_hyperparams(dict(settings))  # to hparams.yaml; in the table only with a scalar of its own
+    logger.log_hyperparams(dict(settings))
+    # Lightning has written this file by now, before there was anything to say.
+    save_hparams_to_yaml(str(Path(logger.log_dir) / logger.NAME_HPARAMS_FILE), logger.hparams)
     shown = {name: x if isinstance(x, bool | int | float | str) else str(x) for name, x in settings.items()}
     for summary in hparams(shown, {_RESULT: 0.0}):
         logger.experiment.file_writer.add_summary(summary)

@@ -58,7 +58,7 @@ class KeepRecord(FinishCallback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.begin(trainer)
         assert isinstance(pl_module, MaskLearningModule)
-        for logger in trainer.loggers:
+        for logger in trainer.loggers if trainer.is_global_zero else ():
             log_hyperparameters(logger, pl_module.run_recipe)
 
     def begin(self, trainer: Trainer) -> None:

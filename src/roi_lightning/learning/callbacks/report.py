@@ -8,6 +8,7 @@ from typing import Final
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from typing_extensions import override
 
@@ -26,9 +27,10 @@ from roi_lightning.learning.base import MaskLearningModule
 from roi_lightning.learning.callbacks.base import FinishCallback
 from roi_lightning.learning.callbacks.media import log_texts
 from roi_lightning.learning.mask_story import mask_story, wanda_masks
-from roi_lightning.learning.run_folder import PRIOR, REPORT, run_folder
-from roi_lightning.masks.layer_mask import LayerMask
+from roi_lightning.learning.run_folder import PAGE, PRIOR, REPORT, run_folder
+from roi_lightning.masks.layer_mask import LayerMask, UnpackedMasks
 from roi_lightning.models.config import load_tokenizer, max_positions
+from roi_lightning.reports.page import write_report
 from roi_lightning.utils.atomic_io import write_json
 
 _PROMPT_TOKENS: Final = 32
@@ -191,9 +193,17 @@ class Report(FinishCallback):
 
 
 def _write_page(folder: Path) -> None:
-    """The page of a run; a run that has all its results does not fail of it."""
-    # To be connected: from roi_lightning.reports.page import write_report; write_report([folder], folder / PAGE),
-    # with rank_zero_warn in place of whatever it raises.
+    """The page of a run; a run that has all its results does not fail for want of it."""
+    page = folder / PAGE
+    try:
+        write_report([folder], page)
+    except Exception as error:  # whatever it is, hours of work are done and written
+        rank_zero_warn(
+            f"{str(page)!r} could not be written ({type(error).__name__}: {error}); all other results are; "
+            f"roi-lightning report {folder} --out {page} tries again"
+        )
+    else:
+        rank_zero_info(f"report: {page}")
 
 
 def _tokenizer(trainer: Trainer, module: MaskLearningModule) -> PreTrainedTokenizerBase:
@@ -213,5 +223,5 @@ def _candidates(module: MaskLearningModule) -> Iterator[tuple[str, AbstractConte
     reference = module.prior_name or _MAGNITUDE
     masks = module.prior_masks or module.magnitude_masks
     yield "dense", module.dense()
-    yield reference, module.under_masks({name: mask.to_rows() for name, mask in masks.items()})
+    yield reference, module.under_masks(UnpackedMasks(masks))
     yield module.method, module.under_masks()

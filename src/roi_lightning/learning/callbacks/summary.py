@@ -1,11 +1,10 @@
 """The table that a run ends with: the learned mask beside those that need no training."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 
 from lightning.pytorch import LightningModule, Trainer
-from torch import Tensor
 from typing_extensions import override
 
 from roi_lightning.data import CalibrationDataModule
@@ -15,7 +14,7 @@ from roi_lightning.learning.base import MaskLearningModule
 from roi_lightning.learning.callbacks.base import FinishCallback
 from roi_lightning.learning.callbacks.write_masks import SparseExport
 from roi_lightning.learning.run_folder import SUMMARY, run_folder
-from roi_lightning.masks.layer_mask import LayerMask
+from roi_lightning.masks.layer_mask import UnpackedMasks
 from roi_lightning.utils.atomic_io import write_json
 from roi_lightning.utils.summary_table import show_summary
 
@@ -73,14 +72,10 @@ class BaselineSummary(FinishCallback):
 
 def _candidates(module: MaskLearningModule) -> Iterator[tuple[str, AbstractContextManager[None]]]:
     yield "dense", module.dense()
-    yield "magnitude", module.under_masks(_unpacked(module.magnitude_masks))
+    yield "magnitude", module.under_masks(UnpackedMasks(module.magnitude_masks))
     if module.prior_name not in (None, "magnitude"):
-        yield module.prior_name, module.under_masks(_unpacked(module.prior_masks))
+        yield module.prior_name, module.under_masks(UnpackedMasks(module.prior_masks))
     yield module.method, module.under_masks()
-
-
-def _unpacked(masks: Mapping[str, LayerMask]) -> dict[str, Tensor]:
-    return {name: mask.to_rows() for name, mask in masks.items()}
 
 
 def _zero_fractions(module: MaskLearningModule) -> dict[str, float]:

@@ -1,0 +1,245 @@
+"""What arrives at each logger, read back by its own means: the table of docs/monitoring.md."""
+
+import csv
+import json
+import struct
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from jsonargparse import Namespace
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.loggers.logger import DummyLogger
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+from cli_helpers import make_lab
+from roi_lightning.cli.lightning import build
+from roi_lightning.cli.log_folders import with_log_folders
+from roi_lightning.errors import UserError
+from roi_lightning.learning.callbacks import KeepRecord, MaskMonitor, log_texts
+from roi_lightning.learning.callbacks.mask_statistics import mask_tile
+from roi_lightning.learning.callbacks.media import log_histogram, log_hyperparameters, log_picture
+from roi_lightning.masks.layer_mask import LayerMask
+from roi_lightning.reports import read_record
+
+lab = pytest.fixture(make_lab)
+VALUES = torch.linspace(-1, 3, 1000)
+PICTURE = mask_tile(LayerMask.from_bool(torch.arange(64).view(8, 8) % 2 == 0))
+SETTINGS = {"model.lm": "tiny", "model.tau.end": 0.05, "model.ignore": ["head"], "data.revision": None}
+TEXT = "| prompt | answer |\n|---|---|\n| The cat | sat on the mat |"
+
+
+def log_everything(logger):
+    log_hyperparameters(logger, SETTINGS)
+    logger.log_metrics({"train/loss": 2.5}, 3)
+    log_histogram([logger], "logits/q_proj", VALUES, 3)
+    log_picture([logger], "mask/q_proj", PICTURE, 3)
+    log_texts([logger], "samples/roi", TEXT, 3)
+    logger.finalize("success")
+
+
+def rows(path):
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def same_picture(path):
+    return np.array_equal(np.asarray(Image.open(path).convert("L")), PICTURE[0].numpy())
+
+
+def check_bins(counts, edges):
+    wanted = np.histogram(VALUES.numpy(), 64)
+    assert np.array_equal(counts, wanted[0])
+    assert edges == pytest.approx(wanted[1])
+
+
+def test_tensorboard(tmp_path):
+    logger = TensorBoardLogger(tmp_path, name="", version="", default_hp_metric=False)
+    logger.save()  # as Lightning does before a run's settings are known
+    log_everything(logger)
+    events = EventAccumulator(str(tmp_path), {"scalars": 0, "images": 0, "histograms": 0, "tensors": 0})
+    events.Reload()
+    assert [(x.step, x.value) for x in events.Scalars("train/loss")] == [(3, 2.5)]
+    assert "val/perplexity" not in events.Tags()["scalars"], "nothing was measured yet"
+    histogram = events.Histograms("logits/q_proj")[0].histogram_value
+    assert (histogram.num, histogram.min, histogram.max) == (1000, -1, 3)
+    (tmp_path / "picture.png").write_bytes(events.Images("mask/q_proj")[0].encoded_image_string)
+    assert same_picture(tmp_path / "picture.png")
+    (text,) = events.Tensors("samples/roi/text_summary")
+    assert (text.step, text.tensor_proto.string_val[0].decode()) == (3, TEXT)
+    table = {
+        tag: HParamsPluginData.FromString(events.SummaryMetadata(f"_hparams_/{tag}").plugin_data.content)
+        for tag in ("experiment", "session_start_info")
+    }
+    (result,) = table["experiment"].experiment.metric_infos
+    assert result.name.tag == "val/perplexity"
+    shown = table["session_start_info"].session_start_info.hparams
+    assert (shown["model.lm"].string_value, shown["model.tau.end"].number_value) == ("tiny", 0.05)
+    assert (shown["model.ignore"].string_value, shown["data.revision"].string_value) == ("['head']", "None")
+    assert yaml.safe_load((tmp_path / "hparams.yaml").read_text()) == SETTINGS
+
+
+def test_csv(tmp_path):
+    logger = CSVLogger(tmp_path, name="csv")
+    log_everything(logger)
+    folder = tmp_path / "csv" / "version_0"
+    (row,) = rows(folder / "metrics.csv")
+    assert row == {"step": "3", "train/loss": "2.5"}
+    bins = rows(folder / "logits/q_proj/step-000003.csv")
+    edges = [float(x["from"]) for x in bins] + [float(bins[-1]["to"])]
+    check_bins([int(x["count"]) for x in bins], edges)
+    assert same_picture(folder / "mask/q_proj/step-000003.png")
+    assert (folder / "samples/roi/step-000003.md").read_text() == TEXT
+    assert yaml.safe_load((folder / "hparams.yaml").read_text()) == SETTINGS
+
+
+def test_a_logger_of_another_kind_gets_scalars_and_settings():
+    got = []
+
+    class Other(DummyLogger):
+        def log_metrics(self, metrics, step):
+            got.append((metrics, step))
+
+        def log_hyperparams(self, settings):
+            got.append(settings)
+
+    log_everything(Other())
+    assert got == [SETTINGS, ({"train/loss": 2.5}, 3)]
+
+
+def wandb_records(path):
+    """The records of a file of an offline run: LevelDB's log format after a header of seven bytes."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    data, at, whole = path.read_bytes(), 7, b""
+    while at < len(data):
+        left = 2**15 - at % 2**15
+        if left < 7:
+            at += left
+            continue
+        _, size, kind = struct.unpack("<IHB", data[at : at + 7])
+        whole += data[at + 7 : at + 7 + size]
+        at += 7 + size
+        if kind in (1, 4):
+            yield Record.FromString(whole)
+            whole = b""
+
+
+@pytest.mark.slow
+def test_wandb(tmp_path, monkeypatch):
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")  # which the logger sets, too
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    logger = WandbLogger(save_dir=tmp_path, project="tests", offline=True)
+    log_everything(logger)
+    wandb.finish()
+    wandb.teardown()  # writes what is left
+    (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    history, config = {}, {}
+    for record in wandb_records(file):
+        for item in record.history.item:
+            history[*item.nested_key] = json.loads(item.value_json)
+        for item in [*record.config.update, *record.run.config.update]:
+            config[item.key] = json.loads(item.value_json)
+    assert (history["train/loss",], history["trainer/global_step",]) == (2.5, 3)
+    assert history["logits/q_proj", "_type"] == "histogram"
+    check_bins(history["logits/q_proj", "values"], history["logits/q_proj", "bins"])
+    files = file.parent / "files"
+    assert same_picture(files / history["mask/q_proj", "filenames"][0])
+    table = json.loads((files / history["samples/roi", "path"]).read_text())
+    assert (table["columns"], table["data"]) == (["step", "text"], [["3", TEXT]])
+    assert {name: config[name] for name in SETTINGS} == SETTINGS
+
+
+@pytest.mark.slow
+def test_mlflow(tmp_path):
+    pytest.importorskip("mlflow")
+    database, artifacts = f"sqlite:///{tmp_path / 'mlflow.db'}", tmp_path / "mlflow"
+    logger = MLFlowLogger("tests", tracking_uri=database, artifact_location=str(artifacts))
+    log_everything(logger)
+    client, name = logger.experiment, logger.run_id
+    (metric,) = client.get_metric_history(name, "train/loss")
+    assert (metric.step, metric.value) == (3, 2.5)
+    assert client.get_run(name).data.params == {key: str(value) for key, value in SETTINGS.items()}
+    files = artifacts / name / "artifacts"
+    bins = json.loads((files / "logits/q_proj/step-000003.json").read_text())
+    check_bins(bins["counts"], bins["edges"])
+    (picture,) = (files / "images").glob("mask~q_proj+step+3+*.png")
+    assert same_picture(picture)
+    assert (files / "samples/roi/step-000003.md").read_text() == TEXT
+
+
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
+@pytest.mark.filterwarnings("ignore:the first draws keep")
+def test_a_run_that_resumes_leaves_the_table_of_its_first_leg(lab):
+    def learn(steps, **options):
+        kept = ModelCheckpoint(lab.folder / "checkpoints", "{step}", every_n_train_steps=2)
+        trainer = {"logger": CSVLogger(lab.folder, name="csv"), "enable_checkpointing": True}
+        trainer |= {"log_every_n_steps": 1}
+        lab.learn(steps, callbacks=[MaskMonitor(2), KeepRecord(), kept], trainer=trainer, **options)
+        return lab.folder / "csv"
+
+    first = learn(2) / "version_0/metrics.csv"
+    before = first.read_bytes()
+    second = learn(4, resume="auto", overwrite=False) / "version_1/metrics.csv"
+    assert first.read_bytes() == before
+    legs = [[int(row["step"]) for row in rows(path) if row["mask/entropy"]] for path in (first, second)]
+    assert legs == [[0, 2], [2, 4]]
+    record = read_record(lab.folder)
+    assert [step for step, _ in record.curves["mask/entropy"]] == [0, 2, 4]
+    assert [leg.status for leg in record.legs] == ["finished", "finished"]
+
+
+def test_a_logger_that_names_no_folder_writes_into_the_run_s(lab):
+    two = "[{class_path: CSVLogger}, {class_path: TensorBoardLogger, init_args: {save_dir: there}}]"
+    start = ["-c", "quickstart.yaml", "--model.lm", "smollm2-135m", "--run", "a"]
+    cli = build([*start, f"--trainer.logger={two}"], run=False)
+    folders = [Path(logger.log_dir) for logger in cli.trainer.loggers]
+    assert folders == [lab.folder / "runs/a/lightning_logs/version_0", Path("there/lightning_logs/version_0")]
+    said = cli.config["trainer"]["logger"][0]["init_args"]["save_dir"]
+    assert said is None, "in config.yaml, by which a run may continue elsewhere"
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "filled"),
+    [
+        ("WandbLogger", {"save_dir": None, "name": "mine"}, {"save_dir": "/runs/a", "name": "mine"}),
+        (
+            "MLFlowLogger",
+            {"tracking_uri": None, "artifact_location": None, "save_dir": None, "run_name": None},
+            {
+                "tracking_uri": "sqlite:////runs/a/mlflow.db",
+                "artifact_location": "/runs/a/mlflow",
+                "save_dir": None,
+                "run_name": "a",
+            },
+        ),
+        (
+            "MLFlowLogger",
+            {"tracking_uri": "http://there:5000", "artifact_location": None},
+            {"tracking_uri": "http://there:5000", "artifact_location": None},
+        ),
+        ("my.Logger", {"key": None}, {"key": None}),
+    ],
+)
+def test_what_other_loggers_are_given(monkeypatch, kind, given, filled):
+    monkeypatch.setattr("roi_lightning.cli.log_folders.require", lambda *args: None)
+    logger = Namespace(class_path=kind, init_args=Namespace(**given))
+    assert with_log_folders(logger, Path("/runs/a"))["init_args"].as_dict() == filled
+    assert logger["init_args"].as_dict() == given
+    assert with_log_folders(False, Path("/runs/a")) is False
+
+
+def test_a_logger_whose_package_is_missing_names_its_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(
+        UserError, match=r"WandbLogger needs wandb; run `pip install 'roi-lightning\[wandb\]'`"
+    ):
+        with_log_folders(Namespace(class_path="x.WandbLogger", init_args=Namespace()), Path("a"))
