@@ -22,9 +22,14 @@ from cli_helpers import make_lab
 from roi_lightning.cli.lightning import build
 from roi_lightning.cli.log_folders import with_log_folders
 from roi_lightning.errors import UserError
-from roi_lightning.learning.callbacks import KeepRecord, MaskMonitor, log_texts
+from roi_lightning.learning.callbacks import KeepRecord, MaskMonitor
 from roi_lightning.learning.callbacks.mask_statistics import mask_tile
-from roi_lightning.learning.callbacks.media import log_histogram, log_hyperparameters, log_picture
+from roi_lightning.learning.callbacks.media import (
+    log_histogram,
+    log_hyperparameters,
+    log_picture,
+    log_texts,
+)
 from roi_lightning.masks.layer_mask import LayerMask
 from roi_lightning.reports import read_record
 

@@ -1,6 +1,5 @@
 """Callbacks: write the mask, the export and the report, switch the estimator, log, record, resume."""
 
-from roi_lightning.learning.callbacks.media import log_texts
 from roi_lightning.learning.callbacks.monitor import MaskMonitor
 from roi_lightning.learning.callbacks.progress import PlainProgress
 from roi_lightning.learning.callbacks.record import KeepRecord
@@ -18,5 +17,4 @@ __all__ = [
     "Report",
     "SparseExport",
     "StraightThroughToggle",
-    "log_texts",
 ]
