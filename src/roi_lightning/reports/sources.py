@@ -210,9 +210,8 @@ def _is_results(content: object) -> bool:
 def _read_run(path: Path, name: str) -> Mask:
     export = path / _EXPORT
     summary = _optional(path / SUMMARY)
-    if summary.get("export"):
-        written = Path(summary["export"])
-        export = written if (written / SIDECAR).is_file() else export
+    if not (export / SIDECAR).is_file() and summary.get("export"):
+        export = Path(summary["export"])
     has_export = (export / SIDECAR).is_file()
     return Mask(
         path,
