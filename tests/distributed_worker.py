@@ -23,6 +23,7 @@ from roi_lightning.errors import UserError
 from roi_lightning.learning.callbacks import (
     BaselineSummary,
     HardenMasks,
+    KeepRecord,
     MaskMonitor,
     Report,
     SparseExport,
@@ -141,11 +142,11 @@ def learn(
     """Six steps from a prior, of two micro-batches of two windows, at a learning rate that moves the mask."""
     lab, recorder = Lab(folder, shared), Recorder()
     module = LEARNERS[learner](str(model))
-    callbacks = [HardenMasks(), SparseExport(), recorder, *more]
-    settings = {}
+    callbacks = [HardenMasks(), SparseExport(), recorder, KeepRecord(), *more]
+    settings = {"log_every_n_steps": 1}
     if learner not in ("roi", "measured"):
         callbacks += [MaskMonitor(every_n_steps=2), BaselineSummary(windows=2)]
-        settings |= {"logger": CSVLogger(folder, name="", version=""), "log_every_n_steps": 1}
+        settings |= {"logger": CSVLogger(folder, name="", version="")}
     if learner != "measured":
         callbacks.append(Figures(held_out_prompts=1, max_new_tokens=2))
     keep = 1 if resume else -1

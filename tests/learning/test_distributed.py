@@ -21,6 +21,7 @@ from roi_lightning.export import verify_export
 from roi_lightning.learning.checkpoint_io import read_checkpoint
 from roi_lightning.learning.resume import check_checkpoint
 from roi_lightning.masks.mask_set import MaskSet
+from roi_lightning.reports import read_record
 from tiny_models import tiny_gpt2, tiny_llama, tiny_mixtral
 
 lab = pytest.fixture(make_lab)
@@ -111,6 +112,15 @@ def test_the_loss_curve_is_that_of_one_process(runs, name):
 def test_every_rank_validates_after_the_same_steps(runs, name):
     ranks = [json.loads((runs / name / f"rank{rank}.json").read_text())["validated"] for rank in (0, 1)]
     assert ranks == 2 * [[4, 6] if name in ON else [2, 4, 6]]
+
+
+@pytest.mark.parametrize("name", [*WHOLE, *ON])
+def test_one_rank_keeps_the_record(runs, name):
+    (leg,), (one,) = read_record(runs / name).legs, read_record(runs / truth_of(name)).legs
+    assert (leg.status, leg.end["step"]) == ("finished", STEPS)
+    assert (leg.start["step"], leg.start["machine"]["device"]) == (SAVED if name in ON else 0, "2 x CPU")
+    facts = ("learned_parameters", "masked_weights", "layers", "tokens_per_step")
+    assert [leg.start["run"][fact] for fact in facts] == [one.start["run"][fact] for fact in facts]
 
 
 @pytest.mark.parametrize("name", [*WHOLE, *ON])
@@ -277,11 +287,11 @@ def test_callbacks_see_of_a_sharded_model_what_they_see_of_an_unsharded_one(runs
 
 
 def metrics(folder):
-    """What was logged, by tag and step, but for speed and losses, which are logged per micro-batch."""
+    """What was logged, by tag and step, but for speed, memory and losses, which are logged per micro-batch."""
     with (folder / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
     found = {(tag, row["step"]): value for row in rows for tag, value in row.items() if value}
-    left_out = "tokens/per_second", "train/"
+    left_out = "tokens/per_second", "memory/peak_gib", "train/"
     return {key: float(value) for key, value in found.items() if not key[0].startswith(left_out)}
 
 
