@@ -12,7 +12,6 @@ from transformers import AutoModelForCausalLM
 from cli_helpers import QUICK_TRAINER, brute_top, fit, new_lab
 from roi_lightning.errors import UserError
 from roi_lightning.learning.callbacks import BaselineSummary, HardenMasks, Report, SparseExport
-from roi_lightning.learning.callbacks.record import KeepRecord
 from roi_lightning.learning.proxsparse import ProxSparseModule
 from roi_lightning.learning.trainer import RoITrainer
 from roi_lightning.masks.mask_set import MaskSet
@@ -156,7 +155,7 @@ def test_a_learner_without_prior_on_somebody_s_own_windows(tmp_path_factory, pro
     learner = ProxSparseModule(str(lab.model), strength=1.0, optimizer=optimizer)
     options = {
         "max_steps": 2,
-        "callbacks": [Report(prompts, max_new_tokens=2), KeepRecord()],
+        "callbacks": [Report(prompts, max_new_tokens=2)],
         "log_every_n_steps": 1,
     }
     fit(RoITrainer(**QUICK_TRAINER | options, default_root_dir=str(lab.folder)), learner, Rows())
@@ -165,6 +164,7 @@ def test_a_learner_without_prior_on_somebody_s_own_windows(tmp_path_factory, pro
     assert list(found["mask"]["overlap"]) == ["magnitude"]
     assert "CalibrationDataModule" in found["mask"]["skipped"].pop("wanda")
     assert not (lab.folder / "prior.safetensors").exists()
+    assert "magnitude" in (lab.folder / "report.html").read_text()
     if prompts:
         (item,) = found["continuations"]
         assert list(item["answers"]) == ["dense", "magnitude", "proxsparse"]

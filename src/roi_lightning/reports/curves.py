@@ -31,6 +31,7 @@ _COLOUR: Final = re.compile("|".join(_PAINT))
 _DASHES: Final = ((), (5, 2), (1.5, 1.5), (7, 2, 1.5, 2), (9, 3), (3, 3), (5, 2, 1.5, 2, 1.5, 2))
 _DECIMALS: Final = re.compile(r"(\.\d)\d+")
 _FONTS: Final = re.compile(r" ?font-family: [^;]*;")
+_SPAN: Final = 8  # of a scale of perplexities, at least, so that it has round numbers to show
 _STRETCHES: Final = 40  # that a smooth line has the means of
 _HEIGHT: Final = 200
 _WIDTH: Final = 360  # of a figure, in the units of its viewBox
@@ -267,6 +268,8 @@ def draw_perplexities(name: str, rows: Sequence[tuple[str, float, int]]) -> Char
     """
     finite = [value for _, value, _ in rows if math.isfinite(value)] or [1.0]
     low, high = min(finite) / 1.3, max(finite) * 1.3
+    beyond = max(1.0, _SPAN * low / high) ** 0.5  # so much on either side
+    low, high = low / beyond, high * beyond
     height = 26 * len(rows) + 34
     figure = Figure((_WIDTH / 72, height / 72))
     with own_style():

@@ -111,7 +111,7 @@ def perplexities(masks: Sequence[Mask]) -> list[Perplexity]:
 
 def perplexity_table(rows: Sequence[Perplexity]) -> Table:
     """Perplexities, their ratios to the dense model's, and zeros."""
-    head = ["mask", "perplexity", "÷ dense", "zeros in its layers", "zeros in the model"]
+    head = ["mask", "perplexity", "÷\N{NO-BREAK SPACE}dense", "zeros in its layers", "zeros in the model"]
     cells = [
         (
             row.label,

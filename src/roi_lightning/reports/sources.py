@@ -177,7 +177,7 @@ def _read(path: Path, name: str) -> Mask | Results:
         content = _object(path)
         if _is_results(content):
             return Results(path, content)
-    elif (path / RECORD).is_file() or (path / SUMMARY).is_file():
+    elif any((path / file).is_file() for file in (RECORD, SUMMARY, REPORT)):
         return _read_run(path, name)
     elif (path / SIDECAR).is_file():
         return Mask(path, name, "export", sidecar=read_sidecar(path, (EXPORTED, PACKED)), export=path)
@@ -210,9 +210,8 @@ def _is_results(content: object) -> bool:
 def _read_run(path: Path, name: str) -> Mask:
     export = path / _EXPORT
     summary = _optional(path / SUMMARY)
-    if summary.get("export"):
-        written = Path(summary["export"])
-        export = written if (written / SIDECAR).is_file() else export
+    if not (export / SIDECAR).is_file() and summary.get("export"):
+        export = Path(summary["export"])
     has_export = (export / SIDECAR).is_file()
     return Mask(
         path,
