@@ -60,7 +60,7 @@ def _fit(cell: Cell, folder: Path) -> dict[str, Any]:
     resumed = checkpoint.exists()
     resume = ["--ckpt_path", str(checkpoint)] if resumed else ["--overwrite"]
     if not resumed:
-        (folder / "record.jsonl").unlink(missing_ok=True)
+        (folder / "steps.jsonl").unlink(missing_ok=True)
     elif metrics.exists():  # the logger of the resumed run would delete it
         metrics.rename(folder / f"metrics-{len(list(folder.glob('metrics-*.csv')))}.csv")
     usage = run_commands([["fit", *fit_arguments(cell, folder), *resume]], folder / "log.txt")
@@ -71,7 +71,7 @@ def _fit(cell: Cell, folder: Path) -> dict[str, Any]:
 
 def _result(study: Study, cell: Cell, fitted: dict[str, Any]) -> dict[str, Any]:
     folder, steps = study.folder(cell), study.steps(cell.tokens)
-    plan, record = read_json(folder / "plan.json"), folder / "record.jsonl"
+    plan, record = read_json(folder / "plan.json"), folder / "steps.jsonl"
     times = step_times(record)
     return {
         **identity(cell),
@@ -103,7 +103,7 @@ def run_cost(study: Study, cell: Cell, folder: Path) -> dict[str, Any]:
     Raises:
         WorkFailed: If it fails.
     """
-    recipe, record = cost_recipe(study, cell, folder), folder / "record.jsonl"
+    recipe, record = cost_recipe(study, cell, folder), folder / "steps.jsonl"
     _begin(folder, recipe, cost_settings(study, cell, folder))
     record.unlink(missing_ok=True)
     usage = run_commands([["fit", *fit_arguments(cell, folder), "--overwrite"]], folder / "log.txt")

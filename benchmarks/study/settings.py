@@ -74,7 +74,7 @@ def _record(folder: Path) -> dict[str, Any]:
     """The callback that notes times and held-out perplexities."""
     return {
         "class_path": "benchmarks.study.record.RunRecord",
-        "init_args": {"path": str(folder / "record.jsonl")},
+        "init_args": {"path": str(folder / "steps.jsonl")},
     }
 
 

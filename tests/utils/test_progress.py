@@ -18,6 +18,7 @@ def clock(monkeypatch):
     now = [1000.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(Lines, "_written", now[0])
+    monkeypatch.setattr(Lines, "_worked", now[0])
     return now
 
 
@@ -33,10 +34,19 @@ def test_a_line_comes_when_none_was_written_for_ten_seconds_whatever_it_was_of(c
     ]
 
 
-def test_work_that_begins_after_silence_is_named_at_its_start(clock, capsys):
-    clock[0] += 11
+def test_work_that_follows_on_silent_work_is_named_at_its_start(clock, capsys):
+    for _ in progress("abc", "reading"):
+        clock[0] += 3
+    clock[0] += 3
     assert list(progress("ab", "hashing files")) == ["a", "b"]
     assert capsys.readouterr().err == "hashing files 0/2\n"
+
+
+def test_a_pause_between_works_is_no_silence(clock, capsys):
+    for _ in range(3):
+        assert list(progress("ab", "hashing files")) == ["a", "b"]
+        clock[0] += 3600
+    assert capsys.readouterr().err == ""
 
 
 def test_work_in_one_piece_is_reported_until_it_ends(monkeypatch, capsys):

@@ -32,7 +32,12 @@ SHORT: Final = {
 }
 _REQUIRED: Final = "required"
 # The data module divides windows over ranks itself; the learner says in a line what it will learn.
-TRAINER_DEFAULTS: Final = {"use_distributed_sampler": False, "max_epochs": 1, "enable_model_summary": False}
+TRAINER_DEFAULTS: Final = {
+    "use_distributed_sampler": False,
+    "max_epochs": 1,
+    "log_every_n_steps": 1,  # a step takes seconds
+    "enable_model_summary": False,
+}
 _SET: Final = {"trainer.max_steps": _REQUIRED} | {
     f"trainer.{name}": str(value).lower() for name, value in TRAINER_DEFAULTS.items()
 }

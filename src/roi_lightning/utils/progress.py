@@ -26,22 +26,26 @@ _EVERY_SECONDS: Final = 10.0
 
 
 class Lines:
-    """Lines on standard error, whatever work they are of: one is due when none was written for a while.
+    """Lines on standard error, whatever work they are of: one is due when work went on for a while without any.
 
     Args:
         every_seconds: The while; ten seconds if left out.
     """
 
-    _written: ClassVar = time.monotonic()
+    _written: ClassVar = 0.0
+    _worked: ClassVar = 0.0
 
     def __init__(self, every_seconds: float | None = None) -> None:
         self.every_seconds = _EVERY_SECONDS if every_seconds is None else every_seconds
         self._stream = sys.stderr  # even while it is redirected, to silence others
+        if time.monotonic() - Lines._worked > _EVERY_SECONDS:  # nothing went on before
+            Lines._written = time.monotonic()
 
     @property
     def due_in(self) -> float:
-        """Seconds until the next line is due; negative or 0 if it is."""
-        return Lines._written + self.every_seconds - time.monotonic()
+        """Seconds until the next line is due, asked while work goes on; negative or 0 if it is."""
+        Lines._worked = time.monotonic()
+        return Lines._written + self.every_seconds - Lines._worked
 
     def write(self, line: str) -> None:
         """Write a line now."""
