@@ -4,6 +4,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -496,14 +497,20 @@ def real(tmp_path):
     return tmp_path / "lm"
 
 
-def test_opening_says_what_it_does_and_how_far_it_is(place, capsys, monkeypatch):
-    monkeypatch.setattr("roi_lightning.evaluation.quiet._EVERY_SECONDS", 0)
+def test_opening_says_what_it_does_and_how_far_it_is(place, monkeypatch):
+    told = []
+
+    @contextmanager
+    def working(description):
+        told.append(description)
+        yield told.append
+
+    monkeypatch.setattr("roi_lightning.evaluation.harness.working", working)
     open_tasks(choose_tasks(place.group), None)
-    first, *rest = capsys.readouterr().err.splitlines()
-    assert first == "opening choices …"
-    assert rest == [
-        f"opening choices: {count} data sets read, the last of choice_{name}"
-        for count, name in enumerate(("one", "other"), 1)
+    assert told == [
+        "opening choices",
+        "1 data sets read, the last of choice_one",
+        "2 data sets read, the last of choice_other",
     ]
 
 

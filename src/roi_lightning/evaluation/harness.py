@@ -13,9 +13,10 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from roi_lightning.errors import UserError, reason
 from roi_lightning.evaluation.local_data import DataReader, no_local_data
-from roi_lightning.evaluation.quiet import changed, quiet, tell
+from roi_lightning.evaluation.quiet import changed, quiet
 from roi_lightning.evaluation.registry import load, unsafe
 from roi_lightning.evaluation.tasks import TASKS, EvalConfig, Task
+from roi_lightning.utils.progress import working
 
 # A perplexity, or figures by name; those of a group's members lie below `subtasks`.
 Metrics = float | dict[str, Any]
@@ -102,7 +103,9 @@ def _open(task: Task, data: Path | None, num_fewshot: int | None) -> list[Opened
         return (own or 0) if num_fewshot is None else num_fewshot
 
     # Local files of one task are read at once.
-    telling = nullcontext(_say_nothing) if data and task.kind != "harness" else tell(f"opening {task.name}")
+    telling = (
+        nullcontext(_say_nothing) if data and task.kind != "harness" else working(f"opening {task.name}")
+    )
     reader = DataReader(ConfigurableTask.download, task.name, data, shots)
     try:
         with telling as say, changed(ConfigurableTask, "download", reader.reporting(say)):

@@ -1,48 +1,16 @@
-"""lm-evaluation-harness without its noise, and what is said instead."""
+"""lm-evaluation-harness without its noise."""
 
 import logging
 import math
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, Final
 
-from rich.console import Console
 from transformers.utils import logging as transformers_logging
 
 from roi_lightning.data.corpora import uncounted
 from roi_lightning.utils.progress import progress
-
-_EVERY_SECONDS: Final = 20.0
-
-
-@contextmanager
-def tell(what: str) -> Iterator[Callable[[str], None]]:
-    """Say on standard error what takes a while: for as long as it takes on a terminal, else in a line.
-
-    Args:
-        what: Is done.
-
-    Yields:
-        To be called with how far it has come.
-    """
-    console = Console(stderr=True)
-    if console.is_terminal:
-        with console.status(f"{what} …") as status:
-            yield lambda more: status.update(f"{what}: {more} …")
-        return
-    sys.stderr.write(f"{what} …\n")
-    printed = time.monotonic()
-
-    def say(more: str) -> None:
-        nonlocal printed
-        if time.monotonic() - printed >= _EVERY_SECONDS:
-            printed = time.monotonic()
-            sys.stderr.write(f"{what}: {more}\n")
-
-    yield say
 
 
 @contextmanager

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from roi_lightning.errors import UserError, did_you_mean, reason
-from roi_lightning.evaluation.quiet import silent_log, tell
+from roi_lightning.evaluation.quiet import silent_log
 from roi_lightning.utils.extras import install
+from roi_lightning.utils.progress import working
 
 SUFFIXES: Final = (".yaml", ".yml")
 
@@ -19,7 +20,7 @@ def registry(also: Path | None = None) -> Any:
     """The harness' `TaskManager`, with the definitions of a folder beside its own."""
     from lm_eval.tasks import TaskManager
 
-    with tell("reading lm-evaluation-harness' list of tasks"), silent_log():
+    with working("reading lm-evaluation-harness' list of tasks"), silent_log():
         return TaskManager(include_path=also)
 
 

@@ -101,7 +101,7 @@ def read_model(
         UserError: If it can't be read, or tensors are missing or of another shape.
     """
     try:
-        with working(f"loading {source.spec}"), quietly():
+        with working(f"loading {source.spec}", has_bar=True), quietly():
             loaded = kind.from_pretrained(
                 **options,
                 output_loading_info=True,

@@ -191,7 +191,7 @@ def dashes(number: int) -> tuple[float, ...]:
 def _scale(axes: Axes, values: Sequence[float], log: bool) -> None:
     if log and values and 0 < 5 * min(values) < max(values):
         axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=6))
+        axes.yaxis.set_major_locator(_log_ticks(max(values) / min(values)))
         axes.yaxis.set_minor_locator(NullLocator())
     else:
         axes.margins(y=0.1)
@@ -291,12 +291,17 @@ def draw_perplexities(name: str, rows: Sequence[tuple[str, float, int]]) -> Char
         axes.tick_params(labelsize=10)
         axes.tick_params(axis="y", labelsize=10.5, length=0, labelcolor=INK)
         axes.xaxis.label.set_fontsize(10)
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=6))
+        axes.xaxis.set_major_locator(_log_ticks(high / low))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: spell(x)))
         words = [f"{label} {spell_perplexity(value)}" for label, value, _ in rows]
         svg = _svg(figure, name, f"Perplexity on held-out text: {'; '.join(words)}")
     return Chart(name, "Perplexity on held-out text", "", svg)
+
+
+def _log_ticks(ratio: float) -> LogLocator:
+    """Ticks that stand apart where the largest value is so many times the smallest."""
+    return LogLocator(subs=(1, 2, 5) if ratio < 20 else (1, 3) if ratio < 500 else (1,))
 
 
 def spell_perplexity(value: float) -> str:

@@ -166,7 +166,8 @@ def changed_table(mask: Mask) -> Table | None:
 def _heat(share: float | None, what: str, top: float) -> Cell:
     if share is None:
         return Cell("–")
-    return Cell(f"{100 * share:.1f}", "", share / top, f"{what}: {100 * share:.2f} %")
+    digits = 1 if top >= 0.1 else 2
+    return Cell(f"{100 * share:.{digits}f}", "", share / top, f"{what}: {100 * share:.2f} %")
 
 
 def overlap_table(masks: Sequence[Mask]) -> Table | None:
@@ -199,7 +200,7 @@ def corners(mask: Mask) -> list[Corner]:
     """The corners that a run has kept."""
     found = []
     for entry in mask.report.get("mask", {}).get("corners") or ():
-        corner = Corner(entry["layer"], entry["before"], entry["after"])
+        corner = Corner(entry["layer"].removesuffix(".weight"), entry["before"], entry["after"])
         for row, (before, after) in enumerate(zip(corner.before, corner.after, strict=True)):
             for column, (was, now) in enumerate(zip(before, after, strict=True)):
                 if was != now:

@@ -84,7 +84,8 @@ def _times(value: float, dense: float) -> str:
 
 
 def _steps(mask: Mask) -> str:
-    return f"{mask.last_step:,} optimizer steps" if mask.last_step else ""
+    plural = "" if mask.last_step == 1 else "s"
+    return f"{mask.last_step:,} optimizer step{plural}" if mask.last_step else ""
 
 
 def _text(mask: Mask) -> str:

@@ -3,7 +3,7 @@
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import ClassVar, Final, TypeVar
@@ -97,29 +97,42 @@ def spell_left(seconds: float) -> str:
 
 
 @contextmanager
-def working(description: str) -> Iterator[None]:
-    """Report that another library is at work and for how long, where its own bar is not shown: not on a terminal.
+def working(description: str, *, has_bar: bool = False) -> Iterator[Callable[[str], None]]:
+    """Report on standard error that work goes on of which nobody knows how much is left: for how long by now.
 
     Args:
         description: What is being done.
+        has_bar: Whether a library that does it shows its own bar on terminals.
+
+    Yields:
+        To be called with how far it has come.
     """
-    if sys.stderr.isatty():
-        yield
-        return
-    finished, started, lines = threading.Event(), time.monotonic(), Lines()
+    so_far, tty = "", sys.stderr.isatty()
+    lines, started, finished = Lines(), time.monotonic(), threading.Event()
+
+    def say(more: str) -> None:
+        nonlocal so_far
+        so_far = f": {more}"
 
     def report() -> None:
         while not finished.wait(max(lines.due_in, 0)):
             if lines.due_in <= 0:
-                lines.write(f"{description}  {timedelta(seconds=round(time.monotonic() - started))} so far")
+                taken = timedelta(seconds=round(time.monotonic() - started))
+                lines.write(f"{description}{so_far}  {taken} so far")
 
-    reporter = threading.Thread(target=report, daemon=True)
-    reporter.start()
-    try:
-        yield
-    finally:
-        finished.set()
-        reporter.join()
+    if tty and has_bar:
+        yield say
+    elif tty:
+        with Console(stderr=True).status(f"{description} …") as status:
+            yield lambda more: status.update(f"{description}: {more} …")
+    else:
+        reporter = threading.Thread(target=report, daemon=True)
+        reporter.start()
+        try:
+            yield say
+        finally:
+            finished.set()
+            reporter.join()
 
 
 class _Pace(ProgressColumn):
