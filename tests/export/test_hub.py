@@ -181,8 +181,8 @@ def assert_says(capsys, says):
     assert len(line) < LONGEST_LINE
 
 
-@pytest.mark.parametrize("command", [fit, prune])
 @pytest.mark.parametrize(("token", "name", "revision", "says"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize("command", [pytest.param(fit, marks=pytest.mark.slow), prune])
 def test_what_the_hub_refuses_is_one_clear_line(
     tiny, bench, monkeypatch, capsys, command, token, name, revision, says
 ):

@@ -22,7 +22,10 @@ from roi_lightning.export import write_export
 from roi_lightning.models.source import resolve_model
 from roi_lightning.reports import answers
 from roi_lightning.reports.curves import Series, draw_curve, draw_perplexities, running_mean, thin
+from roi_lightning.reports.figures import perplexities
 from roi_lightning.reports.page import render, write_report
+from roi_lightning.reports.sources import read_sources
+from roi_lightning.reports.words import lead
 from tiny_models import random_masks, tiny_llama, tiny_tokenizer
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
@@ -245,6 +248,22 @@ def test_several_runs_side_by_side(tmp_path):
     )
     data = json.loads(re.search(r'id="chart-data">(.*?)</script>', html, re.DOTALL)[1])
     assert {tuple(line["number"] for line in chart["lines"]) for chart in data.values()} == {(1, 2)}
+
+
+def test_runs_measured_on_different_texts_are_compared_by_ratios(tmp_path):
+    runs = [write_run(tmp_path / name, seed=seed) for seed, name in enumerate(("one", "two"))]
+    file = runs[1] / "summary.json"
+    summary = json.loads(file.read_text())
+    summary["perplexity"] |= {"dense": 10.0}
+    file.write_text(json.dumps(summary))
+    sources = read_sources(runs)
+    sentence = lead(sources)[2]
+    assert "different held-out texts" in sentence
+    assert "lowest for one, 2.1, and highest for two, 3.58" in sentence  # 36.8 / 17.5 and 35.8 / 10
+    labels = [(row.label, row.value) for row in perplexities(sources.masks)]
+    assert ("dense: one", 17.5) in labels
+    assert ("dense: two", 10.0) in labels
+    assert ("magnitude: one, two", 431.2) in labels
 
 
 def test_curves_show_points_where_the_data_say(tmp_path):

@@ -209,8 +209,10 @@ def cut_off_at(step, command, monkeypatch):
             run("fit", *command)
 
 
-@pytest.mark.parametrize(("pattern", "times"), [("2:4", 1.5), ("2:8", 3.5), ("4:8", 8.75), ("1:4", 1)])
-@pytest.mark.parametrize("builder", [tiny_qwen2, tiny_gpt2])
+@pytest.mark.parametrize(
+    ("builder", "pattern", "times"),
+    [(tiny_qwen2, "2:4", 1.5), (tiny_gpt2, "2:4", 1.5), (tiny_qwen2, "4:8", 8.75), (tiny_gpt2, "1:4", 1)],
+)
 def test_plan_counts_a_logit_per_candidate(lab, builder, pattern, times):
     model = builder(lab.folder / "m")
     command = ["--config", "quickstart.yaml", *OVERLAY, *lab.options(model=model)]

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from roi_lightning.masks.overlap import Overlap, place_of
@@ -92,8 +92,13 @@ class Perplexity:
 
 
 def perplexities(masks: Sequence[Mask]) -> list[Perplexity]:
-    """Of the dense model, of baselines, and of what was learned; what runs have in common is one row."""
-    shared: dict[tuple[str, str], Perplexity] = {}
+    """Of the dense model, of baselines, and of what was learned; what runs have in common is one row.
+
+    Where runs were measured on different texts, which the dense model's perplexities tell, the rows in common say
+    whose they are.
+    """
+    common: dict[tuple[str, str], Perplexity] = {}
+    owners: dict[tuple[str, str], list[str]] = {}
     learned = []
     for number, mask in enumerate(masks, start=1):
         found = {name: float(value) for name, value in (mask.summary.get("perplexity") or {}).items()}
@@ -104,9 +109,14 @@ def perplexities(masks: Sequence[Mask]) -> list[Perplexity]:
                 label = f"{name}, learned" if len(masks) == 1 else mask.name
                 learned.append(Perplexity(label, value, found["dense"], fractions, number))
             else:
-                row = Perplexity(name, value, found["dense"], fractions, 0)
-                shared.setdefault((name, spell_perplexity(value)), row)
-    return [*shared.values(), *learned]
+                key = name, spell_perplexity(value)
+                common.setdefault(key, Perplexity(name, value, found["dense"], fractions, 0))
+                owners.setdefault(key, []).append(mask.name)
+    if len({spell_perplexity(row.dense) for row in common.values()}) > 1:
+        common = {
+            key: replace(row, label=f"{row.label}: {', '.join(owners[key])}") for key, row in common.items()
+        }
+    return [*common.values(), *learned]
 
 
 def perplexity_table(rows: Sequence[Perplexity]) -> Table:

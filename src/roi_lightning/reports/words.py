@@ -1,6 +1,6 @@
 """What a page says in sentences: what was done, what is missing, how figures were measured."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.reports.curves import spell_perplexity
@@ -63,20 +63,33 @@ def _lead_of_several(masks: Sequence[Mask]) -> list[str]:
     models = list(dict.fromkeys(f"{mask.model} at {mask.pattern}" for mask in masks))
     sentences = [f"Side by side: {', '.join(mask.name for mask in masks)}."]
     sentences.append(f"All are of {models[0]}." if len(models) == 1 else f"They are of {', '.join(models)}.")
-    measured = {
-        m.name: float(m.summary["perplexity"][m.learned]) for m in masks if m.summary.get("perplexity")
-    }
-    if measured:
-        best = min(measured, key=lambda name: measured[name])
-        text = f"The lowest perplexity on held-out text is {spell_perplexity(measured[best])}, of {best}"
-        dense = {float(m.summary["perplexity"]["dense"]) for m in masks if m.name in measured}
-        if len(dense) == 1:
-            text += f"; the dense model has {spell_perplexity(dense.pop())}"
-        worst = max(measured, key=lambda name: measured[name])
-        if worst != best:
-            text += f", and the highest is {spell_perplexity(measured[worst])}, of {worst}"
-        sentences.append(f"{text}.")
+    found = {m.name: (m.summary["perplexity"], m.learned) for m in masks if m.summary.get("perplexity")}
+    if found:
+        dense = {name: float(values["dense"]) for name, (values, _) in found.items()}
+        learned = {name: float(values[own]) for name, (values, own) in found.items()}
+        sentences.append(
+            _on_one_text(learned, dense) if len(set(dense.values())) == 1 else _ratios(learned, dense)
+        )
     return sentences
+
+
+def _on_one_text(learned: Mapping[str, float], dense: Mapping[str, float]) -> str:
+    best, worst = min(learned, key=lambda x: learned[x]), max(learned, key=lambda x: learned[x])
+    text = f"The lowest perplexity on held-out text is {spell_perplexity(learned[best])}, of {best}"
+    text += f"; the dense model has {spell_perplexity(next(iter(dense.values())))}"
+    if worst != best:
+        text += f", and the highest is {spell_perplexity(learned[worst])}, of {worst}"
+    return f"{text}."
+
+
+def _ratios(learned: Mapping[str, float], dense: Mapping[str, float]) -> str:
+    ratio = {name: learned[name] / dense[name] for name in learned}
+    best, worst = min(ratio, key=lambda x: ratio[x]), max(ratio, key=lambda x: ratio[x])
+    return (
+        "They were measured on different held-out texts, so compare perplexities only by their ratio to the dense "
+        f"model's on the same text: it is lowest for {best}, {ratio[best]:.3g}, and highest for {worst}, "
+        f"{ratio[worst]:.3g}."
+    )
 
 
 def _times(value: float, dense: float) -> str:
