@@ -23,7 +23,9 @@ def cases(tmp_path_factory):
 
 
 @pytest.mark.filterwarnings("ignore")  # of libraries, about settings that make no sense
-@pytest.mark.parametrize(("name", "count"), [("masks", 300), ("configs", 12)])
+@pytest.mark.parametrize(
+    ("name", "count"), [("masks", 300), pytest.param("configs", 12, marks=pytest.mark.slow)]
+)
 def test_no_finding(cases, name, count):
     outcomes = {seed: watch(cases[name], seed) for seed in range(count)}
     assert not {seed: outcome for seed, outcome in outcomes.items() if outcome.finding}

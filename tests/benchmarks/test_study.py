@@ -335,6 +335,7 @@ def in_process(monkeypatch):
         monkeypatch.setattr(module, "run_commands", run_commands)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_process")
 @pytest.mark.filterwarnings("ignore:Experiment logs directory .* is not empty")
 def test_a_study_from_end_to_end(lab, texts, capsys):

@@ -33,7 +33,19 @@ def instantiate(*args):
     return build([str(arg) for arg in args], run=False)
 
 
-@pytest.mark.parametrize("name", BASES)
+# The others differ from these in the model's name.
+FEW = (
+    "quickstart.yaml",
+    "qwen0.5b_2of4.yaml",
+    "qwen3b_2of8.yaml",
+    "gemma2_9b_2of4.yaml",
+    "smollm2_135m_2of4.yaml",
+)
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in BASES]
+)
 def test_every_configuration_instantiates(lab, name):
     cli = instantiate("--config", name, "--model.lm", lab.model)
     cli.model.preflight(cli.trainer)
@@ -74,7 +86,9 @@ LATE = {name: [pytest.mark.slow] for name in ("mlflow.yaml", "wandb.yaml")}
 
 
 @pytest.mark.parametrize("overlay", [pytest.param(name, marks=LATE.get(name, ())) for name in OVERLAYS])
-@pytest.mark.parametrize("base", ["quickstart.yaml", "qwen0.5b_2of4.yaml"])
+@pytest.mark.parametrize(
+    "base", [pytest.param("quickstart.yaml", marks=pytest.mark.slow), "qwen0.5b_2of4.yaml"]
+)
 def test_every_overlay_instantiates_on_a_base(lab, base, overlay):
     package = PACKAGES.get(overlay)
     if package and find_spec(package) is None:

@@ -156,7 +156,7 @@ def text(lab):
     return data.windows("train", 28).view(7, 4, -1).tolist()
 
 
-@pytest.mark.parametrize("saved", [2, 3, 5])
+@pytest.mark.parametrize("saved", [*(pytest.param(step, marks=pytest.mark.slow) for step in (2, 5)), 3])
 def test_a_run_that_resumes_in_other_micro_batches_keeps_to_its_steps(lab, saved):
     learn(lab, 2)
     seen = learn(lab, 1, str(lab.folder / "run" / f"step={saved}.ckpt"))

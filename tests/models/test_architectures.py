@@ -363,7 +363,7 @@ def test_prune_walks_through_experts(lab, reloaded, architecture, method):
     assert reloaded(out, torch.arange(20)).isfinite().all()
 
 
-@pytest.mark.parametrize("method", ["wanda", "sparsegpt"])
+@pytest.mark.parametrize("method", ["wanda", pytest.param("sparsegpt", marks=pytest.mark.slow)])
 def test_experts_that_meet_no_token_are_pruned_by_magnitude(lab, method):
     model, out = tiny_qwen3_moe(lab.folder / "m", num_experts=16), lab.folder / "out"
     text = ["--corpora", lab.corpus, "--windows", 1, "--seq_len", 4]
@@ -409,7 +409,7 @@ def test_plan_counts_experts(lab, capsys):
     assert "in 32 layers" in plain_text(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("checkpointing", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_step_of_a_mixture_holds_what_was_planned(tmp_path, checkpointing):
     """Planned with as many tokens for every expert; a real step has the router's choices."""
     sizes = {"hidden_size": 128, "intermediate_size": 512, "max_position_embeddings": 256}

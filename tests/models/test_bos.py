@@ -50,7 +50,9 @@ def test_a_bos_that_is_named_but_not_put_there_is_none():
     assert find_bos(tokenizer) is None
 
 
-@pytest.mark.parametrize("seq_len", [2, 7, 16, 1000])
+@pytest.mark.parametrize(
+    "seq_len", [2, 7, *(pytest.param(long, marks=pytest.mark.slow) for long in (16, 1000))]
+)
 @pytest.mark.parametrize("bos", [False, True])
 def test_cached_and_streamed_windows_equal_a_plain_python_reference(tmp_path, bos, seq_len):
     texts = documents(70)

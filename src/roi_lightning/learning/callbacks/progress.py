@@ -79,7 +79,8 @@ class PlainProgress(ProgressBar):
     ) -> None:
         if not self._enabled or self._lines.due_in > 0:
             return
-        done, total = batch_idx + 1, int(self.total_val_batches_current_dataloader)
+        batches = trainer.num_sanity_val_batches if trainer.sanity_checking else trainer.num_val_batches
+        done, total = batch_idx + 1, int(sum(batches))
         pace = (time.monotonic() - self._validation_started) / done
         self._lines.write(f"validation {done}/{total}  {spell_left(pace * (total - done))}")
 
