@@ -216,7 +216,7 @@ def requests():
     return [Instance("generate_until", {}, pair, i) for i, pair in enumerate(texts)]
 
 
-@pytest.mark.parametrize("batch_size", [1, 4, 100])
+@pytest.mark.parametrize("batch_size", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 100)), 4])
 def test_texts_are_written_as_the_stock_model_writes_them(lm, base, batch_size):
     tokenizer, asked = load_tokenizer(base), requests()
     model = huggingface.HFLM(lm, tokenizer=tokenizer, batch_size=batch_size)
