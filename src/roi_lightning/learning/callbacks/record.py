@@ -182,7 +182,7 @@ def _machine(trainer: Trainer) -> dict[str, Any]:
         "cpu": cpu,
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(memory_of(torch.device("cpu")) / 2**30, 1),
-        "os": platform.platform(),
+        "os": f"{platform.system()} {platform.machine()}",
     }
 
 
