@@ -203,10 +203,11 @@ def test_a_run_without_an_end_is_called_so(tmp_path):
     assert "the same command as before and --resume auto" in page
 
 
-def test_a_page_written_while_the_run_ends_calls_it_finished(tmp_path):
-    write_leg(tmp_path / "run", status=None)
-    write_results(tmp_path / "run")
-    assert not re.search("killed|has no end", Page(render([tmp_path / "run"])).text)
+def test_a_run_that_was_killed_after_its_results_is_called_so(tmp_path):
+    write_leg(tmp_path / "cut", status=None)
+    write_results(tmp_path / "cut")
+    page = Page(render([tmp_path / "cut"])).text
+    assert page.startswith("The run “cut” has no end: its record stops at step 45 of 45")
 
 
 def test_values_that_are_not_finite_are_marked(tmp_path):
