@@ -101,6 +101,7 @@ def measurements(args: argparse.Namespace) -> dict[str, list[str]]:
     return {
         "wikitext2": [*perplexity, "--text", str(args.roi_data / "wikitext-2-raw/wiki.test.raw")],
         "openstax": [*perplexity, "--text", validation],
+        "words": ["--tasks", "word_perplexity", "--task_data", str(args.roi_data / "zeroshot")],
         "zero_shot": [*zero_shot, "--limit", str(args.limit)],
     }
 
@@ -119,12 +120,13 @@ def measured(args: argparse.Namespace, name: str, options: list[str]) -> dict[st
 def merge(
     args: argparse.Namespace, parts: dict[str, dict[str, dict[str, object]]]
 ) -> dict[str, dict[str, object]]:
-    """One row per model: seconds, two perplexities, four tasks."""
+    """One row per model: seconds, three perplexities, four tasks."""
     rows: dict[str, dict[str, object]] = {}
     for label in parts["wikitext2"]:
         rows[label] = {
             "seconds": seconds(args.out, label),
             "wikitext2": parts["wikitext2"][label]["token_perplexity"],
+            "wikitext2_words": parts["words"][label]["word_perplexity"],
             "openstax_validation": parts["openstax"][label]["token_perplexity"],
             **{task: parts["zero_shot"][label][task] for task in TASKS},
         }
@@ -146,10 +148,11 @@ def as_markdown(rows: dict[str, dict[str, object]]) -> str:
     lines = []
     for label, row in rows.items():
         took = "" if row["seconds"] is None else f"{row['seconds']:,.0f}"
-        numbers = [f"{row['wikitext2']:,.2f}", f"{row['openstax_validation']:,.2f}"]
+        perplexities = ["wikitext2", "wikitext2_words", "openstax_validation"]
+        numbers = [f"{row[text]:,.2f}" for text in perplexities]
         accuracies = [f"{100 * row[task]['acc']:.1f} ± {100 * row[task]['acc_stderr']:.1f}" for task in TASKS]  # type: ignore[index]
         lines.append([label, took, *numbers, *accuracies])
-    return markdown_table(["mask", "seconds", "WikiText-2", "OpenStax", *TASKS], lines)
+    return markdown_table(["mask", "seconds", "WikiText-2", "per word", "OpenStax", *TASKS], lines)
 
 
 if __name__ == "__main__":

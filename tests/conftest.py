@@ -4,6 +4,7 @@ import logging
 import os
 import random
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -85,11 +86,14 @@ def pytest_runtest_protocol():
     import torch
     from lightning.pytorch.utilities import rank_zero_only
 
+    from roi_lightning.utils.progress import Lines
+
     loggers = [logging.getLogger(name) for name in [*logging.root.manager.loggerDict, *_TALKATIVE]]
     levels = [logger.level for logger in loggers]
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002
     torch.manual_seed(0)
+    Lines._written = time.monotonic()  # or a line would be due soon after a long test
     try:
         return (yield)
     finally:

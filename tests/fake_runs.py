@@ -5,7 +5,8 @@ import math
 import random
 from pathlib import Path
 
-from roi_lightning.reports.run_record import RECORD, append
+from roi_lightning.reports.run_files import RECORD
+from roi_lightning.reports.run_record import append
 
 KINDS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 KINDS += ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")

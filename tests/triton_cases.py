@@ -38,11 +38,14 @@ def errors(sampler, spec, draw, kept_norm):
     return [[relative(one, true) for one, true in zip(way, exact, strict=True)] for way in both]
 
 
-def main():
+def main(every=False):
+    """All cases, or of each sampler and pattern one of the four settings in turn."""
     found = {}
     samplers = GumbelTopK(), GumbelTopK("scaled"), StraightThrough()
-    for sampler, spec, (name, (lam, tau)) in product(samplers, PATTERNS, TEMPERATURES.items()):
-        for kept_norm in (False, True):
+    settings = list(product(TEMPERATURES.items(), (False, True)))
+    for number, (sampler, spec) in enumerate(product(samplers, PATTERNS)):
+        turn = (number + number // len(PATTERNS)) % len(settings)
+        for (name, (lam, tau)), kept_norm in settings if every else settings[turn : turn + 1]:
             case = f"{sampler} {spec} {name} kept norm {kept_norm}"
             found[case] = errors(sampler, spec, Draw(3, 7, lam, tau), kept_norm)
     eager, ours = both_ways(GumbelTopK(), "2:4", Draw(3, 7, 0.3, 0.5), False, torch.float16)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from refusals import assert_refused, make_bench, text
+from refusals import assert_refused, make_bench, rows, text
 
 bench = pytest.fixture(make_bench)
 
@@ -325,7 +325,44 @@ TABLE = {
 }
 
 
-@pytest.mark.parametrize(("make", "command", "says"), TABLE.values(), ids=TABLE)
+# What the parser's types refuse and numbers out of range, where a row of the same check is left.
+SLOW = {
+    *("a word", "a number", "invalid UTF-8", "a mask file", "a typo in the model", "a typo in the data"),
+    *(
+        "an unknown callback",
+        "an unknown optimizer",
+        "an unknown option of the optimizer",
+        "an unknown precision",
+    ),
+    *("an unknown strategy", "0:4 unquoted", "a pattern of four parts", "a pattern as a mapping"),
+    *(
+        "seq_len a fraction",
+        "seq_len a list",
+        "batch_size -1",
+        "accumulation -2",
+        "an infinite learning rate",
+    ),
+    *("a learning rate of zero", "a last rate of NaN", "λ of infinity", "a negative τ", "τ a word"),
+    *(
+        "a fraction of NaN",
+        "an infinite init_std",
+        "distillation of NaN",
+        "a huge seed",
+        "a seed that is a word",
+    ),
+    *(
+        "no trainer",
+        "an end of -1",
+        "an end of -7",
+        "devices a word",
+        "more nodes than none",
+        "an unknown clip",
+    ),
+    *("targets a number", "all ignored", "a beta of 2", "validation never"),
+}
+
+
+@rows(TABLE, SLOW)
 def test_refused(bench, capsys, make, command, says):
     made = make(bench)
     assert_refused(bench, capsys, command(bench, made), says, made)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from data_helpers import write_jsonl
-from refusals import assert_process_refused, assert_refused, make_bench, text
+from refusals import assert_process_refused, assert_refused, make_bench, rows, text
 from roi_lightning.models.source import resolve_model
 from tiny_models import random_masks, tiny_llama
 
@@ -97,7 +97,7 @@ if not torch.cuda.is_available():
     )
 
 
-@pytest.mark.parametrize(("make", "command", "says"), TABLE.values(), ids=TABLE)
+@rows(TABLE)
 def test_refused(bench, capsys, make, command, says):
     assert_refused(bench, capsys, command(bench, make(bench)), says)
 

@@ -14,7 +14,9 @@ import torch
 from rich.console import Console
 
 from cli_helpers import plain_text, run
+from data_helpers import write_jsonl
 from roi_lightning.cli import evaluate
+from roi_lightning.data import Corpus
 from roi_lightning.evaluation.models import resolve_models
 from roi_lightning.evaluation.perplexity import read_text
 from roi_lightning.evaluation.report import as_json, caption
@@ -29,6 +31,10 @@ from roi_lightning.models.source import resolve_model
 from slow_perplexity import by_a_loop
 from tiny_models import random_masks, tiny_llama, tiny_qwen2, tiny_tokenizer
 
+SPEAKER = "<{{ m.role }}>{{ m.content }}"
+TEMPLATE = (
+    "{% for m in messages %}" + SPEAKER + "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
 TEXT = "A text of some length, so that it fills more than two windows. " * 9 + "End."
 needs_harness = pytest.mark.skipif(importlib.util.find_spec("lm_eval") is None, reason="needs lm-eval")
 
@@ -155,6 +161,65 @@ def test_an_updated_directory_is_marked(place, tmp_path, capsys):
     assert marks == ["–", "✗", "✓"]
 
 
+@pytest.fixture
+def chats(place, tmp_path):
+    """A model with a chat template, and a file of chats that need more than two windows."""
+    model = shutil.copytree(place.base, tmp_path / "chat")
+    tokenizer = json.loads((model / "tokenizer_config.json").read_text())
+    (model / "tokenizer_config.json").write_text(json.dumps(tokenizer | {"chat_template": TEMPLATE}))
+    talks = [
+        [
+            {"role": "user", "content": f"{n} and {n + 1}?"},
+            {"role": "assistant", "content": f"{2 * n + 1}, and {n} dogs."},
+        ]
+        for n in range(8)
+    ]
+    return model, talks, write_jsonl(tmp_path / "chats.jsonl", talks, "messages")
+
+
+def spelled(talks, answers_only):
+    """Every token of chats and its label, from the letters of the template."""
+    tokenizer, ids, labels = tiny_tokenizer(), [], []
+    for (_, question), (_, answer) in (map(dict.values, talk) for talk in talks):
+        asked, said = (tokenizer(x)["input_ids"] for x in (f"<user>{question}<assistant>", answer))
+        end = [tokenizer.eos_token_id]
+        ids += [*asked, *said, *end]
+        labels += [-100] * len(asked) + said + [-100] if answers_only else [*asked, *said, *end]
+    return torch.tensor(ids), torch.tensor(labels)
+
+
+@pytest.mark.parametrize("loss_on", ["all", "answers"])
+def test_chats_are_measured_on_all_tokens_or_on_answers(chats, tmp_path, loss_on):
+    model, talks, file = chats
+    text = f"{{source: {file}, messages_field: messages, loss_on: {loss_on}}}"
+    options = ["--text", text, "--seq_len", 64, "--batch_size", 2, "--dtype", "float32"]
+    assert run("evaluate", model, *options, "--json", tmp_path / "o.json") == 0
+    found = json.loads((tmp_path / "o.json").read_text())
+    lm = load_language_model(resolve_model(str(model)), "float32")
+    losses = []
+    for ids, labels in zip(*(x.split(64) for x in spelled(talks, loss_on == "answers")), strict=True):
+        log_probs = lm(input_ids=ids[None]).logits[0, :-1].log_softmax(-1)
+        losses += [-float(log_probs[i, x]) for i, x in enumerate(labels[1:].tolist()) if x != -100]
+    wanted = math.exp(sum(losses) / len(losses))
+    assert found["models"][str(model)]["token_perplexity"] == pytest.approx(wanted, rel=1e-5)
+    assert found["settings"]["text"] == text
+
+
+def test_chats_that_can_t_be_measured_are_refused(chats, place, tmp_path, capsys):
+    model, _, file = chats
+    text = f"{{source: {file}, messages_field: messages, loss_on: answers}}"
+    unanswered = write_jsonl(tmp_path / "q.jsonl", [[{"role": "user", "content": "and?"}]], "messages")
+
+    def says(*args, text=text, model=model, seq_len=64):
+        return refused(capsys, tmp_path, model, "--text", text, "--seq_len", seq_len, *args)
+
+    assert "no chat template" in says(model=place.base)
+    assert "--text holds chats" in says("--tasks", "token_perplexity_2048")
+    assert "has an answer" in says(text=text.replace(file, unanswered))
+    assert "messages_field" in says(text=f"{{source: {file}, loss_on: answers}}")
+    assert "hold no answer" in says("--limit", 1, seq_len=8)
+
+
 def refused(capsys, tmp_path, *args):
     """The one line a refusal prints; nothing may be written."""
     before = set(tmp_path.rglob("*"))
@@ -233,7 +298,7 @@ def test_a_base_that_is_no_row_is_not_replaced_by_another_model(place, tmp_path)
 def test_documents_without_text_are_skipped_and_damaged_files_refused(place, tmp_path, capsys):
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"text": "one two three"}\n{"text": null}\n{"text": "four"}\n')
-    assert read_text(rows).whole == "one two three\n\nfour"
+    assert read_text(Corpus(str(rows))).whole == "one two three\n\nfour"
     rows.write_text('{"text": "one"}\n' * 20000 + "{damaged\n")
     assert "rows.jsonl" in refused(capsys, tmp_path, place.base, "--text", rows, "--seq_len", 64)
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from datasets import Dataset
 
-from refusals import assert_refused, cut, flipped, make_bench, text
+from refusals import assert_refused, cut, flipped, make_bench, rows, text
 from roi_lightning.data.files import zstd
 
 bench = pytest.fixture(make_bench)
@@ -229,7 +229,7 @@ TABLE = {
 }
 
 
-@pytest.mark.parametrize(("make", "command", "says"), TABLE.values(), ids=TABLE)
+@rows(TABLE)
 def test_refused(bench, capsys, make, command, says):
     made = make(bench)
     assert_refused(bench, capsys, command(bench, made), says, made)

@@ -3,7 +3,6 @@
 import gzip
 import importlib.util
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +10,7 @@ from datasets import Dataset
 from transformers import Gemma2Config, Gemma2ForCausalLM, OPTConfig, OPTForCausalLM
 
 from data_helpers import byte_tokenizer, write_jsonl
+from roi_lightning.data import Corpus
 from roi_lightning.errors import UserError
 from roi_lightning.evaluation import perplexity, window_perplexity
 from roi_lightning.evaluation.models import resolve_models
@@ -170,7 +170,7 @@ def test_a_mask_of_a_gguf_model_is_applied_in_the_dtype_it_was_made_for(tmp_path
 def test_plain_text_is_read_as_it_stands(tmp_path):
     file = tmp_path / "wiki.raw"
     file.write_bytes(" = Ä = \r\n\n \n".encode())
-    assert read_text(file).whole == " = Ä = \r\n\n \n"
+    assert read_text(Corpus(str(file))).whole == " = Ä = \r\n\n \n"
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".parquet"])
@@ -182,7 +182,7 @@ def test_documents_are_joined_by_a_blank_line(tmp_path, suffix):
         write_jsonl(tmp_path / "a.jsonl", texts)
         if suffix == ".jsonl.gz":
             file.write_bytes(gzip.compress((tmp_path / "a.jsonl").read_bytes()))
-    assert read_text(file).whole == "one\ntwo\n\n three \n\nfour"
+    assert read_text(Corpus(str(file))).whole == "one\ntwo\n\n three \n\nfour"
 
 
 def test_the_hub_s_rows_make_the_original_file(monkeypatch):
@@ -202,10 +202,10 @@ def test_rows_are_joined_as_wanda_and_sparsegpt_join_them(tmp_path, monkeypatch)
     rows = write_jsonl(tmp_path / "rows.jsonl", ROWS)
     monkeypatch.setattr(perplexity, "load_documents", lambda corpus: Dataset.from_dict({"text": ROWS}))
     wanted = "\n\n".join(ROWS)
-    assert read_text(None).rows == read_text(raw).rows == wanted
+    assert read_text(None).rows == read_text(Corpus(str(raw))).rows == wanted
     monkeypatch.undo()
-    assert read_text(Path(rows)).rows == wanted
-    assert read_text(raw).whole == raw.read_text(encoding="utf-8") != wanted
+    assert read_text(Corpus(rows)).rows == wanted
+    assert read_text(Corpus(str(raw))).whole == raw.read_text(encoding="utf-8") != wanted
 
 
 @pytest.mark.slow
@@ -215,7 +215,7 @@ def test_rows_are_joined_as_wanda_and_sparsegpt_join_them(tmp_path, monkeypatch)
 def test_wikitext_has_as_many_tokens_as_wanda_and_sparsegpt_count(roi_data):
     """The count is that of their own join of the hub's rows; the file as it stands has 303,415 tokens."""
     text, tokenizer = (
-        read_text(roi_data / "wikitext-2-raw/wiki.test.raw").rows,
+        read_text(Corpus(str(roi_data / "wikitext-2-raw/wiki.test.raw"))).rows,
         load_tokenizer("smollm2-135m"),
     )
     assert len(Cut(2048).encode(tokenizer, text)) == 304_986
@@ -226,9 +226,9 @@ def test_unreadable_texts_are_one_clear_line(tmp_path, monkeypatch):
     file = tmp_path / "latin.txt"
     file.write_bytes("für".encode("latin-1"))
     with pytest.raises(UserError, match="UTF-8"):
-        read_text(file)
-    with pytest.raises(UserError, match=r"absent\.txt.*can't be read"):
-        read_text(tmp_path / "absent.txt")
+        read_text(Corpus(str(file)))
+    with pytest.raises(UserError, match=r"absent\.txt.*no file matches"):
+        read_text(Corpus(str(tmp_path / "absent.txt")))
     with pytest.raises(UserError, match=r"WikiText-2.*--text") as caught:
         read_text(None)
     assert "\n" not in str(caught.value)

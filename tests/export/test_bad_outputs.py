@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from refusals import assert_refused, make_bench
+from refusals import assert_refused, make_bench, rows
 
 bench = pytest.fixture(make_bench)
 
@@ -190,7 +190,7 @@ if hasattr(os, "geteuid") and os.geteuid() != 0:
     }
 
 
-@pytest.mark.parametrize(("make", "command", "says"), TABLE.values(), ids=TABLE)
+@rows(TABLE)
 def test_refused(bench, capsys, make, command, says):
     made = make(bench)
     assert_refused(bench, capsys, command(bench, made), says, made)

@@ -7,7 +7,7 @@ import zipfile
 import pytest
 import torch
 
-from refusals import assert_refused, cut, flipped, make_bench, spoiled, text
+from refusals import assert_refused, cut, flipped, make_bench, rows, spoiled, text
 
 bench = pytest.fixture(make_bench)
 
@@ -149,7 +149,7 @@ TABLE = {
 }
 
 
-@pytest.mark.parametrize(("make", "command", "says"), TABLE.values(), ids=TABLE)
+@rows(TABLE)
 def test_refused(bench, capsys, make, command, says):
     made = make(bench)
     assert_refused(bench, capsys, command(bench, made), says, made)

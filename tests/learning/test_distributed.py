@@ -27,12 +27,16 @@ from tiny_models import tiny_gpt2, tiny_llama, tiny_mixtral
 lab = pytest.fixture(make_lab)
 TESTS = Path(__file__).parents[1]
 # What is learned, on which model: the tiny Llama where it says nothing of one.
-KINDS = {"llama": "roi", "gpt2": "roi", "mixtral": "roi", "maskllm": "maskllm", "proxsparse": "proxsparse"}
+KINDS = {"llama": "roi", "mixtral": "roi", "maskllm": "maskllm", "proxsparse": "proxsparse"}
 MEASURED = ["ddp-measured", "sharded-measured"]
-WHOLE = ["ddp-llama", "sharded-llama", "gathered-llama", "sharded-gpt2", "ddp-mixtral", "sharded-mixtral"]
-WHOLE += ["sharded-maskllm", "sharded-proxsparse"]
+WHOLE = ["ddp-llama", "sharded-llama", "sharded-mixtral", "sharded-maskllm", "sharded-proxsparse"]
 # Resumed runs: from a file of one process, and from a folder of shards.
-ON = {"ddp-on": "one-llama", "sharded-on": "one-llama", "sharded-shards": "sharded-llama"}
+ON = {"sharded-on": "one-llama", "sharded-shards": "sharded-llama"}
+# Runs of slow tests.
+SLOW_KINDS = {"gpt2": "roi"}
+SLOW_WHOLE = ["gathered-llama", "sharded-gpt2", "ddp-mixtral"]
+SLOW_ON = {"ddp-on": "one-llama"}
+MAKERS = {"llama": tiny_llama, "mixtral": tiny_mixtral, "gpt2": tiny_gpt2}
 pytestmark = [
     *GOING_ON,
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
@@ -42,28 +46,63 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
+def root(tmp_path_factory):
     """Folders of runs by name: `one` in this process, the others on two ranks."""
     torch.set_num_threads(1)
     root = tmp_path_factory.mktemp("distributed")
-    shared = root / "shared"
-    Lab(root, shared)
-    for name, maker in (("llama", tiny_llama), ("gpt2", tiny_gpt2), ("mixtral", tiny_mixtral)):
-        maker(root / name)
-    for kind, learner in KINDS.items():
+    Lab(root, root / "shared")
+    learn_alone(root, KINDS)
+    specs = [spec_of(root, name) for name in (*WHOLE, *ON, *MEASURED)]
+    spread(root, {"specs": specs, "all": True})
+    return root
+
+
+@pytest.fixture(scope="module")
+def slow_root(root):
+    """The same with the runs of slow tests."""
+    learn_alone(root, SLOW_KINDS)
+    spread(root, {"specs": [spec_of(root, name) for name in (*SLOW_WHOLE, *SLOW_ON)]})
+    return root
+
+
+@pytest.fixture
+def runs(request, root):
+    """Folders of runs; those of slow tests only where the test is of one."""
+    of = getattr(request.node, "callspec", None)
+    slow = of and of.params.get("name") in (*SLOW_WHOLE, *SLOW_ON)
+    return request.getfixturevalue("slow_root") if slow else root
+
+
+def each(*names):
+    """The tests of runs by name, some of them slow."""
+    slow = [pytest.param(name, marks=pytest.mark.slow) for name in names if name in (*SLOW_WHOLE, *SLOW_ON)]
+    return pytest.mark.parametrize(
+        "name", [name for name in names if name in (*WHOLE, *ON, "one-llama")] + slow
+    )
+
+
+def learn_alone(root, kinds):
+    for kind, learner in kinds.items():
+        if kind in MAKERS:
+            MAKERS[kind](root / kind)
         folder = root / f"one-{kind}"
-        module, recorder, _ = learn(model_of(root, kind), folder, shared, learner=learner)
+        module, recorder, _ = learn(model_of(root, kind), folder, root / "shared", learner=learner)
         torch.save(learned_of(module), folder / "learned.pt")
         (folder / "rank0.json").write_text(json.dumps({"losses": recorder.losses, "held": {}}))
-    specs = []
-    for name in [*WHOLE, *ON, *MEASURED]:
-        strategy, _, kind = name.partition("-")
-        start = root / ON[name] / "checkpoints" / f"step={SAVED}.ckpt" if name in ON else None
-        spec = {"folder": root / name, "strategy": strategy, "model": model_of(root, kind), "windows": 4}
-        learner = "measured" if name in MEASURED else KINDS.get(kind, "roi")
-        specs.append(spec | {"learner": learner, "ckpt_path": start})
-    spread(root, specs)
-    return root
+
+
+def spec_of(root, name):
+    """What ranks do to make a run of this name."""
+    strategy, _, kind = name.partition("-")
+    start = (ON | SLOW_ON).get(name)
+    return {
+        "folder": root / name,
+        "strategy": strategy,
+        "model": model_of(root, kind),
+        "windows": 4,
+        "learner": "measured" if name in MEASURED else (KINDS | SLOW_KINDS).get(kind, "roi"),
+        "ckpt_path": start and root / start / "checkpoints" / f"step={SAVED}.ckpt",
+    }
 
 
 def model_of(root, kind):
@@ -71,10 +110,10 @@ def model_of(root, kind):
     return model if model.is_dir() else root / "llama"
 
 
-def spread(root, specs, ranks=2):
-    (root / "specs.json").write_text(json.dumps(specs, default=lambda path: str(path)))
+def spread(root, work, ranks=2):
+    (root / "work.json").write_text(json.dumps(work, default=lambda path: str(path)))
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(ranks), "--standalone"]
-    command += [str(TESTS / "distributed_worker.py"), str(root / "specs.json")]
+    command += [str(TESTS / "distributed_worker.py"), str(root / "work.json")]
     environment = os.environ | {
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path]),
@@ -86,7 +125,11 @@ def spread(root, specs, ranks=2):
 def truth_of(name):
     """The run of one process that another one should be like."""
     kind = name.partition("-")[2]
-    return f"one-{kind if kind in KINDS else 'llama'}"
+    return f"one-{kind if kind in KINDS | SLOW_KINDS else 'llama'}"
+
+
+def begun_at(name):
+    return SAVED if name in ON | SLOW_ON else 0
 
 
 def saved(folder):
@@ -100,7 +143,7 @@ def losses_of(folder):
     }
 
 
-@pytest.mark.parametrize("name", WHOLE)
+@each(*WHOLE, *SLOW_WHOLE)
 def test_the_loss_curve_is_that_of_one_process(runs, name):
     one, two = losses_of(runs / truth_of(name)), losses_of(runs / name)
     assert sorted(one) == list(range(2 * STEPS))
@@ -108,22 +151,25 @@ def test_the_loss_curve_is_that_of_one_process(runs, name):
     assert len(set(two.values())) == 2 * STEPS, "ranks see other text and draw other masks"
 
 
-@pytest.mark.parametrize("name", [*WHOLE, *ON])
+@each(*WHOLE, *ON, *SLOW_WHOLE, *SLOW_ON)
 def test_every_rank_validates_after_the_same_steps(runs, name):
     ranks = [json.loads((runs / name / f"rank{rank}.json").read_text())["validated"] for rank in (0, 1)]
-    assert ranks == 2 * [[4, 6] if name in ON else [2, 4, 6]]
+    assert ranks == 2 * [[step for step in (2, 4, 6) if step > begun_at(name)]]
 
 
-@pytest.mark.parametrize("name", [*WHOLE, *ON])
+@each(*WHOLE, *ON, *SLOW_WHOLE, *SLOW_ON)
 def test_one_rank_keeps_the_record(runs, name):
     (leg,), (one,) = read_record(runs / name).legs, read_record(runs / truth_of(name)).legs
     assert (leg.status, leg.end["step"]) == ("finished", STEPS)
-    assert (leg.start["step"], leg.start["machine"]["device"]) == (SAVED if name in ON else 0, "2 x CPU")
+    assert (leg.start["step"], leg.start["machine"]["device"]) == (
+        SAVED if name.endswith(("-on", "-shards")) else 0,
+        "2 x CPU",
+    )
     facts = ("learned_parameters", "masked_weights", "layers", "tokens_per_step")
     assert [leg.start["run"][fact] for fact in facts] == [one.start["run"][fact] for fact in facts]
 
 
-@pytest.mark.parametrize("name", [*WHOLE, *ON])
+@each(*WHOLE, *ON, *SLOW_WHOLE, *SLOW_ON)
 def test_the_mask_is_that_of_one_process_but_for_ties(runs, name):
     one = runs / truth_of(name)
     before, after = (MaskSet.load(folder / "mask.safetensors") for folder in (one, runs / name))
@@ -138,7 +184,7 @@ def test_the_mask_is_that_of_one_process_but_for_ties(runs, name):
     assert verify_export(runs / name / "export").ok
 
 
-@pytest.mark.parametrize("name", [name for name in WHOLE if name in REPORTED])
+@each(*(name for name in WHOLE if name in REPORTED))
 def test_the_report_is_that_of_one_process_but_for_what_shards_can_t_do(runs, name):
     one, two = (json.loads((runs / folder / "report.json").read_text()) for folder in (truth_of(name), name))
     if name.startswith("sharded"):
@@ -188,7 +234,7 @@ def test_every_rank_holds_half_of_everything(runs):
         assert abs(rows[0] - rows[1]) <= 1
 
 
-@pytest.mark.parametrize("name", ["ddp-llama", "sharded-llama", "gathered-llama", "one-llama"])
+@each("ddp-llama", "sharded-llama", "gathered-llama", "one-llama")
 def test_checkpoints_hold_only_what_is_learned(runs, name):
     checkpoint = read_checkpoint(runs / name / "checkpoints" / f"step={SAVED}.ckpt")
     logits = saved(runs / name)
@@ -225,13 +271,10 @@ def test_a_folder_that_lacks_a_shard_is_damaged(runs, tmp_path):
             check_checkpoint(str(folder))
 
 
-GOES_ON_ALONE = ["ddp-llama", "sharded-llama", "gathered-llama", "sharded-gpt2", "sharded-maskllm"]
-
-
-@pytest.mark.parametrize("name", [*GOES_ON_ALONE, "sharded-proxsparse"])
+@each(*WHOLE, *SLOW_WHOLE)
 def test_one_process_resumes_where_two_were(runs, name, tmp_path):
     path, kind = runs / name / "checkpoints" / f"step={SAVED}.ckpt", name.partition("-")[2]
-    model, learner = model_of(runs, kind), KINDS[kind]
+    model, learner = model_of(runs, kind), (KINDS | SLOW_KINDS)[kind]
     module, recorder, _ = learn(model, tmp_path, runs / "shared", str(path), learner)
     assert sorted(recorder.losses) == list(range(2 * SAVED, 2 * STEPS))
     assert recorder.validated == [4, 6]
@@ -256,7 +299,7 @@ def test_ranks_may_be_more_than_rows_and_others_than_wrote_the_shards(runs):
         | {"ckpt_path": path, "windows": 6}
         for learner, path in starts.items()
     ]
-    spread(runs, specs, ranks=3)
+    spread(runs, {"specs": specs}, ranks=3)
     for learner, path in starts.items():
         module, _, _ = learn(llama, runs / f"alone-{learner}", runs / "shared", path, learner, windows=6)
         three = saved(runs / f"three-{learner}")

@@ -6,7 +6,17 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from refusals import assert_process_refused, assert_refused, cut, flipped, make_bench, resealed, spoiled, text
+from refusals import (
+    assert_process_refused,
+    assert_refused,
+    cut,
+    flipped,
+    make_bench,
+    resealed,
+    rows,
+    spoiled,
+    text,
+)
 from roi_lightning.models.source import resolve_model
 from tiny_models import random_masks, tiny_llama
 
@@ -175,7 +185,7 @@ TABLE = {
 }
 
 
-@pytest.mark.parametrize(("make", "command", "says"), TABLE.values(), ids=TABLE)
+@rows(TABLE)
 def test_refused(bench, capsys, make, command, says):
     made = make(bench)
     assert_refused(bench, capsys, command(bench, made), says, made)

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertForMaskedLM, T5Config, T5ForConditionalGeneration
 
 from cli_helpers import run
-from refusals import assert_refused, cut, flipped, make_bench
+from refusals import assert_refused, cut, flipped, make_bench, rows
 from tiny_models import tiny_gguf, tiny_llama, tiny_tokenizer
 
 bench = pytest.fixture(make_bench)
@@ -347,7 +347,7 @@ TABLE = {
 }
 
 
-@pytest.mark.parametrize(("make", "command", "says"), TABLE.values(), ids=TABLE)
+@rows(TABLE)
 def test_refused(bench, capsys, make, command, says):
     made = make(bench)
     assert_refused(bench, capsys, command(bench, made), says, made)

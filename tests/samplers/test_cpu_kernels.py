@@ -190,7 +190,7 @@ def test_a_library_is_compiled_once_per_machine(new_cache, monkeypatch):
     assert list(new_cache.iterdir()) == [file]
 
 
-@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("shared", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_another_header_is_another_library(new_cache, tmp_path, monkeypatch, shared):
     assert cpu_kernels.library(BUILD) is not None
     folder = cpp_extension._SHARED if shared else SOURCE.parent

@@ -8,23 +8,27 @@ from pathlib import Path
 
 import pytest
 
-CASES = "import packed_cases, triton_cases; triton_cases.main(); packed_cases.main()"
+CASES = "import packed_cases, triton_cases; triton_cases.main({every}); packed_cases.main()"
 GPUS = {"A100": 80, "H100 and H200": 90}
 
 
-@pytest.fixture(scope="module")
-def found():
+def interpreted(every):
     """Errors of the kernels that draw and of those that multiply, from one process: it starts slowly."""
     pytest.importorskip("triton", reason="Triton is not installed")
     # Triton decides when it is imported whether it interprets.
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     environment["PYTHONWARNINGS"] += ",ignore::RuntimeWarning"  # NumPy's of integers that wrap, and of NaN
-    command = [sys.executable, "-c", CASES]
+    command = [sys.executable, "-c", CASES.format(every=every)]
     done = subprocess.run(
         command, cwd=Path(__file__).parents[1], env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()[-2:]]
+
+
+@pytest.fixture(scope="module")
+def found():
+    return interpreted(every=False)
 
 
 @pytest.fixture
@@ -42,8 +46,17 @@ def test_packed_kernels_multiply_as_in_double_precision(found):
 
 
 def test_kernels_are_as_exact_as_the_eager_form(errors):
+    assert_as_exact(errors, 12)
+
+
+@pytest.mark.slow
+def test_kernels_are_as_exact_as_the_eager_form_in_every_setting():
+    assert_as_exact(interpreted(every=True)[0], 48)
+
+
+def assert_as_exact(errors, count):
     cases = {name: error for name, error in errors.items() if name not in ("fp16", "nan")}
-    assert len(cases) >= 16
+    assert len(cases) == count
     for name, (eager, ours) in cases.items():
         for mine, its in zip(ours, eager, strict=True):
             # Cold temperatures magnify the rounding of fp32, and one unlucky group outweighs all others.

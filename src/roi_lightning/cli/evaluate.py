@@ -1,44 +1,29 @@
 """`evaluate LM …`: perplexities and tasks of lm-evaluation-harness, side by side."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 
 from rich.text import Text
 
+from roi_lightning.cli.compared_models import ComparedModels
 from roi_lightning.cli.options import parse_options
 from roi_lightning.evaluation.models import dense_name, resolve_models
 from roi_lightning.evaluation.report import as_json, caption
 from roi_lightning.evaluation.results_table import make_tables
 from roi_lightning.evaluation.run import evaluate_models
 from roi_lightning.evaluation.tasks import EvalConfig
-from roi_lightning.models.config import DType
-from roi_lightning.utils.atomic_io import check_writable, write_json, written_aside
+from roi_lightning.utils.atomic_io import write_json, written_aside
 from roi_lightning.utils.devices import choose_device
 from roi_lightning.utils.tables import standard_output
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateOptions(EvalConfig):
+class EvaluateOptions(EvalConfig, ComparedModels):
     """Perplexities, zero-shot accuracy and any task of lm-evaluation-harness, side by side.
 
     Attributes:
-        lm: Hub ids, directories, GGUF files, or mask files (with --base).
         base: The model that mask files apply to; if among the models, the one that others are compared with.
-        dtype: Of the weights: auto for the stored one, bfloat16 for GGUF.
-        device: auto, cpu, cuda or cuda:N.
-        json: Also write the results as JSON there.
-        markdown: Also write the tables as Markdown there.
-        trust_remote_code: Let the models' own Python code run.
     """
-
-    lm: list[str] = field(kw_only=False)
-    base: str | None = None
-    dtype: DType = "auto"
-    device: str = "auto"
-    json: Path | None = None
-    markdown: Path | None = None
-    trust_remote_code: bool = False
 
 
 def main(argv: Sequence[str]) -> int:
@@ -52,8 +37,7 @@ def main(argv: Sequence[str]) -> int:
     """
     options = parse_options(EvaluateOptions, "evaluate", argv)
     device, trusted = choose_device(options.device), options.trust_remote_code
-    for out in filter(None, (options.json, options.markdown)):
-        check_writable(out)
+    options.check_outputs()
     models = resolve_models(options.lm, options.base, trusted)
     dense = dense_name(models, options.base)
     evaluation = evaluate_models(models, options, lambda model: model.load(options.dtype, device, trusted))

@@ -2,12 +2,13 @@
 
 import gc
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 
 from roi_lightning.cli.chat import converse
+from roi_lightning.cli.compared_models import ComparedModels
 from roi_lightning.cli.options import parse_options
 from roi_lightning.errors import UserError
 from roi_lightning.evaluation.continuations import (
@@ -22,38 +23,23 @@ from roi_lightning.evaluation.continuations import (
 from roi_lightning.evaluation.models import EvaluatedModel, resolve_models
 from roi_lightning.evaluation.run import shorten
 from roi_lightning.evaluation.side_by_side import SideBySide, as_markdown, print_side_by_side
-from roi_lightning.models.config import DType
-from roi_lightning.utils.atomic_io import check_writable, write_json, written_aside
+from roi_lightning.utils.atomic_io import write_json, written_aside
 from roi_lightning.utils.devices import choose_device
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerateOptions(Decoding):
+class GenerateOptions(Decoding, ComparedModels):
     """Continue prompts by several models, side by side, or talk to them.
 
     Attributes:
-        lm: Hub ids, directories (packed or not), GGUF files, or mask files (with --base).
         prompt: Texts to continue.
         prompts: A file of more: a prompt per line, or .jsonl with {"prompt": ...} per line.
-        base: The model that mask files apply to.
         chat: Apply the chat template; without prompts, a conversation: /reset begins a new one, /exit or Ctrl-D ends.
-        dtype: Of the weights: auto for the stored one, bfloat16 for GGUF.
-        device: auto, cpu, cuda or cuda:N.
-        json: Also write prompts and continuations as JSON there.
-        markdown: Also write them as Markdown there.
-        trust_remote_code: Let the models' own Python code run.
     """
 
-    lm: list[str] = field(kw_only=False)
     prompt: Sequence[str] = ()
     prompts: Path | None = None
-    base: str | None = None
     chat: bool = False
-    dtype: DType = "auto"
-    device: str = "auto"
-    json: Path | None = None
-    markdown: Path | None = None
-    trust_remote_code: bool = False
 
     @property
     def texts(self) -> list[str]:
@@ -81,8 +67,7 @@ def main(argv: Sequence[str]) -> int:
     """
     options = parse_options(GenerateOptions, "generate", argv)
     device, texts = choose_device(options.device), options.texts
-    for out in filter(None, (options.json, options.markdown)):
-        check_writable(out)
+    options.check_outputs()
     models = resolve_models(options.lm, options.base, options.trust_remote_code)
     encoded = {model.name: [_encode(model, text, options) for text in texts] for model in models}
     for model in models:

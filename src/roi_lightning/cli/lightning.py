@@ -29,9 +29,10 @@ from roi_lightning.learning.callbacks.record import KeepRecord
 from roi_lightning.learning.memory_plan import check_fits_device
 from roi_lightning.learning.optim import check_trainer
 from roi_lightning.learning.roi import RoILightningModule
-from roi_lightning.learning.run_folder import CONFIG, RUNS, run_folder
+from roi_lightning.learning.run_folder import RUNS, run_folder
 from roi_lightning.learning.trainer import RoITrainer
 from roi_lightning.models.config import check_length
+from roi_lightning.reports.run_files import CONFIG
 from roi_lightning.samplers import schedules  # noqa: F401
 from roi_lightning.utils.third_party import plain_errors, silence_warnings
 

@@ -6,18 +6,21 @@ The first token of a window is context only. Where that is a BOS, every token of
 import io
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import repeat
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
+from roi_lightning.data.chats import ChatTokenizer
 from roi_lightning.data.corpora import Corpus, load_documents, read_rows
+from roi_lightning.data.packing import no_answers
 from roi_lightning.errors import UserError
 from roi_lightning.evaluation.scoring import every_next_token, predict
 
@@ -39,30 +42,61 @@ class EvalText(NamedTuple):
     rows: str
 
 
-def read_text(file: Path | str | None) -> EvalText:
-    """Read a text once.
+class EvalChats(NamedTuple):
+    """Chats, one after the other.
+
+    Attributes:
+        corpus: Where they come from, and which of their tokens count.
+        documents: As `chat_document` makes them.
+    """
+
+    corpus: Corpus
+    documents: list[str]
+
+    def encode(self, tokenizer: PreTrainedTokenizerBase) -> Tensor:
+        """Token ids of all, int64 [tokens], ~id where a token does not count; a BOS of the template is left out.
+
+        Raises:
+            UserError: If the tokenizer's chat template does not do for them, or no token counts.
+        """
+        convert = ChatTokenizer(tokenizer, self.corpus.source, self.corpus.loss_on == "answers")
+        ids = torch.from_numpy(np.concatenate(convert(self.documents))).long()
+        if not (ids >= 0).any():
+            raise UserError(no_answers(self.corpus.source))
+        return ids
+
+
+def read_text(corpus: Corpus | None) -> EvalText | EvalChats:
+    """Read a text, or chats, once.
 
     Args:
-        file: `.jsonl`, `.json` (also compressed) and `.parquet` hold documents in a column `text`; any other file is
-            taken as it stands. None is the WikiText-2 raw test split from the hub, equal to its original file.
+        corpus: Documents in the column that it names, chats, or any other local file, which is taken as it stands.
+            None is the WikiText-2 raw test split from the hub, equal to its original file.
 
     Raises:
         UserError: If it can't be read, or the hub can't be reached.
     """
-    if file is None:
+    if corpus is None:
         rows = _wikitext()
         # The hub's rows are the lines of the original file, but for the blank ones, which held a space there.
         return EvalText("".join(row or " \n" for row in rows), "\n\n".join(rows))
-    file = Path(file)
+    file, what = Path(corpus.source), f"--text {corpus.source!r}"
     suffix = file.with_suffix("").suffix if file.suffix in _COMPRESSED else file.suffix
-    if suffix in _DOCUMENT_FILES:
-        documents = load_documents(Corpus(str(file), streaming=True))
-        rows = [row["text"] or "" for row in read_rows(documents, f"--text {str(file)!r}")]
-        return EvalText("\n\n".join(filter(None, rows)), "\n\n".join(rows))
+    if suffix in _DOCUMENT_FILES or corpus.messages_field or not file.is_file():
+        documents = load_documents(replace(corpus, streaming=True))
+        rows = [row["text"] or "" for row in read_rows(documents, what)]
+        filled = [row for row in rows if row]
+        if not filled:
+            raise UserError(f"{what} holds no text; check the file")
+        return (
+            EvalChats(corpus, filled)
+            if corpus.messages_field
+            else EvalText("\n\n".join(filled), "\n\n".join(rows))
+        )
     try:
         text = file.read_bytes().decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--text {str(file)!r} can't be read as UTF-8 text ({error}); convert it") from error
+        raise UserError(f"{what} can't be read as UTF-8 text ({error}); convert it") from error
     return EvalText(text, "\n\n".join(line if line.strip() else "" for line in io.StringIO(text)))
 
 
@@ -164,14 +198,14 @@ def window_perplexity(
 
 
 def token_perplexity(
-    lm: PreTrainedModel, batches: Iterable[Tensor], labels: Iterable[Tensor] | None = None
+    lm: PreTrainedModel, batches: Iterable[Tensor], labels: Iterable[Tensor | None] | None = None
 ) -> float:
     """Token perplexity: exp of the mean negative log-likelihood over all predicted tokens.
 
     Args:
         lm: The model, in whatever mode its layers are.
         batches: Token ids [batch, length] each, for instance from `Cut.batches`.
-        labels: Of each batch, like it, -100 where a token does not count; None where all do.
+        labels: Of each batch, like it, -100 where a token does not count, of which some must; None where all do.
 
     Returns:
         The perplexity; infinite where the mean exceeds what exp can hold.

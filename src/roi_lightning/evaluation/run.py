@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 from transformers.modeling_utils import PreTrainedModel
 
+from roi_lightning.data.packing import as_batch
 from roi_lightning.errors import UserError
 from roi_lightning.evaluation.harness import Metrics, OpenedTask, open_tasks, run_task
 from roi_lightning.evaluation.models import EvaluatedModel
-from roi_lightning.evaluation.perplexity import read_text, token_perplexity
+from roi_lightning.evaluation.perplexity import EvalChats, EvalText, read_text, token_perplexity
 from roi_lightning.evaluation.tasks import PROTOCOL_2048, EvalConfig, Task
 from roi_lightning.utils.progress import progress
 
@@ -63,7 +64,7 @@ class _Prepared:
     """Everything that is measured on, read and checked.
 
     Attributes:
-        batches: By model and task, the text as windows of the model's tokens.
+        batches: By model and task, the text as windows of the model's tokens, as the model takes them (`as_batch`).
         opened: By task, the harness' questions or documents.
         tasks: All, in the order of the columns.
     """
@@ -73,13 +74,11 @@ class _Prepared:
         pairs = list(product(models, [task for task in config.chosen if task.kind == "windows"]))
         for model, task in pairs:
             self._check_length(model, task)
-        self.batches: dict[tuple[str, str], list[Tensor]] = {}
+        self.batches: dict[tuple[str, str], list[dict[str, Tensor]]] = {}
         if pairs:
-            text = read_text(config.text)
+            text = read_text(config.corpus)
             for model, task in pairs:
-                cut = config.cut(task, model.tokenizer)
-                ids = cut.encode(model.tokenizer, text.rows if task.name == PROTOCOL_2048 else text.whole)
-                self.batches[model.name, task.name] = cut.batches(ids, config.batch_size)
+                self.batches[model.name, task.name] = self._windows(model, task, text)
         for model in models:
             self._check_chat(model)
         self.opened = open_tasks(config.harness_tasks, config.task_data, config.num_fewshot)
@@ -89,6 +88,19 @@ class _Prepared:
         self.tasks = [*windows, *(opened.task for opened in self.opened.values())]
         for model in models:
             model.check_weights()
+
+    def _windows(
+        self, model: EvaluatedModel, task: Task, text: EvalText | EvalChats
+    ) -> list[dict[str, Tensor]]:
+        cut = self.config.cut(task, model.tokenizer)
+        if isinstance(text, EvalChats):
+            ids = text.encode(model.tokenizer)
+        else:
+            ids = cut.encode(model.tokenizer, text.rows if task.name == PROTOCOL_2048 else text.whole)
+        counted = [batch for batch in cut.batches(ids, self.config.batch_size) if (batch[:, 1:] >= 0).any()]
+        if not counted:
+            raise UserError(f"the first windows of {self.config.text} hold no answer; raise --limit")
+        return [as_batch(batch) for batch in counted]
 
     def _check_chat(self, model: EvaluatedModel) -> None:
         if self.config.apply_chat_template and getattr(model.tokenizer, "chat_template", None) is None:
@@ -117,7 +129,9 @@ class _Prepared:
         """One model, loaded, on one task."""
         description = f"{shorten(model.name, 32)}: {task.name}"
         if task.kind == "windows":
-            return token_perplexity(lm, progress(self.batches[model.name, task.name], description))
+            batches = self.batches[model.name, task.name]
+            windows = progress([batch["input_ids"] for batch in batches], description)
+            return token_perplexity(lm, windows, [batch.get("labels") for batch in batches])
         return run_task(
             self.opened[task.name],
             lm,

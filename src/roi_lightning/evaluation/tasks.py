@@ -9,6 +9,7 @@ from typing import Final, Literal
 
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
+from roi_lightning.data.corpora import Corpus, as_corpora, parse_corpus
 from roi_lightning.data.packing import find_bos
 from roi_lightning.errors import UserError
 from roi_lightning.evaluation.perplexity import Cut
@@ -98,7 +99,8 @@ class EvalConfig:
         tasks: Names with commas between them, or a sequence of names: token_perplexity, token_perplexity_2048,
             word_perplexity, arc_challenge, arc_easy, boolq, hellaswag, piqa, race, sciq; any other task, group or
             tag of lm-evaluation-harness; a task's YAML file.
-        text: File for the token perplexities; without one WikiText-2 from the hub.
+        text: File for the token perplexities, or a mapping as of data.corpora, such as '{source: x.jsonl,
+            messages_field: messages, loss_on: answers}' for chats; without one WikiText-2 from the hub.
         task_data: Folder of <task>.jsonl files for the other tasks (wikitext.jsonl for word_perplexity), and of
             <task>.<split>.jsonl for their examples; without one the hub.
         num_fewshot: Solved examples before every question; without it none for the tasks named above and each other
@@ -114,7 +116,7 @@ class EvalConfig:
     """
 
     tasks: str | Sequence[str] = "token_perplexity"
-    text: Path | str | None = None
+    text: str | Path | None = None
     task_data: Path | str | None = None
     num_fewshot: int | None = None
     apply_chat_template: bool = False
@@ -130,9 +132,28 @@ class EvalConfig:
                 raise UserError(f"--{name} {value} is too small; give at least {minimum}")
         if self.limit is not None and (self.limit <= 0 or (self.limit > 1 and self.limit % 1)):
             raise UserError(f"--limit {self.limit:g}: give a whole number, or a fraction between 0 and 1")
-        if self.text is not None and not Path(self.text).is_file():
-            raise UserError(f"--text {str(self.text)!r} is no file; give a text file")
+        if (
+            self.corpus
+            and self.corpus.messages_field
+            and PROTOCOL_2048 in [task.name for task in self.chosen]
+        ):
+            raise UserError(f"{PROTOCOL_2048} is defined for texts, and --text holds chats; leave one out")
         _ = self.chosen
+
+    @cached_property
+    def corpus(self) -> Corpus | None:
+        """The text, None for WikiText-2.
+
+        Raises:
+            UserError: If it is neither a file nor a mapping that describes a corpus.
+        """
+        if self.text is None:
+            return None
+        if str(self.text).startswith("{"):
+            return as_corpora([parse_corpus(str(self.text))])[0]
+        if not Path(self.text).is_file():
+            raise UserError(f"--text {str(self.text)!r} is no file; give a text file")
+        return Corpus(str(self.text))
 
     @cached_property
     def chosen(self) -> list[Task]:

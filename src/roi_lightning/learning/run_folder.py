@@ -12,18 +12,11 @@ from typing_extensions import override
 from roi_lightning.errors import UserError
 from roi_lightning.export import check_destination
 from roi_lightning.models.base_tensors import SIDECAR
-from roi_lightning.reports.run_record import RECORD
+from roi_lightning.reports.run_files import CONFIG, EXPORT, MASK, PAGE, PRIOR, RECORD, REPORT, SUMMARY
 
 RUNS: Final = Path("runs")
 CHECKPOINTS: Final = "checkpoints"
-EXPORT: Final = "export"
-MASK: Final = "mask.safetensors"
 MASKS: Final = "masks"
-SUMMARY: Final = "summary.json"
-REPORT: Final = "report.json"
-PAGE: Final = "report.html"
-PRIOR: Final = "prior.safetensors"
-CONFIG: Final = "config.yaml"
 # What a run leaves that failed before it had a result; the next one continues or replaces it.
 _TRACES: Final = (RECORD, PRIOR, CONFIG, "events.out.tfevents.*")
 

@@ -10,12 +10,11 @@ import torch
 from roi_lightning.errors import UserError
 from roi_lightning.evaluation.continuations import Decoding, check_room, continue_prompts, encode_prompt
 from roi_lightning.evaluation.models import EvaluatedModel, resolve_models
+from roi_lightning.reports.run_files import MASK, PRIOR
 from roi_lightning.reports.sources import Mask, Sources
 from roi_lightning.utils.devices import choose_device
 
 _DECODING: Final = Decoding(max_new_tokens=48)
-_PRIOR: Final = "prior.safetensors"
-_MASK: Final = "mask.safetensors"
 
 
 def with_answers(sources: Sources, prompts: Sequence[str]) -> Sources:
@@ -59,9 +58,9 @@ def with_answers(sources: Sources, prompts: Sequence[str]) -> Sources:
 def _models(mask: Mask) -> dict[str, EvaluatedModel]:
     """By the name to show."""
     paths = {"dense": mask.model}
-    if (mask.path / _PRIOR).is_file():
-        paths[mask.report.get("mask", {}).get("reference", "prior")] = str(mask.path / _PRIOR)
-    learned = mask.export if mask.export else mask.path / _MASK
+    if (mask.path / PRIOR).is_file():
+        paths[mask.report.get("mask", {}).get("reference", "prior")] = str(mask.path / PRIOR)
+    learned = mask.export if mask.export else mask.path / MASK
     if not learned.exists():
         raise UserError(f"{str(mask.path)!r} has no mask yet that could continue --prompts; finish the run")
     paths[mask.method] = str(learned)

@@ -9,11 +9,11 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from roi_lightning.errors import UserError
+from roi_lightning.reports.run_files import RECORD
 
-RECORD: Final = "record.jsonl"
 Kind = Literal["start", "metrics", "end"]
 Curve = list[tuple[int, float]]
 

@@ -9,13 +9,10 @@ from typing import Any, Final, Literal
 from roi_lightning.errors import UserError, did_you_mean
 from roi_lightning.export.sidecar import EXPORTED, PACKED, read_sidecar
 from roi_lightning.models.base_tensors import SIDECAR
-from roi_lightning.reports.run_record import RECORD, RunRecord, read_record
+from roi_lightning.reports.run_files import CONFIG, EXPORT, RECORD, REPORT, SUMMARY
+from roi_lightning.reports.run_record import RunRecord, read_record
 
-SUMMARY: Final = "summary.json"
-REPORT: Final = "report.json"
 OVERLAP: Final = "overlap.json"
-_EXPORT: Final = "export"
-_CONFIG: Final = "config.yaml"
 _METHODS: Final = {"roi": "RoI", "maskllm": "MaskLLM", "proxsparse": "ProxSparse"}
 _KINDS: Final = (
     f"a run's folder ({RECORD} or {SUMMARY}), an exported directory ({SIDECAR}), a folder of compare ({OVERLAP}), or "
@@ -203,7 +200,7 @@ def _is_results(content: object) -> bool:
 
 
 def _read_run(path: Path, name: str) -> Mask:
-    export = path / _EXPORT
+    export = path / EXPORT
     summary = _optional(path / SUMMARY)
     if not (export / SIDECAR).is_file() and summary.get("export"):
         export = Path(summary["export"])
@@ -217,7 +214,7 @@ def _read_run(path: Path, name: str) -> Mask:
         _optional(path / REPORT),
         read_sidecar(export) if has_export else {},
         export if has_export else None,
-        path / _CONFIG if (path / _CONFIG).is_file() else None,
+        path / CONFIG if (path / CONFIG).is_file() else None,
     )
 
 

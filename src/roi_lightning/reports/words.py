@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.reports.curves import spell_perplexity
 from roi_lightning.reports.facts import duration_of, machine_of, prior_of, seconds_of, text_of, tokens_of
-from roi_lightning.reports.run_record import RECORD
-from roi_lightning.reports.sources import REPORT, SUMMARY, Mask, Sources
+from roi_lightning.reports.run_files import RECORD, REPORT, SUMMARY
+from roi_lightning.reports.sources import Mask, Sources
 
 
 def lead(sources: Sources) -> list[str]:

@@ -24,7 +24,8 @@ from roi_lightning.learning.callbacks.base import FinishCallback
 from roi_lightning.learning.callbacks.interruption import PreemptedError
 from roi_lightning.learning.callbacks.media import log_hyperparameters
 from roi_lightning.learning.run_folder import run_folder
-from roi_lightning.reports.run_record import RECORD, Kind, append
+from roi_lightning.reports.run_files import RECORD
+from roi_lightning.reports.run_record import Kind, append
 from roi_lightning.utils.devices import memory_of
 
 _PACKAGES: Final = ("roi-lightning", "torch", "transformers", "lightning")

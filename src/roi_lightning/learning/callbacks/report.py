@@ -27,10 +27,11 @@ from roi_lightning.learning.base import MaskLearningModule
 from roi_lightning.learning.callbacks.base import FinishCallback
 from roi_lightning.learning.callbacks.media import log_texts
 from roi_lightning.learning.mask_story import mask_story, wanda_masks
-from roi_lightning.learning.run_folder import PAGE, PRIOR, REPORT, run_folder
+from roi_lightning.learning.run_folder import run_folder
 from roi_lightning.masks.layer_mask import LayerMask, UnpackedMasks
 from roi_lightning.models.config import load_tokenizer, max_positions
 from roi_lightning.reports.page import write_report
+from roi_lightning.reports.run_files import PAGE, PRIOR, REPORT
 from roi_lightning.utils.atomic_io import write_json
 
 _PROMPT_TOKENS: Final = 32
