@@ -94,14 +94,15 @@ def fit(args: argparse.Namespace, train: str) -> list[str]:
 
 
 def measurements(args: argparse.Namespace) -> dict[str, list[str]]:
-    """The calls of `evaluate`: complete texts, and the first questions of every task."""
+    """The calls of `evaluate`: whole texts, a quarter of the articles, the first questions of every task."""
     perplexity = ["--tasks", "token_perplexity", "--seq_len", "1024"]
     zero_shot = ["--tasks", ",".join(TASKS), "--task_data", str(args.roi_data / "zeroshot")]
+    words = ["--tasks", "word_perplexity", "--task_data", str(args.roi_data / "zeroshot")]
     validation = str(args.roi_data / "corpus/openstax_validation.jsonl.gz")
     return {
         "wikitext2": [*perplexity, "--text", str(args.roi_data / "wikitext-2-raw/wiki.test.raw")],
         "openstax": [*perplexity, "--text", validation],
-        "words": ["--tasks", "word_perplexity", "--task_data", str(args.roi_data / "zeroshot")],
+        "words": [*words, "--limit", "0.25", "--batch_size", "1"],
         "zero_shot": [*zero_shot, "--limit", str(args.limit)],
     }
 
