@@ -149,11 +149,11 @@ def as_markdown(rows: dict[str, dict[str, object]]) -> str:
     lines = []
     for label, row in rows.items():
         took = "" if row["seconds"] is None else f"{row['seconds']:,.0f}"
-        perplexities = ["wikitext2", "wikitext2_words", "openstax_validation"]
+        perplexities = ["wikitext2", "openstax_validation", "wikitext2_words"]
         numbers = [f"{row[text]:,.2f}" for text in perplexities]
         accuracies = [f"{100 * row[task]['acc']:.1f} ± {100 * row[task]['acc_stderr']:.1f}" for task in TASKS]  # type: ignore[index]
         lines.append([label, took, *numbers, *accuracies])
-    return markdown_table(["mask", "seconds", "WikiText-2", "per word", "OpenStax", *TASKS], lines)
+    return markdown_table(["mask", "seconds", "WikiText-2", "OpenStax", "WikiText-2 per word", *TASKS], lines)
 
 
 if __name__ == "__main__":

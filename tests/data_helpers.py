@@ -13,6 +13,10 @@ from transformers import PreTrainedTokenizerFast
 from roi_lightning.data import CalibrationDataModule
 
 END, BOS = 256, 257
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
 
 
 def byte_tokenizer(around="$A"):

@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 
 from cli_helpers import plain_text, run
-from data_helpers import write_jsonl
+from data_helpers import CHAT_TEMPLATE, write_jsonl
 from roi_lightning.cli import evaluate
 from roi_lightning.data import Corpus
 from roi_lightning.evaluation.models import resolve_models
@@ -31,10 +31,6 @@ from roi_lightning.models.source import resolve_model
 from slow_perplexity import by_a_loop
 from tiny_models import random_masks, tiny_llama, tiny_qwen2, tiny_tokenizer
 
-SPEAKER = "<{{ m.role }}>{{ m.content }}"
-TEMPLATE = (
-    "{% for m in messages %}" + SPEAKER + "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
-)
 TEXT = "A text of some length, so that it fills more than two windows. " * 9 + "End."
 needs_harness = pytest.mark.skipif(importlib.util.find_spec("lm_eval") is None, reason="needs lm-eval")
 
@@ -166,7 +162,7 @@ def chats(place, tmp_path):
     """A model with a chat template, and a file of chats that need more than two windows."""
     model = shutil.copytree(place.base, tmp_path / "chat")
     tokenizer = json.loads((model / "tokenizer_config.json").read_text())
-    (model / "tokenizer_config.json").write_text(json.dumps(tokenizer | {"chat_template": TEMPLATE}))
+    (model / "tokenizer_config.json").write_text(json.dumps(tokenizer | {"chat_template": CHAT_TEMPLATE}))
     talks = [
         [
             {"role": "user", "content": f"{n} and {n + 1}?"},

@@ -27,15 +27,13 @@ from tiny_models import tiny_gpt2, tiny_llama, tiny_mixtral
 lab = pytest.fixture(make_lab)
 TESTS = Path(__file__).parents[1]
 # What is learned, on which model: the tiny Llama where it says nothing of one.
-KINDS = {"llama": "roi", "mixtral": "roi", "maskllm": "maskllm", "proxsparse": "proxsparse"}
+KINDS = {"llama": "roi", "gpt2": "roi", "mixtral": "roi", "maskllm": "maskllm", "proxsparse": "proxsparse"}
 MEASURED = ["ddp-measured", "sharded-measured"]
-WHOLE = ["ddp-llama", "sharded-llama", "sharded-mixtral", "sharded-maskllm", "sharded-proxsparse"]
+WHOLE = ["ddp-llama", "sharded-llama", "gathered-llama", "sharded-gpt2", "ddp-mixtral", "sharded-mixtral"]
+WHOLE += ["sharded-maskllm", "sharded-proxsparse"]
 # Resumed runs: from a file of one process, and from a folder of shards.
-ON = {"sharded-on": "one-llama", "sharded-shards": "sharded-llama"}
-# Runs of slow tests.
-SLOW_KINDS = {"gpt2": "roi"}
-SLOW_WHOLE = ["gathered-llama", "sharded-gpt2", "ddp-mixtral"]
-SLOW_ON = {"ddp-on": "one-llama"}
+ON = {"ddp-on": "one-llama", "sharded-on": "one-llama", "sharded-shards": "sharded-llama"}
+SLOW = {"gathered-llama", "sharded-gpt2", "ddp-mixtral", "ddp-on"}
 MAKERS = {"llama": tiny_llama, "mixtral": tiny_mixtral, "gpt2": tiny_gpt2}
 pytestmark = [
     *GOING_ON,
@@ -51,17 +49,17 @@ def root(tmp_path_factory):
     torch.set_num_threads(1)
     root = tmp_path_factory.mktemp("distributed")
     Lab(root, root / "shared")
-    learn_alone(root, KINDS)
-    specs = [spec_of(root, name) for name in (*WHOLE, *ON, *MEASURED)]
-    spread(root, {"specs": specs, "all": True})
+    learn_alone(root, [kind for kind in KINDS if kind != "gpt2"])
+    names = [name for name in (*WHOLE, *ON, *MEASURED) if name not in SLOW]
+    spread(root, {"specs": [spec_of(root, name) for name in names], "all": True})
     return root
 
 
 @pytest.fixture(scope="module")
 def slow_root(root):
     """The same with the runs of slow tests."""
-    learn_alone(root, SLOW_KINDS)
-    spread(root, {"specs": [spec_of(root, name) for name in (*SLOW_WHOLE, *SLOW_ON)]})
+    learn_alone(root, ["gpt2"])
+    spread(root, {"specs": [spec_of(root, name) for name in (*WHOLE, *ON) if name in SLOW]})
     return root
 
 
@@ -69,24 +67,23 @@ def slow_root(root):
 def runs(request, root):
     """Folders of runs; those of slow tests only where the test is of one."""
     of = getattr(request.node, "callspec", None)
-    slow = of and of.params.get("name") in (*SLOW_WHOLE, *SLOW_ON)
-    return request.getfixturevalue("slow_root") if slow else root
+    return request.getfixturevalue("slow_root") if of and of.params.get("name") in SLOW else root
 
 
 def each(*names):
     """The tests of runs by name, some of them slow."""
-    slow = [pytest.param(name, marks=pytest.mark.slow) for name in names if name in (*SLOW_WHOLE, *SLOW_ON)]
+    marks = [[pytest.mark.slow] if name in SLOW else [] for name in names]
     return pytest.mark.parametrize(
-        "name", [name for name in names if name in (*WHOLE, *ON, "one-llama")] + slow
+        "name", [pytest.param(name, marks=mark) for name, mark in zip(names, marks, strict=True)]
     )
 
 
 def learn_alone(root, kinds):
-    for kind, learner in kinds.items():
+    for kind in kinds:
         if kind in MAKERS:
             MAKERS[kind](root / kind)
         folder = root / f"one-{kind}"
-        module, recorder, _ = learn(model_of(root, kind), folder, root / "shared", learner=learner)
+        module, recorder, _ = learn(model_of(root, kind), folder, root / "shared", learner=KINDS[kind])
         torch.save(learned_of(module), folder / "learned.pt")
         (folder / "rank0.json").write_text(json.dumps({"losses": recorder.losses, "held": {}}))
 
@@ -94,13 +91,13 @@ def learn_alone(root, kinds):
 def spec_of(root, name):
     """What ranks do to make a run of this name."""
     strategy, _, kind = name.partition("-")
-    start = (ON | SLOW_ON).get(name)
+    start = ON.get(name)
     return {
         "folder": root / name,
         "strategy": strategy,
         "model": model_of(root, kind),
         "windows": 4,
-        "learner": "measured" if name in MEASURED else (KINDS | SLOW_KINDS).get(kind, "roi"),
+        "learner": "measured" if name in MEASURED else KINDS.get(kind, "roi"),
         "ckpt_path": start and root / start / "checkpoints" / f"step={SAVED}.ckpt",
     }
 
@@ -125,11 +122,11 @@ def spread(root, work, ranks=2):
 def truth_of(name):
     """The run of one process that another one should be like."""
     kind = name.partition("-")[2]
-    return f"one-{kind if kind in KINDS | SLOW_KINDS else 'llama'}"
+    return f"one-{kind if kind in KINDS else 'llama'}"
 
 
 def begun_at(name):
-    return SAVED if name in ON | SLOW_ON else 0
+    return SAVED if name in ON else 0
 
 
 def saved(folder):
@@ -143,7 +140,7 @@ def losses_of(folder):
     }
 
 
-@each(*WHOLE, *SLOW_WHOLE)
+@each(*WHOLE)
 def test_the_loss_curve_is_that_of_one_process(runs, name):
     one, two = losses_of(runs / truth_of(name)), losses_of(runs / name)
     assert sorted(one) == list(range(2 * STEPS))
@@ -151,25 +148,25 @@ def test_the_loss_curve_is_that_of_one_process(runs, name):
     assert len(set(two.values())) == 2 * STEPS, "ranks see other text and draw other masks"
 
 
-@each(*WHOLE, *ON, *SLOW_WHOLE, *SLOW_ON)
+@each(*WHOLE, *ON)
 def test_every_rank_validates_after_the_same_steps(runs, name):
     ranks = [json.loads((runs / name / f"rank{rank}.json").read_text())["validated"] for rank in (0, 1)]
     assert ranks == 2 * [[step for step in (2, 4, 6) if step > begun_at(name)]]
 
 
-@each(*WHOLE, *ON, *SLOW_WHOLE, *SLOW_ON)
+@each(*WHOLE, *ON)
 def test_one_rank_keeps_the_record(runs, name):
     (leg,), (one,) = read_record(runs / name).legs, read_record(runs / truth_of(name)).legs
     assert (leg.status, leg.end["step"]) == ("finished", STEPS)
     assert (leg.start["step"], leg.start["machine"]["device"]) == (
-        SAVED if name.endswith(("-on", "-shards")) else 0,
+        begun_at(name),
         "2 x CPU",
     )
     facts = ("learned_parameters", "masked_weights", "layers", "tokens_per_step")
     assert [leg.start["run"][fact] for fact in facts] == [one.start["run"][fact] for fact in facts]
 
 
-@each(*WHOLE, *ON, *SLOW_WHOLE, *SLOW_ON)
+@each(*WHOLE, *ON)
 def test_the_mask_is_that_of_one_process_but_for_ties(runs, name):
     one = runs / truth_of(name)
     before, after = (MaskSet.load(folder / "mask.safetensors") for folder in (one, runs / name))
@@ -271,10 +268,10 @@ def test_a_folder_that_lacks_a_shard_is_damaged(runs, tmp_path):
             check_checkpoint(str(folder))
 
 
-@each(*WHOLE, *SLOW_WHOLE)
+@each(*WHOLE)
 def test_one_process_resumes_where_two_were(runs, name, tmp_path):
     path, kind = runs / name / "checkpoints" / f"step={SAVED}.ckpt", name.partition("-")[2]
-    model, learner = model_of(runs, kind), (KINDS | SLOW_KINDS)[kind]
+    model, learner = model_of(runs, kind), KINDS[kind]
     module, recorder, _ = learn(model, tmp_path, runs / "shared", str(path), learner)
     assert sorted(recorder.losses) == list(range(2 * SAVED, 2 * STEPS))
     assert recorder.validated == [4, 6]

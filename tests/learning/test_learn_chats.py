@@ -8,16 +8,12 @@ import torch
 from torch.nn import functional as F
 
 from cli_helpers import make_lab, run
-from data_helpers import write_jsonl
+from data_helpers import CHAT_TEMPLATE, write_jsonl
 from roi_lightning.data import Corpus
 from roi_lightning.learning.callbacks import BaselineSummary
 from tiny_models import tiny_tokenizer
 
 lab = pytest.fixture(make_lab)
-TEMPLATE = (
-    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
-    "{% if add_generation_prompt %}<assistant>{% endif %}"
-)
 # Nine letters of a name and its brackets: an answer is all that is neither asked nor a role.
 CHATS = [
     [
@@ -34,7 +30,7 @@ def answered(lab, loss_on="answers", **options):
     corpora = [Corpus(path, messages_field="messages", loss_on=loss_on)]
     data = lab.data(corpora=corpora, val_corpora=corpora, val_windows=7, val_batch_size=3, **options)
     tokenizer = tiny_tokenizer()
-    tokenizer.chat_template = TEMPLATE
+    tokenizer.chat_template = CHAT_TEMPLATE
     data.use_tokenizer(tokenizer)
     return data
 
@@ -80,7 +76,7 @@ def test_pruning_without_a_loss_reads_chats_and_refuses_a_loss(lab, capsys):
     for file in lab.model.iterdir():
         (model / file.name).symlink_to(file)
     (model / "tokenizer_config.json").unlink()
-    (model / "tokenizer_config.json").write_text(json.dumps(tokenizer | {"chat_template": TEMPLATE}))
+    (model / "tokenizer_config.json").write_text(json.dumps(tokenizer | {"chat_template": CHAT_TEMPLATE}))
     path = write_jsonl(lab.folder / "chats.jsonl", CHATS, "messages")
     words = ["--method", "wanda", "--windows", 2, "--seq_len", 32, "--device", "cpu", "--overwrite"]
 
