@@ -112,7 +112,10 @@ MISTAKES = {
         "sampler 'Gumbel' is no class; did you mean GumbelTopK.*StraightThrough, or a class path",
     ),
     "a schedule": (("fit", *QUICK, "--model.tau", "Expo"), "tau 'Expo' is no class; .*Exponential, Linear"),
-    "a learner": (("fit", *QUICK, "--model", "RoI"), "choose ProxSparseModule, RoILightningModule"),
+    "a learner": (
+        ("fit", *QUICK, "--model", "RoI"),
+        "choose MaskProModule, ProxSparseModule, RoILightningModule",
+    ),
     "an optimizer": (("fit", *QUICK, "--model.optimizer", "AdmW"), "did you mean AdamW"),
     "a callback": (("fit", *QUICK, "--trainer.callbacks+", "HardenMask"), "did you mean HardenMasks"),
     "a value of the text": (
