@@ -63,10 +63,9 @@ def test_all_options_are_those_that_parse(lab):
     linked = {"tokenizer", "tokenizer_revision", "trust_remote_code", "seed"}
     text = {name.removeprefix("--data.") for name in told if name.startswith("--data.")}
     assert text == parsed(*lab.quick())["data"]["init_args"].keys() - linked
-    options = {name.removeprefix("--model.") for name in told if name.startswith("--model.")} - {"strength"}
-    settings = dict.fromkeys(options)
+    options = {name.removeprefix("--model.") for name in told if name.startswith("--model.")}
     init_args = parsed(*lab.quick())["model"]["init_args"]
-    assert settings.keys() == init_args.keys() - {"seed"}
+    assert options - {"strength", "average", "renew_every"} == init_args.keys() - {"seed"}  # of other learners
 
 
 def test_the_defaults_in_the_help_are_the_learner_s(lab, capsys):

@@ -188,9 +188,9 @@ def _all_sections() -> dict[str, list[Option]]:
         f"{kind.__name__} ({section})": list(_class_options(section, kind).values())
         for section, kind in _CLASSES.items()
     }
-    known = sections[f"{RoILightningModule.__name__} (model)"]
+    roi = _class_options("model", RoILightningModule)
     for kind in (MaskProModule, ProxSparseModule):
-        own = [option for option in _class_options("model", kind).values() if option not in known]
+        own = [option for name, option in _class_options("model", kind).items() if name not in roi]
         sections[f"{kind.__name__} (model): as above without RoI's own, and"] = own
     return sections
 

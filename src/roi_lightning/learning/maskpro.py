@@ -108,7 +108,7 @@ class MaskProModule(LogitLearningModule):
 
     Args:
         prior_strength: As in `LogitLearningModule`.
-        average: How much of δ stays from one step to the next: the paper's α, 0.99.
+        average: How much of δ stays from one step to the next: MaskPro's α, 0.99.
         renew_every: Optimizer steps after which the reference mask is renewed; None keeps the first.
         kwargs: As in `LogitLearningModule`.
 
