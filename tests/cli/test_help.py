@@ -65,7 +65,8 @@ def test_all_options_are_those_that_parse(lab):
     assert text == parsed(*lab.quick())["data"]["init_args"].keys() - linked
     options = {name.removeprefix("--model.") for name in told if name.startswith("--model.")}
     init_args = parsed(*lab.quick())["model"]["init_args"]
-    assert options - {"strength", "average", "renew_every"} == init_args.keys() - {"seed"}  # of other learners
+    of_others = {"strength", "average", "renew_every"}
+    assert options - of_others == init_args.keys() - {"seed"}
 
 
 def test_the_defaults_in_the_help_are_the_learner_s(lab, capsys):
