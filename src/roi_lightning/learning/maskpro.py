@@ -101,7 +101,7 @@ class MaskProModule(LogitLearningModule):
     - δ is the average of the residuals before the step, with weights that sum to 1 from the first one on. The first
       step, and the one after a renewal, has none and moves nothing.
     - There is no temperature: `prior_strength`, half the lead of kept over pruned logits, says how often draws
-      leave the prior. At 2:4 about a group in 130 does at 3, one in 18 at 2, one in 1,000 at 4.
+      leave the prior. At 2:4 one group in 135 does at 3, one in 19 at 2, one in 1,000 at 4.
     - All layers are drawn and moved at once, and the loss is the same as for other learners; with distillation the
       dense model runs for both masks.
     - What is learned is fp32, whatever the weights are, and the gradient is made whole for the optimizer.
