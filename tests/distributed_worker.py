@@ -31,6 +31,7 @@ from roi_lightning.learning.callbacks import (
 from roi_lightning.learning.callbacks.interruption import PreemptedError
 from roi_lightning.learning.checkpoint_io import write_sharded
 from roi_lightning.learning.fsdp import FSDP2Strategy
+from roi_lightning.learning.maskpro import MaskProModule
 from roi_lightning.learning.priors import ONE_SHOT_PRIORS
 from roi_lightning.learning.proxsparse import ProxSparseModule
 from roi_lightning.learning.roi import RoILightningModule
@@ -67,6 +68,13 @@ LEARNERS = {
     ),
     "1:2": partial(RoILightningModule, pattern="1:2", sampler=Categorical(), optimizer=adamw(0.02)),
     "proxsparse": partial(ProxSparseModule, strength=0.01, optimizer=adamw(1e-3)),
+    "maskpro": partial(
+        MaskProModule,
+        prior="magnitude",
+        renew_every=4,
+        optimizer=partial(torch.optim.SGD, lr=5.0),
+        lr_end=1.0,
+    ),
 }
 STEPS, SAVED, TOLD = 6, 3, 4
 # Runs that end with a report: one process and two ranks, whole and sharded, with a prior and without.
@@ -94,7 +102,8 @@ class Recorder(Callback):
         self.losses, self.held, self.validated = {}, {}, []
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        draw = getattr(pl_module.state, "draw", None)  # ProxSparse draws nothing
+        # ProxSparse draws nothing, and MaskPro once for all of a step.
+        draw = pl_module.state.draw if isinstance(pl_module, RoILightningModule) else None
         index = draw.index if draw else batch_idx * trainer.world_size + trainer.global_rank
         self.losses[index] = float(outputs["loss"].detach()) * trainer.accumulate_grad_batches
 

@@ -52,6 +52,7 @@ METHODS: Final = (
     Method("roi", (*_ANNEALING, *_OBJECTIVE)),
     _overlay("maskllm"),
     _overlay("proxsparse", prior=False, patterns=("2:4",), why="its regulariser is made for 2:4"),
+    _overlay("maskpro"),
     _overlay("straight_through"),
     _overlay("linear_anneal"),
 )

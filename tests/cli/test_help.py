@@ -63,10 +63,10 @@ def test_all_options_are_those_that_parse(lab):
     linked = {"tokenizer", "tokenizer_revision", "trust_remote_code", "seed"}
     text = {name.removeprefix("--data.") for name in told if name.startswith("--data.")}
     assert text == parsed(*lab.quick())["data"]["init_args"].keys() - linked
-    options = {name.removeprefix("--model.") for name in told if name.startswith("--model.")} - {"strength"}
-    settings = dict.fromkeys(options)
+    options = {name.removeprefix("--model.") for name in told if name.startswith("--model.")}
     init_args = parsed(*lab.quick())["model"]["init_args"]
-    assert settings.keys() == init_args.keys() - {"seed"}
+    of_others = {"strength", "average", "renew_every"}
+    assert options - of_others == init_args.keys() - {"seed"}
 
 
 def test_the_defaults_in_the_help_are_the_learner_s(lab, capsys):
@@ -112,7 +112,10 @@ MISTAKES = {
         "sampler 'Gumbel' is no class; did you mean GumbelTopK.*StraightThrough, or a class path",
     ),
     "a schedule": (("fit", *QUICK, "--model.tau", "Expo"), "tau 'Expo' is no class; .*Exponential, Linear"),
-    "a learner": (("fit", *QUICK, "--model", "RoI"), "choose ProxSparseModule, RoILightningModule"),
+    "a learner": (
+        ("fit", *QUICK, "--model", "RoI"),
+        "choose MaskProModule, ProxSparseModule, RoILightningModule",
+    ),
     "an optimizer": (("fit", *QUICK, "--model.optimizer", "AdmW"), "did you mean AdamW"),
     "a callback": (("fit", *QUICK, "--trainer.callbacks+", "HardenMask"), "did you mean HardenMasks"),
     "a value of the text": (

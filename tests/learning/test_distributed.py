@@ -27,13 +27,15 @@ from tiny_models import tiny_gpt2, tiny_llama, tiny_mixtral
 lab = pytest.fixture(make_lab)
 TESTS = Path(__file__).parents[1]
 # What is learned, on which model: the tiny Llama where it says nothing of one.
-KINDS = {"llama": "roi", "gpt2": "roi", "mixtral": "roi", "maskllm": "maskllm", "proxsparse": "proxsparse"}
+KINDS = {"llama": "roi", "gpt2": "roi", "mixtral": "roi"}
+KINDS |= {"maskllm": "maskllm", "maskpro": "maskpro", "proxsparse": "proxsparse"}
+SLOW_KINDS = {"gpt2", "maskpro"}
 MEASURED = ["ddp-measured", "sharded-measured"]
 WHOLE = ["ddp-llama", "sharded-llama", "gathered-llama", "sharded-gpt2", "ddp-mixtral", "sharded-mixtral"]
-WHOLE += ["sharded-maskllm", "sharded-proxsparse"]
+WHOLE += ["sharded-maskllm", "ddp-maskpro", "sharded-maskpro", "sharded-proxsparse"]
 # Resumed runs: from a file of one process, and from a folder of shards.
 ON = {"ddp-on": "one-llama", "sharded-on": "one-llama", "sharded-shards": "sharded-llama"}
-SLOW = {"gathered-llama", "sharded-gpt2", "ddp-mixtral", "ddp-on"}
+SLOW = {"gathered-llama", "sharded-gpt2", "ddp-mixtral", "ddp-maskpro", "sharded-maskpro", "ddp-on"}
 MAKERS = {"llama": tiny_llama, "mixtral": tiny_mixtral, "gpt2": tiny_gpt2}
 pytestmark = [
     *GOING_ON,
@@ -49,7 +51,7 @@ def root(tmp_path_factory):
     torch.set_num_threads(1)
     root = tmp_path_factory.mktemp("distributed")
     Lab(root, root / "shared")
-    learn_alone(root, [kind for kind in KINDS if kind != "gpt2"])
+    learn_alone(root, [kind for kind in KINDS if kind not in SLOW_KINDS])
     names = [name for name in (*WHOLE, *ON, *MEASURED) if name not in SLOW]
     spread(root, {"specs": [spec_of(root, name) for name in names], "all": True})
     return root
@@ -58,7 +60,7 @@ def root(tmp_path_factory):
 @pytest.fixture(scope="module")
 def slow_root(root):
     """The same with the runs of slow tests."""
-    learn_alone(root, ["gpt2"])
+    learn_alone(root, SLOW_KINDS)
     spread(root, {"specs": [spec_of(root, name) for name in (*WHOLE, *ON) if name in SLOW]})
     return root
 

@@ -7,6 +7,7 @@ import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 
+import roi_lightning.learning.logits
 import roi_lightning.learning.roi
 from cli_helpers import GOING_ON, make_lab, run
 from roi_lightning.data import Corpus
@@ -36,13 +37,13 @@ class CutAt(Callback):
 @pytest.fixture
 def measured(monkeypatch):
     """How often the activation prior was measured."""
-    calls, prune = [], roi_lightning.learning.roi.prune_layers
+    calls, prune = [], roi_lightning.learning.logits.prune_layers
 
     def counting(*args, **kwargs):
         calls.append(1)
         return prune(*args, **kwargs)
 
-    monkeypatch.setattr(roi_lightning.learning.roi, "prune_layers", counting)
+    monkeypatch.setattr(roi_lightning.learning.logits, "prune_layers", counting)
     return calls
 
 

@@ -69,7 +69,7 @@ def candidate_settings(planner: Planner, configured: Step, limit: int) -> list[C
     """
     tried = []
     for eight_bit in (False, True):
-        for step in _steps(configured):
+        for step in _steps(configured, planner.learner.differentiates):
             tried.append(_candidate(planner, step, eight_bit))
             if fits(tried[-1], limit):
                 return tried
@@ -81,8 +81,8 @@ def fits(candidate: Candidate, limit: int) -> bool:
     return candidate.bytes <= USABLE * limit
 
 
-def _steps(configured: Step) -> Iterator[Step]:
-    for checkpointing in dict.fromkeys((configured.checkpointing, True)):
+def _steps(configured: Step, may_checkpoint: bool) -> Iterator[Step]:
+    for checkpointing in dict.fromkeys((configured.checkpointing, may_checkpoint)):
         step: Step | None = replace(configured, checkpointing=checkpointing)
         while step:
             yield step

@@ -11,6 +11,7 @@ from typing_extensions import override
 from roi_lightning.cli import fit_in
 from roi_lightning.cli.lightning import RoICLI, build, show_help
 from roi_lightning.cli.options import PROGRAM
+from roi_lightning.learning.base import MaskLearningModule
 from roi_lightning.learning.fsdp import FSDP2Strategy
 from roi_lightning.learning.memory_plan import Planner, Step
 from roi_lightning.learning.optim import check_trainer, count_micro_batches
@@ -26,8 +27,8 @@ _LABELS: Final = {
     "logits": "{learns}, fp32",
     "gradients": "gradients, fp32",
     "optimizer": "optimizer state",
-    "masked_weights": "masked weights, kept for the backward pass",
-    "activations": "activations, kept for the backward pass",
+    "masked_weights": "masked weights{kept}",
+    "activations": "activations{kept}",
     "loss": "loss: as wide as the vocabulary",
     "total": "peak",
     "process": "on a CPU, with Python and libraries",
@@ -75,7 +76,7 @@ def main(argv: Sequence[str]) -> int:
     limit = fit_in.parse_size(size) if size else None
     planner, step, trainer = _planned(cli)
     plan = _count(planner, step, trainer)
-    show_plan(plan, planner.learner.learns)
+    show_plan(plan, planner.learner)
     if limit is None:
         if out:
             write_json(Path(out), plan)
@@ -191,19 +192,20 @@ def _devices(devices: Any) -> int:
     return int(text) if text.isdigit() and int(text) else 1
 
 
-def show_plan(plan: dict[str, Any], learns: str) -> None:
+def show_plan(plan: dict[str, Any], learner: MaskLearningModule) -> None:
     """Print the plan as a table.
 
     Args:
         plan: From `make_plan`.
-        learns: What the learned parameters are called.
+        learner: Of the plan.
     """
+    learns, kept = learner.learns, ", kept for the backward pass" if learner.differentiates else ""
     rows: list[list[str] | None] = [
         ["prunable weights", f"{plan['prunable']:,} in {plan['layers']} layers"],
         [f"{learns} to learn", f"{plan['logits']:,}"],
         None,
         *(
-            [_LABELS[name].format(learns=learns), f"{size / 2**30:,.2f} GiB"]
+            [_LABELS[name].format(learns=learns, kept=kept), f"{size / 2**30:,.2f} GiB"]
             for name, size in plan["bytes"].items()
         ),
         None,

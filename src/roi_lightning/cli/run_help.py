@@ -12,6 +12,7 @@ from lightning.pytorch import Trainer
 from roi_lightning.cli.commands import sentence
 from roi_lightning.cli.options import METAVARS, PROGRAM, LineParser, described
 from roi_lightning.data import CalibrationDataModule
+from roi_lightning.learning.maskpro import MaskProModule
 from roi_lightning.learning.proxsparse import ProxSparseModule
 from roi_lightning.learning.recipe import spelled
 from roi_lightning.learning.roi import RoILightningModule
@@ -88,7 +89,7 @@ _FIRST: Final = (
     (
         "--model",
         "CLASS",
-        "What learns: RoILightningModule, ProxSparseModule, or a class path (default: the first).",
+        "What learns: RoILightningModule, MaskProModule, ProxSparseModule, or a class path (default: the first).",
     ),
     (
         "--seed",
@@ -187,9 +188,11 @@ def _all_sections() -> dict[str, list[Option]]:
         f"{kind.__name__} ({section})": list(_class_options(section, kind).values())
         for section, kind in _CLASSES.items()
     }
-    roi, prox = (_class_options("model", kind) for kind in (RoILightningModule, ProxSparseModule))
-    own = [option for name, option in prox.items() if name not in roi]
-    return sections | {"ProxSparseModule (model): as above without RoI's own, and": own}
+    roi = _class_options("model", RoILightningModule)
+    for kind in (MaskProModule, ProxSparseModule):
+        own = [option for name, option in _class_options("model", kind).items() if name not in roi]
+        sections[f"{kind.__name__} (model): as above without RoI's own, and"] = own
+    return sections
 
 
 def _class_options(section: str, kind: type[object]) -> dict[str, Option]:

@@ -74,6 +74,7 @@ class Planner:
         self.prunable = sum(layer.weight.numel() for layer in layers.values())
         attached = learner.attach(lm, layers).values()
         self.learned = sum(layer.get_parameter(layer.learned).numel() for layer in attached)
+        self.weights += sum(buffer.nbytes for layer in attached for buffer in layer.buffers())
 
     @cached_property
     def state_bytes(self) -> float:

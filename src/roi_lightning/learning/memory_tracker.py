@@ -1,7 +1,7 @@
 """The memory of a training step, found by playing it through with tensors that have shapes and no storage.
 
-The model is built and run as in training, forward and backward, checkpointed where training is. What is alive at any
-moment is counted storage by storage.
+The model is built and run as in training, forward and, unless the learner does without, backward, checkpointed where
+training is. What is alive at any moment is counted storage by storage.
 """
 
 from collections import Counter
@@ -111,9 +111,11 @@ def step_bytes(
         for parameter in lm.parameters():
             live.count(parameter, "weights")
         for layer in layers.values():
+            for buffer in layer.buffers():
+                live.count(buffer, "weights")
             learned = layer.get_parameter(layer.learned)
             live.count(learned, "learned")
-            if accumulating:
+            if accumulating and learner.differentiates:
                 learned.grad = torch.empty_like(learned)
                 live.count(learned.grad, "gradients")
             learned.register_post_accumulate_grad_hook(partial(_count_gradient, live))
@@ -121,9 +123,10 @@ def step_bytes(
         state = next(iter(layers.values())).state
         if isinstance(state, SharedState):
             state.draw = Draw(0, 0, 1.0, 1.0)
-        with live, in_mode(state, "sample"):
+        with live, in_mode(state, "sample"), torch.set_grad_enabled(learner.differentiates):
             loss, _ = objective(lm, input_ids, learner.distillation, in_mode(state, "dense"))
-            loss.backward()
+            if learner.differentiates:
+                loss.backward()
     return live
 
 

@@ -1,67 +1,40 @@
 """RoI as a LightningModule: a frozen language model, one logit per weight, two temperatures that anneal."""
 
 import math
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any, Literal
 
-import lightning.pytorch as pl
-import torch
-from lightning.pytorch.strategies import ModelParallelStrategy
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from transformers.modeling_utils import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 from typing_extensions import override
 
-from roi_lightning.data import CalibrationDataModule
 from roi_lightning.errors import UserError
-from roi_lightning.learning.base import MaskLearningModule
-from roi_lightning.learning.priors import (
-    MEASURED_PRIORS,
-    NAMED_PRIORS,
-    ONE_SHOT_PRIORS,
-    SEQUENTIAL_PRIORS,
-    check_prior,
-    check_prior_pattern,
-    file_masks,
-    share_kept_at_start,
-)
-from roi_lightning.masks.layer_mask import LayerMask
-from roi_lightning.masks.mask_set import MaskSet
-from roi_lightning.models.fingerprint import check_masks_fit
-from roi_lightning.oneshot import Calibration, prune_layers
+from roi_lightning.learning.logits import LogitLearningModule
 from roi_lightning.samplers import Draw, GumbelTopK, KeptNorm, Sampler
 from roi_lightning.samplers.masked_linear import SharedState, SparseLinear, attach
-from roi_lightning.samplers.noise import noise_key
 from roi_lightning.samplers.schedules import Exponential, Schedule
-from roi_lightning.utils.dtensor import copy_from_first_rank, distribute_like, from_first_rank
 
 
-class RoILightningModule(MaskLearningModule):
+class RoILightningModule(LogitLearningModule):
     """Reservoir of Importance: learn one logit per weight with relaxed Gumbel-Top-K masks.
 
     Args:
         sampler: `GumbelTopK` (soft masks in training), `StraightThrough`, or MaskLLM's `Categorical`.
         tau: Softmax temperature τ by optimizer step (Equation 13).
         lam: Sampling temperature λ by optimizer step (Equation 13).
-        init_std: Standard deviation of the random logits at the start, N(0, 0.01) in the paper.
-        prior: Where the logits start besides: `none`, `magnitude`, `activation` (Wanda's score on the dense
-            model's activations, one pass), `wanda` or `sparsegpt` (layer after layer, see `oneshot`; the weights
-            stay the base's), a mask file, or an exported directory.
-        prior_strength: Added to the logits of weights the prior keeps and taken from the others.
-        prior_windows: Training windows on which `activation`, `wanda` and `sparsegpt` are measured.
         draw_per: A fresh mask for every micro-batch (the paper's Monte Carlo estimate), or one for all
             micro-batches of an optimizer step.
         kept_norm: Coefficient of the reward for keeping large weights: the loss is lowered by it times the
             squared norm of the drawn weights, summed over layers (1e-5 in MaskLLM); it goes to 0 on a straight
             line over the run. 0 in RoI's paper.
-        kwargs: As in `MaskLearningModule`.
+        kwargs: As in `LogitLearningModule`.
     """
 
-    learns = "logits"
-    layers: Mapping[str, SparseLinear]
-    state: SharedState
+    stronger_prior = (
+        "raise model.prior_strength, lower model.lam.start, or add --config overlays/small_budget.yaml"
+    )
 
     def __init__(
         self,
@@ -70,26 +43,15 @@ class RoILightningModule(MaskLearningModule):
         sampler: Sampler = GumbelTopK(),  # noqa: B008 - frozen
         tau: Schedule = Exponential(1.0, 0.05),  # noqa: B008 - frozen
         lam: Schedule = Exponential(1.0, 0.002),  # noqa: B008 - frozen
-        init_std: float = 0.01,
-        prior: str = "none",
-        prior_strength: float = 0.015,
-        prior_windows: int = 24,
         draw_per: Literal["micro_batch", "step"] = "micro_batch",
         kept_norm: float = 0.0,
         **kwargs: Any,
     ) -> None:
         super().__init__(lm, **kwargs)
-        if not (0 <= init_std < math.inf and 0 <= prior_strength < math.inf and prior_windows >= 1):
-            raise UserError(
-                f"model.init_std {init_std} and model.prior_strength {prior_strength} must be numbers, 0 or above, "
-                f"model.prior_windows {prior_windows} must be at least 1"
-            )
         if not 0 <= kept_norm < math.inf:
             raise UserError(f"model.kept_norm is {kept_norm}; set it to a factor of the loss, 0 or above")
-        check_prior(prior)
         self.sampler, self.tau, self.lam = sampler, tau, lam
-        self.init_std, self.draw_per, self.kept_norm = init_std, draw_per, kept_norm
-        self.prior, self.prior_strength, self.prior_windows = prior, prior_strength, prior_windows
+        self.draw_per, self.kept_norm = draw_per, kept_norm
         self.state = SharedState(self.pattern, sampler=sampler)
         # Asked now, so that a pattern the sampler cannot learn is refused before anything is read.
         sampler.logits_shape((1, self.pattern.m), self.pattern)
@@ -108,107 +70,16 @@ class RoILightningModule(MaskLearningModule):
         step, total = self.trainer.global_step, self.trainer.max_steps
         return {"anneal/tau": self.tau.at(step, total), "anneal/lambda": self.lam.at(step, total)}
 
-    # Starting.
-
+    @property
     @override
-    def preflight(self, trainer: pl.Trainer) -> None:
-        if self.prior in SEQUENTIAL_PRIORS and isinstance(trainer.strategy, ModelParallelStrategy):
-            raise UserError(
-                f"model.prior {self.prior!r} goes through the layers one by one, which a sharded model "
-                f"does not allow; make the mask first (roi-lightning prune {self.source.spec} "
-                f"--method {self.prior} --pattern {self.pattern} --corpora FILES --out DIR) and set "
-                "model.prior to DIR"
-            )
-        super().preflight(trainer)
-
-    @override
-    def check_settings(self) -> None:
-        super().check_settings()
-        if self.prior not in NAMED_PRIORS:
-            check_prior_pattern(MaskSet.load(Path(self.prior).expanduser()), self.pattern)
+    def first_lam(self) -> float:
+        return self.lam.at(0, self.trainer.max_steps)
 
     @override
     def on_fit_start(self) -> None:
         super().on_fit_start()
         if advice := self.state.sampler.advice(self.pattern):
             rank_zero_info(advice)
-        if self.trainer.ckpt_path is None:
-            self._warn_of_weak_prior()
-            self.initialise_logits()
-
-    def _warn_of_weak_prior(self) -> None:
-        if self.prior == "none":
-            return
-        lam, chance = self.lam.at(0, self.trainer.max_steps), self.pattern.n / self.pattern.m
-        kept = share_kept_at_start(self.state.sampler, self.pattern, self.prior_strength, self.init_std, lam)
-        # Nearer to chance than to the prior.
-        if kept < (1 + chance) / 2:
-            rank_zero_warn(
-                f"the first draws keep {kept:.1%} of what the prior {self.prior!r} keeps ({chance:.1%} would be "
-                f"chance): model.prior_strength {self.prior_strength} is little beside λ = {lam:g} at the start; "
-                "raise model.prior_strength, lower model.lam.start, or add --config overlays/small_budget.yaml"
-            )
-
-    def initialise_logits(self) -> None:
-        """Random logits, moved towards the prior; never done again when a run resumes.
-
-        All ranks start from the first one's: sums that round differently would tell measured priors apart.
-
-        Raises:
-            UserError: If a prior's mask file does not fit the model.
-        """
-        sharded = self.device_mesh is not None
-        measured = self.prior in MEASURED_PRIORS
-        for name, prior in from_first_rank(self._packed_prior(), all_make=sharded or not measured):
-            layer = self.layers[name]
-            mask = None if prior is None else prior.to_rows().to(layer.logits.device)
-            start = self._random_logits(name, layer.logits)
-            logits = self.state.sampler.initial_logits(start, mask, self.prior_strength, self.pattern)
-            with torch.no_grad():
-                layer.logits.copy_(distribute_like(logits, layer.logits))
-            if not sharded:
-                copy_from_first_rank(layer.logits.detach())
-            if prior is not None:
-                self.prior_masks[name] = prior
-
-    def _packed_prior(self) -> Iterator[tuple[str, LayerMask | None]]:
-        if self.prior == "none":
-            yield from ((name, None) for name in self.layers)
-            return
-        for name, mask in self._prior():
-            yield name, self.layers[name].packed(mask)
-
-    def _random_logits(self, name: str, like: Tensor) -> Tensor:
-        # Drawn on the CPU, so that every device starts from the same values.
-        generator = torch.Generator().manual_seed(noise_key(self.seed, -1, name)[0] & 0xFFFFFFFF)
-        return torch.randn(like.shape, generator=generator).mul_(self.init_std).to(like.device)
-
-    def _prior(self) -> Iterator[tuple[str, Tensor]]:
-        if self.prior in ONE_SHOT_PRIORS:
-            return self._one_shot_prior()
-        masks = MaskSet.load(Path(self.prior).expanduser())
-        check_masks_fit(self.source, masks)
-        return file_masks(masks, self.stored_weights, self.pattern)
-
-    def _one_shot_prior(self) -> Iterator[tuple[str, Tensor]]:
-        """The masks of a one-shot method, by the first training windows if it reads text."""
-        method, activations = ONE_SHOT_PRIORS[self.prior]
-        calibration = None
-        if self.prior in MEASURED_PRIORS:
-            calibration = Calibration(self._prior_text(), activations, self.device)
-        with self.dense():
-            for name, result in prune_layers(self.model, self.layers, method, self.pattern, calibration):
-                yield name, result.mask
-
-    def _prior_text(self) -> Tensor:
-        data = getattr(self.trainer, "datamodule", None)
-        if not isinstance(data, CalibrationDataModule):
-            raise UserError(
-                f"model.prior {self.prior!r} reads text from a CalibrationDataModule; pass one to fit"
-            )
-        windows = data.windows("train", self.prior_windows)
-        rank_zero_info(f"prior: {self.prior} on {windows.numel():,} tokens")
-        return windows
 
     # Stepping.
 
@@ -240,23 +111,5 @@ class RoILightningModule(MaskLearningModule):
 
     @override
     def settings(self) -> dict[str, object]:
-        names = ("sampler", "tau", "lam", "init_std", "prior", "draw_per", "kept_norm")
-        settings = super().settings() | {name: getattr(self, name) for name in names}
-        if self.prior == "none":
-            return settings
-        measured = {"prior_windows": self.prior_windows} if self.prior in MEASURED_PRIORS else {}
-        return settings | {"prior_strength": self.prior_strength} | measured
-
-    # Checkpoints.
-
-    @override
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        super().on_save_checkpoint(checkpoint)
-        checkpoint["prior_masks"] = {name: mask.packed for name, mask in self.prior_masks.items()}
-
-    @override
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        super().on_load_checkpoint(checkpoint)
-        for name, packed in checkpoint["prior_masks"].items():
-            outputs, inputs = self.layers[name].weight.shape
-            self.prior_masks[name] = LayerMask(packed.cpu(), (outputs, inputs), self.layers[name].transposed)
+        names = ("sampler", "tau", "lam", "draw_per", "kept_norm")
+        return super().settings() | {name: getattr(self, name) for name in names}

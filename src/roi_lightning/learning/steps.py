@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, ClassVar
 
 import lightning.pytorch as pl
 import torch
@@ -28,10 +28,12 @@ class MaskedSteps(pl.LightningModule, ABC):
         UserError: If that is no such share.
 
     Attributes:
+        differentiates: Whether a step has a backward pass.
         layers: The masked layers by name.
         state: Which all of them share.
     """
 
+    differentiates: ClassVar[bool] = True
     layers: Mapping[str, MaskedLinear]
     state: LayerState
 

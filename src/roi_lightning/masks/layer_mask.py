@@ -89,6 +89,13 @@ class LayerMask:
         return torch.from_numpy(bits).bool()
 
 
+def unpack_bits(packed: Tensor, columns: int) -> Tensor:
+    """Boolean [out, columns] of `LayerMask.packed`, on its device."""
+    shifts = torch.arange(8, dtype=torch.uint8, device=packed.device)
+    bits = packed.unsqueeze(-1).bitwise_right_shift(shifts).bitwise_and_(1)
+    return bits.flatten(1)[:, :columns].bool()
+
+
 class UnpackedMasks(Mapping[str, Tensor]):
     """Boolean masks [out, in] by name, unpacked one at a time: together they would be a byte per weight.
 

@@ -13,7 +13,7 @@ from roi_lightning.reports.run_files import CONFIG, EXPORT, RECORD, REPORT, SUMM
 from roi_lightning.reports.run_record import RunRecord, read_record
 
 OVERLAP: Final = "overlap.json"
-_METHODS: Final = {"roi": "RoI", "maskllm": "MaskLLM", "proxsparse": "ProxSparse"}
+_METHODS: Final = {"roi": "RoI", "maskllm": "MaskLLM", "proxsparse": "ProxSparse", "maskpro": "MaskPro"}
 _KINDS: Final = (
     f"a run's folder ({RECORD} or {SUMMARY}), an exported directory ({SIDECAR}), a folder of compare ({OVERLAP}), or "
     "the JSON of evaluate"

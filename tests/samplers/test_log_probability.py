@@ -1,0 +1,109 @@
+"""The policy gradient's draws and ∇ log p, against all ordered draws without replacement, one by one."""
+
+from itertools import combinations, permutations
+
+import pytest
+import torch
+
+from roi_lightning.masks.pattern import NMPattern
+from roi_lightning.samplers import Draw, StraightThrough
+from roi_lightning.samplers.log_probability import log_probability_gradient
+from roi_lightning.samplers.noise import noise_key, uniform
+
+GROUPS = 12_000
+LAYER = "a.layer"
+
+
+def ordered_draws(logits, n):
+    """Every ordered draw of n elements, and its probability: pick by pick, each from what is left. float64."""
+    chance = {}
+    for order in permutations(range(len(logits)), n):
+        p, left = torch.ones((), dtype=torch.float64), list(range(len(logits)))
+        for element in order:
+            p = p * logits[left].softmax(0)[left.index(element)]
+            left.remove(element)
+        chance[order] = p
+    assert sum(p.item() for p in chance.values()) == pytest.approx(1)
+    return chance
+
+
+def mask_of(order, m):
+    return tuple(i in order for i in range(m))
+
+
+def drawn_masks(logits, spec, draw):
+    """The masks that a forward pass uses, [groups, M]."""
+    pattern = NMPattern(spec)
+    kept = StraightThrough().masked_weight(torch.ones_like(logits), logits, pattern, draw, LAYER)
+    return kept.detach().view(-1, pattern.m) > 0.5
+
+
+def gradient(logits, spec, draw):
+    return log_probability_gradient(logits, NMPattern(spec), noise_key(draw.seed, draw.index, LAYER))
+
+
+@pytest.mark.parametrize("spec", ["1:2", "1:4", "2:4", "3:5", "2:8"])
+def test_the_gradient_is_that_of_the_ordered_draws_exact_probability(spec):
+    pattern, draw = NMPattern(spec), Draw(3, 7, 1.0, 1.0)
+    logits = 2 * torch.randn((5, 3 * pattern.m), generator=torch.Generator().manual_seed(1))
+    found = gradient(logits, spec, draw).view(-1, pattern.m)
+    index = torch.arange(logits.numel(), dtype=torch.int32)
+    noise = -torch.log(-torch.log(uniform(index, noise_key(3, 7, LAYER)).double()))
+    masks = drawn_masks(logits, spec, draw)
+    groups = logits.double().view(-1, pattern.m)
+    for group, (own, g) in enumerate(zip(groups, noise.view(-1, pattern.m), strict=True)):
+        order = tuple(sorted(range(pattern.m), key=(own + g).tolist().__getitem__, reverse=True)[: pattern.n])
+        own.requires_grad_()
+        (wanted,) = torch.autograd.grad(ordered_draws(own, pattern.n)[order].log(), own)
+        torch.testing.assert_close(found[group].double(), wanted, rtol=0, atol=1e-5)
+        assert mask_of(order, pattern.m) == tuple(masks[group].tolist()), "of the mask that is used"
+
+
+def test_the_logits_of_one_group_stay_as_they_are():
+    logits = torch.tensor([[1.0, 2.0, 3.0, 4.0]])
+    gradient(logits, "2:4", Draw(0, 0, 1.0, 1.0))
+    assert logits.tolist() == [[1.0, 2.0, 3.0, 4.0]]
+
+
+def test_logits_far_apart_have_a_finite_gradient():
+    logits = torch.tensor([[500.0, 200.0, -300.0, -500.0, 0.0, 1e-3, -1e4, 1e4]])
+    found = gradient(logits, "2:4", Draw(0, 0, 1.0, 1.0))
+    assert found.isfinite().all()
+    assert found.view(2, 4).sum(1) == pytest.approx([0, 0], abs=1e-6)
+    assert found[0, :4] == pytest.approx([0, 0, 0, 0])
+
+
+PROBLEMS = {"1:4": (1.0, 0.3, -0.5, 0.0), "2:4": (1.0, 0.3, -0.5, 0.0), "2:5": (0.5, 0.5, 1.5, -1.0, 0.0)}
+
+
+@pytest.mark.parametrize(("spec", "values"), PROBLEMS.items(), ids=PROBLEMS)
+def test_masks_are_drawn_as_often_as_they_should_be(spec, values):
+    pattern, logits = NMPattern(spec), torch.tensor(values).repeat(GROUPS).view(100, -1)
+    masks = drawn_masks(logits, spec, Draw(0, 5, 1.0, 1.0))
+    orders = ordered_draws(torch.tensor(values, dtype=torch.float64), pattern.n)
+    for kept in combinations(range(pattern.m), pattern.n):
+        p = float(sum(chance for order, chance in orders.items() if set(order) == set(kept)))
+        wanted = torch.tensor(mask_of(kept, pattern.m))
+        share = float((masks == wanted).all(1).double().mean())
+        assert share == pytest.approx(p, abs=4 * (p * (1 - p) / GROUPS) ** 0.5)
+
+
+@pytest.mark.parametrize("spec", ["1:4", "2:4"])
+def test_the_mean_update_is_the_gradient_of_the_expected_loss(spec):
+    """Every group is the same problem with a draw of its own: a loss for each mask, made up."""
+    values, pattern = torch.tensor(PROBLEMS[spec]), NMPattern(spec)
+    made_up = torch.Generator().manual_seed(4)
+    losses = {kept: float(torch.randn((), generator=made_up)) for kept in combinations(range(4), pattern.n)}
+    exact = values.double().requires_grad_()
+    expected = sum(p * losses[tuple(sorted(order))] for order, p in ordered_draws(exact, pattern.n).items())
+    (wanted,) = torch.autograd.grad(expected, exact)
+    logits = values.repeat(GROUPS).view(100, -1)
+    draw = Draw(0, 11, 1.0, 1.0)
+    of_mask = torch.zeros(GROUPS)
+    for kept, loss in losses.items():
+        of_mask[(drawn_masks(logits, spec, draw) == torch.tensor(mask_of(kept, 4))).all(1)] = loss
+    reference, delta = losses[tuple(range(pattern.n))], 0.4
+    updates = (of_mask - reference - delta).unsqueeze(1) * gradient(logits, spec, draw).view(-1, 4)
+    error = updates.std(0) / GROUPS**0.5
+    assert wanted.abs().max() > 10 * error.max()
+    assert ((updates.mean(0) - wanted).abs() < 4 * error).all()
