@@ -2,10 +2,12 @@
 
 import hashlib
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from roi_lightning.data import Corpus
 from roi_lightning.data.corpora import as_corpora, describe, load_documents
@@ -87,12 +89,14 @@ def test_an_interrupted_run_goes_on_to_the_same_text(author, tmp_path, monkeypat
     assert not unfinished.exists()
 
 
-def test_a_spoiled_unfinished_file_is_refused(author, tmp_path):
+@pytest.mark.parametrize("content", ["", "[]\n", "{}\n[1]\n", "{}\n{\n"])
+def test_a_spoiled_unfinished_file_is_refused(author, tmp_path, content):
     unfinished = tmp_path / f"out.jsonl{UNFINISHED}"
-    unfinished.write_text("{}\n[1]\n")
+    unfinished.write_text(content)
     with pytest.raises(UserError, match=r"can't be gone on with .*; remove it"):
         write_samples(author, SETTINGS, tmp_path / "out.jsonl")
-    assert unfinished.read_text() == "{}\n[1]\n"
+    assert unfinished.read_text() == content
+    assert sorted(tmp_path.iterdir()) == [unfinished]
 
 
 def test_the_cache_is_written_once_for_each_model_and_setting(author, tmp_path, monkeypatch):
@@ -120,6 +124,18 @@ def test_a_cache_that_is_not_what_was_written_is_refused(author, tmp_path, spoil
         about(path).unlink()
     with pytest.raises(UserError, match="not as they were written; remove both to sample anew"):
         cached_samples(author, SETTINGS, str(tmp_path))
+
+
+def test_a_model_that_can_t_be_read_leaves_nothing(author, tmp_path):
+    model = tmp_path / "model"
+    shutil.copytree(author.source.directory, model)
+    weights = load_file(model / "model.safetensors")
+    weights["model.norm.weight"].fill_(torch.nan)
+    save_file(weights, model / "model.safetensors", {"format": "pt"})
+    spoiled = replace(author, source=resolve_model(str(model)), lm=None)
+    with pytest.raises(UserError, match="NaN or infinity"):
+        write_samples(spoiled, SETTINGS, tmp_path / "new/out.jsonl")
+    assert list(tmp_path.iterdir()) == [model]
 
 
 def test_documents_longer_than_the_model_are_refused_before_it_is_loaded(author, tmp_path, monkeypatch):

@@ -109,6 +109,8 @@ def write_samples(author: Author, settings: SampleSettings, out: Path) -> dict[s
         rank_zero_info(f"sampling goes on after {selection.written} documents in {str(unfinished)!r}")
     lm, before, started = author.load(), selection.tokens, time.perf_counter()
     for documents in _batches(lm, author, settings, selection):
+        if not unfinished.exists():
+            _append(unfinished, identity)
         _append(unfinished, [asdict(document) for document in documents])
     run = {
         "lm": author.source.spec,
@@ -127,7 +129,7 @@ def write_samples(author: Author, settings: SampleSettings, out: Path) -> dict[s
     write_json(about(out), facts)
     with written_aside(out) as partial:
         partial.write_bytes(content)
-    unfinished.unlink()
+    unfinished.unlink(missing_ok=True)
     return facts
 
 
@@ -204,29 +206,29 @@ def _report(advance: Advance, before: int, drawn: int) -> None:
 
 
 def _resume(file: Path, identity: Mapping[str, Any]) -> list[list[Document]]:
-    """The batches in an unfinished file, which is begun if there is none; a line that has no end is cut off."""
+    """The batches in an unfinished file, none if there is no such file; a line that has no end is cut off."""
+    if not file.exists():
+        return []
     try:
-        content = file.read_bytes() if file.exists() else b""
+        content = file.read_bytes()
         whole = content[: content.rfind(b"\n") + 1]
-        lines = [json.loads(line) for line in whole.splitlines()]
-        batches = [[Document(**document) for document in batch] for batch in lines[1:]]
-        if content != whole:
-            os.truncate(file, len(whole))
-    except (OSError, ValueError, TypeError) as error:
+        head, *lines = [json.loads(line) for line in whole.splitlines()]
+        batches = [[Document(**document) for document in batch] for batch in lines]
+        other = sorted(name for name in identity if head.get(name) != identity[name])
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise UserError(f"{str(file)!r} can't be gone on with ({reason(error)}); remove it") from error
-    if not lines:
-        _append(file, identity)
-    elif lines[0] != identity:
-        other = sorted(name for name in identity if lines[0].get(name) != identity[name])
+    if other:
         raise UserError(
             f"{str(file)!r} is left of other samples, with another {', '.join(other)}; remove it, choose another "
             "file, or go on with the same model and settings"
         )
+    os.truncate(file, len(whole))
     return batches
 
 
 def _append(file: Path, value: object) -> None:
     try:
+        file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("ab") as stream:
             stream.write(f"{json.dumps(value)}\n".encode())
     except OSError as error:
