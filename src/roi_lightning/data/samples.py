@@ -9,8 +9,10 @@ from typing import Any, Final
 import numpy as np
 import torch
 from torch import Tensor
+from transformers.cache_utils import DynamicCache, DynamicLayer
 from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+from typing_extensions import override
 
 from roi_lightning.data.packing import find_bos, tokenize
 from roi_lightning.errors import UserError
@@ -129,11 +131,12 @@ def _write(
     """The tokens of each document, its end included, from numbers in [0, 1), float64 [documents, max_tokens]."""
     device = next(lm.parameters()).device
     written: list[list[int]] = [[] for _ in draws]
-    rows, tokens, cache, drawn = torch.arange(len(draws)), torch.full((len(draws),), start), None, 0
+    rows, tokens, drawn = torch.arange(len(draws)), torch.full((len(draws),), start), 0
+    cache = _cache(lm, draws.shape[1])
     for position in range(draws.shape[1]):
-        out = lm(input_ids=tokens[:, None].to(device), past_key_values=cache, use_cache=True)
-        cache, drawn = out.past_key_values, drawn + len(rows)
-        tokens = draw_tokens(out.logits[:, -1], draws[rows, position].to(device)).cpu()
+        logits = lm(input_ids=tokens[:, None].to(device), past_key_values=cache, use_cache=True).logits
+        tokens = draw_tokens(logits[:, -1], draws[rows, position].to(device)).cpu()
+        drawn += len(rows)
         for row, token in zip(rows.tolist(), tokens.tolist(), strict=True):
             written[row].append(token)
         report(drawn)
@@ -144,6 +147,46 @@ def _write(
             rows, tokens = rows[going], tokens[going]
             cache.batch_select_indices(going.nonzero().flatten().to(device))
     return written
+
+
+def _cache(lm: PreTrainedModel, longest: int) -> DynamicCache:
+    """A cache as the model makes one, with room from the start."""
+    cache = DynamicCache(config=lm.config)
+    cache.layers = [_Rows(longest) if type(layer) is DynamicLayer else layer for layer in cache.layers]
+    return cache
+
+
+class _Rows(DynamicLayer):
+    """Keys and values of sequences that get a token at a time, in memory that is not copied for each.
+
+    Args:
+        longest: Tokens of a sequence at most.
+    """
+
+    def __init__(self, longest: int) -> None:
+        super().__init__()
+        self.longest = longest
+        self._rooms: list[Tensor] = []  # [batch, heads, longest, head size] of keys, of values
+
+    @override
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        new = key_states, value_states
+        if not self.is_initialized:
+            self.lazy_initialization(*new)
+            self._rooms = [x.new_empty(*x.shape[:2], self.longest, x.shape[3]) for x in new]
+        at = self.get_seq_length()
+        for room, states in zip(self._rooms, new, strict=True):
+            room[:, :, at : at + 1] = states
+        self.keys, self.values = (room[:, :, : at + 1] for room in self._rooms)
+        return self.keys, self.values
+
+    @override
+    def batch_select_indices(self, indices: Tensor) -> None:
+        length = self.get_seq_length()
+        self._rooms = [room[indices] for room in self._rooms]
+        self.keys, self.values = (room[:, :, :length] for room in self._rooms)
 
 
 def draw_tokens(logits: Tensor, draws: Tensor) -> Tensor:
