@@ -164,7 +164,7 @@ class _Rows(DynamicLayer):
     """
 
     def __init__(self, longest: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.longest = longest
         self._rooms: list[Tensor] = []  # [batch, heads, longest, head size] of keys, of values
 
