@@ -99,6 +99,10 @@ def chats(name, row, **options):
     return make
 
 
+def spelled(words):
+    return lambda bench: words
+
+
 CHAT = {"messages": [{"role": "user", "content": "where is the cat?"}]}
 NOISE = bytes(range(256)) * 40
 TABLE = {
@@ -182,9 +186,15 @@ TABLE = {
         prune,
         "loss_on 'some'.*set it to all or answers",
     ),
+    "self: streamed": (spelled("{source: self, streaming: true}"), prune, "streaming True means nothing to"),
+    "self: words": (spelled("{source: self, tokens: many}"), prune, "tokens of sampled text is 'many'; give"),
+    "self: too long": (spelled("{source: self, max_tokens: 4096}"), prune, "reads at most 128 tokens"),
+    "self: no such token": (spelled("{source: self, start: <x>}"), prune, "no token '<x>'; set start"),
+    "self: of a file": (spelled("{source: c.txt, tokens: 9}"), prune, "tokens 9 means nothing to .*c.txt"),
     # What perplexities are measured on.
     "measured: missing": (lambda bench: "nowhere.txt", evaluate, "nowhere.txt' is no file"),
     "measured: a folder": (folder, evaluate, "is no file"),
+    "measured: self": (spelled("{source: self}"), evaluate, "corpus 'self' is sampled from .* none here"),
     "measured: empty": (text("c.txt", ""), evaluate, "has 0 tokens and at least 2 are needed"),
     "measured: noise": (text("c.txt", NOISE), evaluate, r"c\.txt' can't be read as UTF-8"),
     "measured: a cut gz": (

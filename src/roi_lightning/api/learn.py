@@ -83,7 +83,7 @@ def learn(
     Args:
         lm: Any causal language model, all of it on one device.
         tokenizer: Its own.
-        corpora: Text: files, globs, hub ids, `python-docs`, or `Corpus` objects.
+        corpora: Text: files, globs, hub ids, `python-docs`, `self`, or `Corpus` objects.
         pattern: N:M, N kept of every M consecutive inputs.
         steps: Optimizer steps.
         seq_len: Tokens of a window.
@@ -126,6 +126,7 @@ def learn(
         text = {"corpora": corpora, "val_corpora": corpora, "seed": seed, **windows}
         reader = _make(data, tokenizer.name_or_path, text)
         reader.use_tokenizer(tokenizer)
+        reader.use_model(view)
         fitter.fit(module, datamodule=reader)
         return module.mask_set()
 

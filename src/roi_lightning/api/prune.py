@@ -46,7 +46,8 @@ def prune(
     Args:
         lm: Any causal language model, all of it on one device.
         tokenizer: Its own; magnitude needs none.
-        corpora: Calibration text: files, globs, hub ids, `python-docs`, or `Corpus` objects; magnitude reads none.
+        corpora: Calibration text: files, globs, hub ids, `python-docs`, `self`, or `Corpus` objects; magnitude reads
+            none.
         options: Of `PruneConfig`: `method` (`wanda` if left out), `pattern`, `windows`, `seq_len`, `seed`,
             `activations`, `device`, `offload_dir`, `targets`, `ignore`.
 
@@ -68,6 +69,7 @@ def prune(
         text: dict[str, Any] = {"corpora": corpora, "val_corpora": corpora}
         data = CalibrationDataModule(tokenizer.name_or_path, **text, seq_len=config.seq_len, seed=config.seed)
         data.use_tokenizer(tokenizer)
+        data.use_model(view)
         calibration = config.calibration(data, max_positions(view.config))
     elif corpora:
         raise UserError(f"{type(method).__name__} reads no text; leave out corpora")

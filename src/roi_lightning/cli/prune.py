@@ -39,7 +39,7 @@ class PruneOptions(PruneConfig):
             '{class_path: my_method.Mine, init_args: {exponent: 0.5}}'.
         out: The directory to write.
         overwrite: Replace an earlier export there.
-        corpora: Calibration text, as in data.corpora: files, globs, hub ids, python-docs, or mappings like
+        corpora: Calibration text, as in data.corpora: files, globs, hub ids, python-docs, self, or mappings like
             '{source: x.jsonl, text_field: body}'; of chats '{source: x.jsonl, messages_field: messages}'.
         revision: Branch, tag or commit of a hub id.
         dtype: In which the model runs, and a GGUF model is saved: auto for the stored one, bfloat16 for GGUF.
@@ -86,7 +86,7 @@ class PruneOptions(PruneConfig):
     def text(self) -> CalibrationDataModule:
         """The calibration text in the model's tokens."""
         corpora: list[Corpus | str] = [parse_corpus(text) for text in self.corpora]
-        return CalibrationDataModule(
+        data = CalibrationDataModule(
             self.lm,
             tokenizer_revision=self.revision,
             trust_remote_code=self.trust_remote_code,
@@ -95,6 +95,8 @@ class PruneOptions(PruneConfig):
             seq_len=self.seq_len,
             seed=self.seed,
         )
+        data.use_device(choose_device(self.device))
+        return data
 
 
 def main(argv: Sequence[str]) -> int:
@@ -116,10 +118,11 @@ def main(argv: Sequence[str]) -> int:
     facts = {"method": options.method_name, **method.facts(), **_selection(options)}
     if isinstance(method, CalibratedMethod):
         longest = max_positions(load_config(source, options.trust_remote_code))
-        calibration = options.calibration(options.text(), longest)
+        data = options.text()
+        calibration = options.calibration(data, longest)
         facts |= {
             "activations": options.activations,
-            "text": ", ".join(options.corpora),
+            "text": ", ".join(corpus.title for corpus in data.corpora),
             "seed": options.seed,
         }
         facts |= {"windows": options.windows, "seq_len": options.seq_len}

@@ -11,7 +11,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -29,6 +29,7 @@ from roi_lightning.data.files import (
     python_documents,
     text_passages,
 )
+from roi_lightning.data.samples import SampleSettings
 from roi_lightning.errors import UserError, reason
 
 if TYPE_CHECKING:
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
 Generate = Callable[..., Iterator[Mapping[str, str | None]]]
 LossOn = Literal["all", "answers"]
 PYTHON_DOCS = "python-docs"
+SELF = "self"
+_OF_SAMPLES = tuple(field.name for field in fields(SampleSettings))
+_OF_SELF = {"source", "weight", "loss_on", *_OF_SAMPLES}
 FORMATS = {".txt": "text", ".jsonl": "json", ".json": "json", ".parquet": "parquet"}
 
 
@@ -46,7 +50,8 @@ class Corpus:
 
     Attributes:
         source: `python-docs`, a local path or glob (.txt, .jsonl, .json, .parquet; all but parquet also
-            compressed as .gz, .zst, .xz or .bz2), or a hub dataset id such as `owner/name`.
+            compressed as .gz, .zst, .xz or .bz2), a hub dataset id such as `owner/name`, or `self` for documents that
+            the dense model itself writes.
         weight: Fraction of the training windows drawn from here, relative to the other corpora's weights.
         subset: Configuration name of a hub dataset.
         split: Split of a hub dataset; local files have only `train`.
@@ -55,6 +60,10 @@ class Corpus:
         revision: Commit, tag or branch of a hub dataset.
         messages_field: Column that holds chats, lists of messages, in place of text.
         loss_on: Of chats, whether the loss and perplexities are those of all tokens or of the assistant's answers.
+        tokens: Of `self`, how many tokens to sample; 300,000 if left out.
+        max_tokens: Of `self`, the most tokens of a document; 1,024 if left out.
+        seed: Of `self`, the seed of the draws; 0 if left out, whatever the run's is.
+        start: Of `self`, the token that a document follows, if that is not the BOS or EOS of the tokenizer.
     """
 
     source: str
@@ -66,6 +75,27 @@ class Corpus:
     revision: str | None = None
     messages_field: str | None = None
     loss_on: LossOn = "all"
+    tokens: int | None = None
+    max_tokens: int | None = None
+    seed: int | None = None
+    start: str | None = None
+
+    @property
+    def samples(self) -> SampleSettings:
+        """What to sample, of `self`.
+
+        Raises:
+            UserError: For numbers out of range.
+        """
+        given = {name: getattr(self, name) for name in _OF_SAMPLES}
+        return SampleSettings(**{name: value for name, value in given.items() if value is not None})
+
+    @property
+    def title(self) -> str:
+        """The source as provenance names it."""
+        if self.source != SELF:
+            return self.source
+        return f"{SELF} ({self.samples.tokens} tokens of seed {self.samples.seed})"
 
     @property
     def field(self) -> str:
@@ -84,6 +114,7 @@ def as_corpora(value: Sequence[Corpus | str] | str) -> list[Corpus]:
     if not corpora:
         raise UserError(f"data.corpora is empty; name at least one source, for example {PYTHON_DOCS}")
     for corpus in corpora:
+        _check_fields(corpus)
         if not 0 < corpus.weight < float("inf"):
             raise UserError(f"weight {corpus.weight} of corpus {corpus.source!r} must be a positive number")
         if corpus.loss_on not in get_args(LossOn):
@@ -100,6 +131,21 @@ def as_corpora(value: Sequence[Corpus | str] | str) -> list[Corpus]:
                 f"loss_on: answers of corpus {corpus.source!r} is for chats; name their column with messages_field"
             )
     return corpora
+
+
+def _check_fields(corpus: Corpus) -> None:
+    """Refuse fields that mean nothing to a source."""
+    own = (
+        _OF_SELF if corpus.source == SELF else {each.name for each in fields(Corpus)}.difference(_OF_SAMPLES)
+    )
+    for each in fields(Corpus):
+        value = getattr(corpus, each.name)
+        if each.name not in own and value != each.default:
+            raise UserError(
+                f"{each.name} {value!r} means nothing to corpus {corpus.source!r}; leave it out"
+                + (" or name another source" if corpus.source == SELF else f", or set source: {SELF}")
+            )
+    _ = corpus.samples
 
 
 def parse_corpus(text: str) -> Corpus:
@@ -126,8 +172,14 @@ def load_documents(corpus: Corpus, cache_dir: str | None = None) -> "Dataset | I
         cache_dir: Folder for prepared data; None is the `datasets` library's own.
 
     Raises:
-        UserError: If nothing matches, the source cannot be read, or it lacks the column.
+        UserError: If nothing matches, the source cannot be read, or it lacks the column; for `self`, which needs a
+            model.
     """
+    if corpus.source == SELF:
+        raise UserError(
+            "corpus 'self' is sampled from the model that is pruned, and there is none here; write it to a file with "
+            "`roi-lightning sample LM --out samples.jsonl` and name that"
+        )
     if corpus.source == PYTHON_DOCS:
         _check_no_chats(corpus)
         arguments: dict[str, Any] = {"library": sysconfig.get_path("stdlib"), "version": sys.version}
@@ -148,12 +200,16 @@ def load_documents(corpus: Corpus, cache_dir: str | None = None) -> "Dataset | I
 
 
 def describe(corpus: Corpus) -> dict[str, Any]:
-    """What identifies a corpus, as plain values; of local files their names and sizes count."""
-    paths = [] if corpus.source == PYTHON_DOCS else _local_files(corpus.source)
+    """What identifies a corpus, as plain values; of local files their names and sizes count, of `self` settings."""
+    paths = [] if corpus.source in (PYTHON_DOCS, SELF) else _local_files(corpus.source)
     sizes = json.dumps([[path.name, path.stat().st_size] for path in paths])
     settings = asdict(corpus)
     if corpus.messages_field is None:  # what identified a text before there were chats identifies it still
         del settings["messages_field"], settings["loss_on"]
+    for name in _OF_SAMPLES:  # likewise
+        del settings[name]
+    if corpus.source == SELF:
+        settings |= asdict(corpus.samples)
     return settings | {"files": hashlib.sha256(sizes.encode()).hexdigest()}
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from functools import cached_property, partial
 from itertools import chain, islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
@@ -11,14 +12,15 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from typing_extensions import override
 
 from roi_lightning.data import packing
 from roi_lightning.data.chats import ChatTokenizer
-from roi_lightning.data.corpora import Corpus, as_corpora, describe, load_documents
+from roi_lightning.data.corpora import SELF, Corpus, as_corpora, describe, load_documents
 from roi_lightning.data.packing import Side, as_batch
 from roi_lightning.data.resumable_order import ResumableLoader, ResumableSampler, evenly_spaced, mix
+from roi_lightning.data.self_corpus import Author, cached_samples
 from roi_lightning.data.stream_state import StreamState
 from roi_lightning.data.streaming import (
     PROGRESS,
@@ -29,6 +31,8 @@ from roi_lightning.data.streaming import (
     make_substreams,
 )
 from roi_lightning.errors import UserError
+from roi_lightning.models.source import ModelSource, resolve_model
+from roi_lightning.utils.devices import choose_device
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
@@ -48,7 +52,7 @@ class CalibrationDataModule(LightningDataModule):
         tokenizer: Model or folder whose tokenizer to use.
         tokenizer_revision: Commit, tag or branch of the tokenizer on the hub.
         trust_remote_code: Whether the tokenizer may run code from its repository.
-        corpora: Training text: `python-docs`, files, globs, hub ids, or mappings with the fields of Corpus.
+        corpora: Training text: `python-docs`, `self`, files, globs, hub ids, or mappings with the fields of Corpus.
         val_corpora: Held-out text; None splits it off the training documents.
         seq_len: Window length in tokens, BOS included.
         batch_size: Windows per micro-batch and rank in training.
@@ -103,6 +107,9 @@ class CalibrationDataModule(LightningDataModule):
         self.held_out_fraction, self.val_windows = held_out_fraction, val_windows
         self.num_workers, self.cache_dir = num_workers, cache_dir
         self._state: StreamState | None = None
+        self._in_memory: PreTrainedModel | None = None
+        self._device: torch.device | None = None
+        self._files: dict[Corpus, Path] = {}
 
     @property
     def train_tokens(self) -> int:
@@ -144,7 +151,7 @@ class CalibrationDataModule(LightningDataModule):
 
     def facts(self, windows: int) -> dict[str, object]:
         """What an export records of the text that a mask was learned from in so many windows; plain values."""
-        text = ", ".join(corpus.source for corpus in self.corpora)
+        text = ", ".join(corpus.title for corpus in self.corpora)
         chats = sorted({f"loss on {corpus.loss_on}" for corpus in self.corpora if corpus.messages_field})
         kind = {"chats": " and ".join(chats)} if chats else {}
         return {"text": text, **kind, "seq_len": self.seq_len, "tokens": windows * self.seq_len}
@@ -158,7 +165,7 @@ class CalibrationDataModule(LightningDataModule):
         """Read, tokenise and pack: training and held-out windows for `fit`, else held-out ones alone."""
         self._state, parts = None, []
         if stage == "fit":
-            count, used = self.train_tokens // self.seq_len, ", ".join(each.source for each in self.corpora)
+            count, used = self.train_tokens // self.seq_len, ", ".join(each.title for each in self.corpora)
             size = f"{count:,} windows of {self.seq_len:,} tokens ({self.train_tokens / 1e6:.2f} M tokens)"
             if self._substreams:
                 self._state, size = StreamState(self._described(), self._micro_batch), "streamed windows"
@@ -227,6 +234,8 @@ class CalibrationDataModule(LightningDataModule):
 
         Every call must give the same. Chats stand there as a `chats.chat_document`.
         """
+        if corpus.source == SELF:
+            corpus = Corpus(str(self._written(corpus)))
         return load_documents(corpus, self.cache_dir)
 
     def stream(self, corpus: Corpus) -> "IterableDataset":
@@ -240,6 +249,14 @@ class CalibrationDataModule(LightningDataModule):
     def use_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Take a tokenizer in memory, in place of loading one."""
         self.__dict__["_loaded_tokenizer"] = tokenizer
+
+    def use_model(self, lm: PreTrainedModel) -> None:
+        """Take a dense model in memory to write the corpus `self`, in place of loading the one `tokenizer` names."""
+        self._in_memory = lm
+
+    def use_device(self, device: torch.device) -> None:
+        """Write the corpus `self` on a device other than the trainer's."""
+        self._device = device
 
     @property
     def text_tokenizer(self) -> PreTrainedTokenizerBase:
@@ -278,6 +295,33 @@ class CalibrationDataModule(LightningDataModule):
     @cached_property
     def _loaded_tokenizer(self) -> PreTrainedTokenizerBase:
         return self.load_tokenizer()
+
+    @cached_property
+    def _author(self) -> Author:
+        """Who writes the corpus `self`."""
+        if self._in_memory is not None:
+            source, device = ModelSource(type(self._in_memory).__name__, "memory"), self._in_memory.device
+        else:
+            source = resolve_model(self.tokenizer, self.tokenizer_revision)
+            here = choose_device() if self.trainer is None else self.trainer.strategy.root_device
+            device = self._device or here
+        return Author(
+            source=source,
+            tokenizer=self._loaded_tokenizer,
+            device=device,
+            trust_remote_code=self.trust_remote_code,
+            lm=self._in_memory,
+        )
+
+    def _written(self, corpus: Corpus) -> Path:
+        """The file with the documents of a corpus `self`, which is told of once."""
+        if corpus not in self._files:
+            self._files[corpus] = cached_samples(self._author, corpus.samples, self.cache_dir)
+        return self._files[corpus]
+
+    def _describe(self, corpus: Corpus) -> dict[str, Any]:
+        written_by = {"model": self._author.digest} if corpus.source == SELF else {}
+        return describe(corpus) | written_by
 
     @property
     def _side(self) -> Side:
@@ -355,7 +399,7 @@ class CalibrationDataModule(LightningDataModule):
             ({} if bos is None else {"data.bos": bos})
             | template
             | {
-                "data.corpora": list(map(describe, self.corpora)),
+                "data.corpora": list(map(self._describe, self.corpora)),
                 "data.tokenizer": packing.identity(self._loaded_tokenizer),
                 "data.seq_len": self.seq_len,
                 "data.seed": self.seed,
@@ -366,7 +410,7 @@ class CalibrationDataModule(LightningDataModule):
     def _described(self) -> dict[str, Any]:
         """What the windows of streamed text and their order depend on, by option, as checkpoints hold it."""
         corpora = [
-            describe(corpus) | {"shards": reader.documents.num_shards}
+            self._describe(corpus) | {"shards": reader.documents.num_shards}
             for corpus, reader in zip(self.corpora, self._substreams[0].readers, strict=True)
         ]
         return self.recipe() | {"data.corpora": corpora, "lanes": len(self._substreams)}

@@ -7,7 +7,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Final, cast
+from typing import Final, cast
 
 import torch
 import transformers
@@ -19,8 +19,9 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from typing_extensions import override
 
 from roi_lightning.data.packing import find_bos, tokenize
+from roi_lightning.data.samples import end_tokens
 from roi_lightning.errors import UserError
-from roi_lightning.utils.progress import progress
+from roi_lightning.utils.progress import Advance
 
 Message = dict[str, str]  # role and content
 _JSON_LINES: Final = ".jsonl"
@@ -234,13 +235,6 @@ def continue_prompt(
     return Continuation(decode(tokenizer, new[:count]), count, seconds)
 
 
-def end_tokens(lm: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The tokens that end a text: those the model names for generation, and its tokenizer's EOS."""
-    named: Any = getattr(lm.generation_config, "eos_token_id", None)
-    found = [*named] if isinstance(named, list) else [named]
-    return [int(token) for token in dict.fromkeys([*found, tokenizer.eos_token_id]) if token is not None]
-
-
 @contextmanager
 def _ready(lm: PreTrainedModel) -> Iterator[None]:
     """A model that generates by our settings alone: in train mode one that recomputes activations keeps no cache."""
@@ -263,26 +257,15 @@ class _Ticks(BaseStreamer):
     """
 
     def __init__(self, total: int, description: str) -> None:
-        self._report = iter(progress(range(total), description))
-        self._done, self._prompt = 0, True
-        next(self._report, None)
+        self._advance, self._prompt = Advance(total, description), True
+        self.go_to, self.close = self._advance.go_to, self._advance.close
 
     @override
     def put(self, value: Tensor) -> None:
         if not self._prompt:  # the first that a streamer is given
-            self.go_to(self._done + 1)
+            self.go_to(self._advance.done + 1)
         self._prompt = False
 
     @override
     def end(self) -> None:
         self._prompt = True
-
-    def go_to(self, done: int) -> None:
-        """So many tokens are done, or will never come."""
-        for _ in range(done - self._done):
-            next(self._report, None)
-        self._done = done
-
-    def close(self) -> None:
-        """End the report."""
-        self._report.close()  # type: ignore[attr-defined]  # a generator

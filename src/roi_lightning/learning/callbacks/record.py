@@ -166,7 +166,7 @@ def _run(learner: MaskLearningModule, trainer: Trainer) -> dict[str, Any]:
     if isinstance(data, CalibrationDataModule):
         windows = data.batch_size * trainer.accumulate_grad_batches * trainer.world_size
         facts |= {
-            "corpora": [corpus.source for corpus in data.corpora],
+            "corpora": [corpus.title for corpus in data.corpora],
             "seq_len": data.seq_len,
             "windows_per_step": windows,
             "tokens_per_step": windows * data.seq_len,

@@ -1,0 +1,87 @@
+"""`sample LM --out FILE`: calibration text that a model writes itself."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from roi_lightning.cli.options import parse_options
+from roi_lightning.data.samples import SampleSettings
+from roi_lightning.data.self_corpus import BATCH_SIZE, Author, about, summary, write_samples
+from roi_lightning.errors import UserError
+from roi_lightning.models.config import DType, load_tokenizer
+from roi_lightning.models.source import resolve_model
+from roi_lightning.utils.atomic_io import check_writable
+from roi_lightning.utils.devices import choose_device
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleOptions(SampleSettings):
+    """Have a model write documents, token by token, at temperature 1 with nothing cut off.
+
+    Writes JSON lines with the field `text`, to be used as corpora, and facts about them beside it (.about.json). The
+    same command goes on where an interrupted one was.
+
+    Attributes:
+        lm: Hub id, directory, or GGUF file.
+        out: The .jsonl file to write.
+        batch_size: Documents at a time; more take more memory.
+        revision: Branch, tag or commit of a hub id.
+        dtype: Of the weights: auto for the stored one, bfloat16 for GGUF.
+        device: auto, cpu, cuda or cuda:N.
+        trust_remote_code: Run the model repository's code.
+
+    Raises:
+        UserError: For numbers out of range, and a file that is not called .jsonl, or is there already.
+    """
+
+    lm: str = field(kw_only=False)
+    out: Path
+    batch_size: int = BATCH_SIZE
+    revision: str | None = None
+    dtype: DType = "auto"
+    device: str = "auto"
+    trust_remote_code: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.batch_size < 1:
+            raise UserError(f"--batch_size is {self.batch_size}; give at least 1")
+        if self.out.suffix != ".jsonl":
+            raise UserError(f"--out {str(self.out)!r} is to hold JSON lines; give a name that ends in .jsonl")
+        for path in (self.out, about(self.out)):
+            if path.exists():
+                raise UserError(f"{str(path)!r} is there already; remove it or give another --out")
+        check_writable(self.out)
+
+    @property
+    def settings(self) -> SampleSettings:
+        """Which documents."""
+        return SampleSettings(
+            tokens=self.tokens, max_tokens=self.max_tokens, seed=self.seed, start=self.start
+        )
+
+
+def main(argv: Sequence[str]) -> int:
+    """Sample, write, and say how much it is.
+
+    Returns:
+        0.
+
+    Raises:
+        UserError: For a model that can't be read or writes nothing, and a file that can't be written.
+    """
+    options = parse_options(SampleOptions, "sample", argv)
+    author = Author(
+        source=resolve_model(options.lm, options.revision),
+        tokenizer=load_tokenizer(options.lm, options.revision, options.trust_remote_code),
+        device=choose_device(options.device),
+        dtype=options.dtype,
+        batch_size=options.batch_size,
+        trust_remote_code=options.trust_remote_code,
+    )
+    facts = write_samples(author, options.settings, options.out)
+    run = facts["run"]
+    rate = f"{run['tokens'] / run['seconds']:,.0f} tokens/s" if run["seconds"] else "read, not sampled"
+    sys.stdout.write(f"{options.out}: {summary(facts)} ({rate})\n")
+    return 0

@@ -1,0 +1,252 @@
+"""The corpus `self`: documents that the dense model writes, kept in a file that is read like any other text.
+
+Each batch of documents is added to an unfinished file when it is done; a run that was interrupted goes on from there,
+and ends with the same text.
+"""
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from functools import cached_property, partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from filelock import FileLock
+from lightning.pytorch.utilities import rank_zero_info
+from transformers.modeling_utils import PreTrainedModel
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+from roi_lightning.data.packing import identity as tokenizer_identity
+from roi_lightning.data.samples import Document, SampleSettings, Selection, sample_documents, start_token
+from roi_lightning.errors import UserError, reason
+from roi_lightning.models.config import DType, load_config, max_positions
+from roi_lightning.models.fingerprint import model_digest
+from roi_lightning.models.loading import load_language_model
+from roi_lightning.models.source import ModelSource
+from roi_lightning.utils.atomic_io import check_writable, write_json, written_aside
+from roi_lightning.utils.progress import Advance, working
+
+BATCH_SIZE: Final = 32
+ABOUT: Final = ".about.json"
+UNFINISHED: Final = ".unfinished"
+_CACHE: Final = "roi_lightning_self"
+_VERSION: Final = 1  # to be raised when the same settings give other documents
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Author:
+    """The dense model that writes, and how it is run.
+
+    Attributes:
+        source: Where it is stored.
+        tokenizer: Its own.
+        device: Where it computes.
+        dtype: Of its weights.
+        batch_size: Documents at a time; the text depends on it by rounding only.
+        trust_remote_code: Run its repository's code.
+        lm: The model, if it is in memory already; then the three before count for nothing.
+    """
+
+    source: ModelSource
+    tokenizer: PreTrainedTokenizerBase
+    device: torch.device
+    dtype: DType = "auto"
+    batch_size: int = BATCH_SIZE
+    trust_remote_code: bool = False
+    lm: PreTrainedModel | None = None
+
+    @cached_property
+    def digest(self) -> str:
+        """See `model_digest`."""
+        return model_digest(self.source, self.lm)
+
+    def identity(self, settings: SampleSettings) -> dict[str, Any]:
+        """What its documents depend on, but for rounding; plain values.
+
+        Raises:
+            UserError: If the tokenizer has no token to start with.
+        """
+        start = start_token(self.tokenizer, settings.start)
+        text = {"model": self.digest, "tokenizer": tokenizer_identity(self.tokenizer)}
+        return {"version": _VERSION, **text, "dtype": self.dtype, **asdict(settings), "start": start}
+
+    def load(self) -> PreTrainedModel:
+        """The model, on its device."""
+        if self.lm is not None:
+            return self.lm
+        lm = load_language_model(self.source, self.dtype, self.trust_remote_code, device=self.device)
+        lm.to(self.device)  # type: ignore[arg-type]
+        return lm
+
+
+def write_samples(author: Author, settings: SampleSettings, out: Path) -> dict[str, Any]:
+    """Have a model write documents to a file of JSON lines with one field, `text`, and facts about it beside it.
+
+    Args:
+        author: The model.
+        settings: Which documents.
+        out: The file; what an interrupted call left of it is used, if it is of the same text.
+
+    Returns:
+        The facts: what the text is a function of, counts and SHA-256 of the text, and what computed it.
+
+    Raises:
+        UserError: If the model can't be read, or takes fewer tokens, or writes nothing, or what is left of an earlier
+            call is of another text, or the disk refuses.
+    """
+    _check_length(author, settings)
+    identity, unfinished = author.identity(settings), out.with_name(f"{out.name}{UNFINISHED}")
+    selection = Selection(author.tokenizer)
+    for documents in _resume(unfinished, identity):
+        selection.add(documents, settings.tokens)
+    if selection.written:
+        rank_zero_info(f"sampling goes on after {selection.written} documents in {str(unfinished)!r}")
+    lm, before, started = author.load(), selection.tokens, time.perf_counter()
+    for documents in _batches(lm, author, settings, selection):
+        if not unfinished.exists():
+            _append(unfinished, identity)
+        _append(unfinished, [asdict(document) for document in documents])
+    run = {
+        "lm": author.source.spec,
+        "tokens": selection.tokens - before,
+        "seconds": round(time.perf_counter() - started, 1),
+        "batch_size": author.batch_size,
+        "dtype": str(lm.dtype).removeprefix("torch."),
+        "device": lm.device.type,
+        "torch": version("torch"),
+        "transformers": version("transformers"),
+    }
+    lines = [json.dumps({"text": text}, ensure_ascii=False) for text in selection.texts]
+    content = "".join(f"{line}\n" for line in lines).encode()
+    text = selection.facts() | {"sha256": hashlib.sha256(content).hexdigest()}
+    facts = {"identity": identity, "text": text, "run": run}
+    write_json(about(out), facts)
+    with written_aside(out) as partial:
+        partial.write_bytes(content)
+    unfinished.unlink(missing_ok=True)
+    return facts
+
+
+def cached_samples(author: Author, settings: SampleSettings, cache_dir: str | None = None) -> Path:
+    """The file of a model's documents, written if it is not there yet; one process writes, others wait for it.
+
+    Args:
+        author: The model.
+        settings: Which documents.
+        cache_dir: The folder of caches; None is the `datasets` library's own.
+
+    Raises:
+        UserError: As of `write_samples`, or if the file is not what it was.
+    """
+    import datasets
+
+    identity = author.identity(settings)
+    name = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
+    folder = Path(cache_dir or datasets.config.HF_DATASETS_CACHE) / _CACHE
+    out = folder / f"{name}.jsonl"
+    check_writable(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    with working("waiting for another process that samples the same text"):
+        lock = FileLock(folder / f"{name}.lock").acquire()
+    with lock:
+        known = out.exists()
+        facts = _checked(out, identity) if known else write_samples(author, settings, out)
+    rank_zero_info(f"self: {summary(facts)}; {'sampled before' if known else 'kept'} in {str(out)!r}")
+    return out
+
+
+def about(out: Path) -> Path:
+    """Where the facts about a file of documents are."""
+    return out.with_name(f"{out.stem}{ABOUT}")
+
+
+def summary(facts: Mapping[str, Any]) -> str:
+    """The counts among the facts about a file, in words."""
+    text = facts["text"]
+    dropped = ", ".join(f"{count} {reason}" for reason, count in text["dropped"].items())
+    return (
+        f"{text['documents']:,} documents of {text['tokens']:,} tokens, {text['ended']:,} of them ended by the "
+        f"model; dropped: {dropped}"
+    )
+
+
+def _check_length(author: Author, settings: SampleSettings) -> None:
+    config = author.lm.config if author.lm else load_config(author.source, author.trust_remote_code)
+    longest = max_positions(config)
+    if longest is not None and settings.max_tokens > longest:
+        raise UserError(
+            f"max_tokens of sampled text is {settings.max_tokens} and model {author.source.spec!r} reads at most "
+            f"{longest} tokens; lower it"
+        )
+
+
+def _batches(
+    lm: PreTrainedModel, author: Author, settings: SampleSettings, selection: Selection
+) -> Iterator[list[Document]]:
+    """Documents, batch by batch, selected once they are dealt with, until there are enough."""
+    before = selection.tokens
+    with closing(Advance(settings.tokens - before, "sampling tokens")) as advance:
+        while selection.tokens < settings.tokens:
+            done = selection.tokens - before
+            numbers = selection.next_batch(settings, author.batch_size)
+            report = partial(_report, advance, done)
+            documents = sample_documents(lm, author.tokenizer, settings, numbers, report)
+            yield documents
+            selection.add(documents, settings.tokens)
+
+
+def _report(advance: Advance, before: int, drawn: int) -> None:
+    advance.go_to(before + drawn)
+
+
+def _resume(file: Path, identity: Mapping[str, Any]) -> list[list[Document]]:
+    """The batches in an unfinished file, none if there is no such file; a line that has no end is cut off."""
+    if not file.exists():
+        return []
+    try:
+        content = file.read_bytes()
+        whole = content[: content.rfind(b"\n") + 1]
+        head, *lines = [json.loads(line) for line in whole.splitlines()]
+        batches = [[Document(**document) for document in batch] for batch in lines]
+        other = sorted(name for name in identity if head.get(name) != identity[name])
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise UserError(f"{str(file)!r} can't be gone on with ({reason(error)}); remove it") from error
+    if other:
+        raise UserError(
+            f"{str(file)!r} is left of other samples, with another {', '.join(other)}; remove it, choose another "
+            "file, or go on with the same model and settings"
+        )
+    os.truncate(file, len(whole))
+    return batches
+
+
+def _append(file: Path, value: object) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("ab") as stream:
+            stream.write(f"{json.dumps(value)}\n".encode())
+    except OSError as error:
+        raise UserError(
+            f"{str(file)!r} can't be written: {error}; make room or choose another place"
+        ) from error
+
+
+def _checked(out: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts about a file in the cache."""
+    try:
+        facts: dict[str, Any] = json.loads(about(out).read_text(encoding="utf-8"))
+        same = facts["identity"] == identity
+        same = same and facts["text"]["sha256"] == hashlib.sha256(out.read_bytes()).hexdigest()
+    except (OSError, ValueError, KeyError, TypeError):
+        same = False
+    if not same:
+        raise UserError(
+            f"{str(out)!r} and {about(out).name!r} beside it are not as they were written; remove both to sample anew"
+        )
+    return facts

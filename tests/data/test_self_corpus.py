@@ -1,0 +1,182 @@
+"""The file of sampled documents: the same after an interruption, reused where it fits, refused where it doesn't."""
+
+import hashlib
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from roi_lightning.data import Corpus
+from roi_lightning.data.corpora import as_corpora, describe, load_documents
+from roi_lightning.data.samples import SampleSettings, sample_documents
+from roi_lightning.data.self_corpus import UNFINISHED, Author, about, cached_samples, write_samples
+from roi_lightning.errors import UserError
+from roi_lightning.models.fingerprint import model_digest
+from roi_lightning.models.loading import load_language_model
+from roi_lightning.models.source import resolve_model
+from tiny_models import tiny_llama, tiny_tokenizer
+
+SETTINGS = SampleSettings(tokens=500, max_tokens=40)
+
+
+@pytest.fixture(scope="module")
+def author(tmp_path_factory):
+    source = resolve_model(str(tiny_llama(tmp_path_factory.mktemp("author") / "model")))
+    options = {"source": source, "tokenizer": tiny_tokenizer(), "device": torch.device("cpu")}
+    return Author(**options, batch_size=3, lm=load_language_model(source))
+
+
+def texts(path):
+    return [json.loads(line)["text"] for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def count(author, path):
+    return sum(len(author.tokenizer(text)["input_ids"]) for text in texts(path))
+
+
+def test_the_file_is_a_corpus_of_as_many_tokens_as_were_asked_for(author, tmp_path):
+    out = tmp_path / "a.jsonl"
+    facts = write_samples(author, SETTINGS, out)
+    assert json.loads(about(out).read_text()) == facts
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.about.json", "a.jsonl"]
+    assert facts["text"]["tokens"] == count(author, out) >= 500
+    assert count(author, out) - len(author.tokenizer(texts(out)[-1])["input_ids"]) < 500
+    assert facts["text"]["documents"] == len(texts(out))
+    assert facts["text"]["sha256"] == hashlib.sha256(out.read_bytes()).hexdigest()
+    first = [x.text for x in sample_documents(author.lm, author.tokenizer, SETTINGS, range(len(texts(out))))]
+    assert texts(out) == first
+    read = load_documents(Corpus(str(out)), str(tmp_path / "cache"))
+    assert [row["text"] for row in read] == first
+    assert (
+        write_samples(replace(author, batch_size=8), SETTINGS, tmp_path / "b.jsonl")["text"] == facts["text"]
+    )
+    other = write_samples(author, replace(SETTINGS, seed=1), tmp_path / "c.jsonl")
+    assert other["text"]["sha256"] != facts["text"]["sha256"]
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("torn", [b"", b'[{"text": "half a l'])
+def test_an_interrupted_run_goes_on_to_the_same_text(author, tmp_path, monkeypatch, caplog, torn):
+    whole, out = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
+    write_samples(author, SETTINGS, whole)
+
+    def sample(lm, tokenizer, settings, numbers, report):
+        if numbers[0] > 2:
+            raise Killed
+        return sample_documents(lm, tokenizer, settings, numbers, report)
+
+    monkeypatch.setattr("roi_lightning.data.self_corpus.sample_documents", sample)
+    with pytest.raises(Killed):
+        write_samples(author, SETTINGS, out)
+    unfinished = out.with_name(out.name + UNFINISHED)
+    assert not out.exists()
+    assert not about(out).exists()
+    with unfinished.open("ab") as stream:
+        stream.write(torn)
+    with pytest.raises(UserError, match="is left of other samples, with another seed; remove it"):
+        write_samples(author, replace(SETTINGS, seed=1), out)
+    monkeypatch.setattr("roi_lightning.data.self_corpus.sample_documents", sample_documents)
+    with caplog.at_level("INFO"):
+        write_samples(author, SETTINGS, out)
+    assert "sampling goes on after 3 documents" in caplog.text
+    assert out.read_bytes() == whole.read_bytes()
+    assert not unfinished.exists()
+
+
+@pytest.mark.parametrize("content", ["", "[]\n", "{}\n[1]\n", "{}\n{\n"])
+def test_a_spoiled_unfinished_file_is_refused(author, tmp_path, content):
+    unfinished = tmp_path / f"out.jsonl{UNFINISHED}"
+    unfinished.write_text(content)
+    with pytest.raises(UserError, match=r"can't be gone on with .*; remove it"):
+        write_samples(author, SETTINGS, tmp_path / "out.jsonl")
+    assert unfinished.read_text() == content
+    assert sorted(tmp_path.iterdir()) == [unfinished]
+
+
+def test_the_cache_is_written_once_for_each_model_and_setting(author, tmp_path, monkeypatch):
+    first = cached_samples(author, SETTINGS, str(tmp_path))
+    assert texts(first)
+    other = cached_samples(author, replace(SETTINGS, max_tokens=30), str(tmp_path))
+    lm = load_language_model(author.source)
+    lm.get_parameter("model.norm.weight").data[0] += 1
+    changed = cached_samples(replace(author, lm=lm), SETTINGS, str(tmp_path))
+    assert len({first, other, changed}) == 3
+    monkeypatch.setattr("roi_lightning.data.self_corpus.write_samples", None)
+    assert cached_samples(author, SETTINGS, str(tmp_path)) == first
+
+
+@pytest.mark.parametrize("spoil", ["text", "facts", "no facts"])
+def test_a_cache_that_is_not_what_was_written_is_refused(author, tmp_path, spoil):
+    path = cached_samples(author, SETTINGS, str(tmp_path))
+    if spoil == "text":
+        path.write_text('{"text": "mine"}\n')
+    elif spoil == "facts":
+        facts = json.loads(about(path).read_text())
+        facts["identity"]["model"] = "another"
+        about(path).write_text(json.dumps(facts))
+    else:
+        about(path).unlink()
+    with pytest.raises(UserError, match="not as they were written; remove both to sample anew"):
+        cached_samples(author, SETTINGS, str(tmp_path))
+
+
+def test_a_model_that_can_t_be_read_leaves_nothing(author, tmp_path):
+    model = tmp_path / "model"
+    shutil.copytree(author.source.directory, model)
+    weights = load_file(model / "model.safetensors")
+    weights["model.norm.weight"].fill_(torch.nan)
+    save_file(weights, model / "model.safetensors", {"format": "pt"})
+    spoiled = replace(author, source=resolve_model(str(model)), lm=None)
+    with pytest.raises(UserError, match="NaN or infinity"):
+        write_samples(spoiled, SETTINGS, tmp_path / "new/out.jsonl")
+    assert list(tmp_path.iterdir()) == [model]
+
+
+def test_documents_longer_than_the_model_are_refused_before_it_is_loaded(author, tmp_path, monkeypatch):
+    monkeypatch.setattr(Author, "load", None)
+    for one in (author, replace(author, lm=None)):
+        with pytest.raises(
+            UserError, match=r"max_tokens of sampled text is 129 and model .* at most 128 .*; lower"
+        ):
+            write_samples(one, SampleSettings(max_tokens=129), tmp_path / "out.jsonl")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_stored_model_is_known_by_its_files(author, tmp_path):
+    copy = resolve_model(str(tiny_llama(tmp_path / "copy")))
+    assert model_digest(copy) == model_digest(author.source)
+    config = tmp_path / "copy/config.json"
+    config.write_text(config.read_text().replace("10000.0", "20000.0"))
+    assert model_digest(copy) != model_digest(author.source)
+    other = resolve_model(str(tiny_llama(tmp_path / "other", seed=1)))
+    assert model_digest(other) != model_digest(author.source)
+
+
+def test_fields_of_other_sources_are_refused():
+    for corpus, said in (
+        (Corpus("self", streaming=True), "streaming True means nothing to corpus 'self'"),
+        (Corpus("self", messages_field="messages"), "messages_field 'messages' means nothing"),
+        (Corpus("self", text_field="body"), "leave it out or name another source"),
+        (Corpus("a.jsonl", tokens=5), "tokens 5 means nothing to corpus 'a.jsonl'; .* or set source: self"),
+        (Corpus("python-docs", seed=0), "seed 0 means nothing to corpus 'python-docs'"),
+        (Corpus("self", tokens=0), "tokens of sampled text is 0"),
+    ):
+        with pytest.raises(UserError, match=said):
+            as_corpora([corpus])
+    with pytest.raises(UserError, match="there is none here; write it to a file with `roi-lightning sample"):
+        load_documents(Corpus("self"))
+
+
+def test_what_identifies_other_corpora_is_what_it_was(tmp_path):
+    assert describe(Corpus("python-docs")).keys() == {
+        *("source", "weight", "subset", "split", "text_field", "streaming", "revision", "files")
+    }
+    settings = {"tokens": 300_000, "max_tokens": 1024, "seed": 3, "start": None}
+    assert settings.items() <= describe(Corpus("self", seed=3)).items()
+    assert describe(Corpus("self", seed=0)) == describe(Corpus("self"))
