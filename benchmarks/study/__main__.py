@@ -9,6 +9,8 @@ of your own does if its arguments say `--model.prior OUT/2of4/prior`). FOLDER ho
 `corpus/openstax_{train,validation}.jsonl.gz` and `wikitext-2-raw/wiki.test.raw`. What an earlier call left in --out
 is kept and a cell that was killed resumes from its last checkpoint: a study can be interrupted.
 
+A method that sets `--data.corpora` learns from that text instead; `--data` options are the study's otherwise.
+
 `--cost` measures nothing but the time and the memory of a few steps of every method.
 """
 
@@ -108,6 +110,13 @@ def _add_settings(group: "argparse._ArgumentGroup") -> None:
             default=getattr(Study, name),
             help=f"{text} (default: %(default)s)",
         )
+    add(
+        "--text",
+        metavar="NAME=FILE",
+        action="append",
+        default=[],
+        help="one more text to measure at the end; may be repeated",
+    )
     add("--keep_checkpoints", action="store_true", help="1.3 GB a cell, else deleted when it is finished")
 
 
@@ -122,9 +131,14 @@ def _study(args: argparse.Namespace, study: Study, cells: list[Cell], notes: lis
         for name in reference_names(cells):
             put(study.store, name, study.out)
     results = _run_all(study, {cell.name: partial(run_cell, study, cell) for cell in cells})
-    rows = make_rows(cells, results, references)
+    texts = list(study.texts)
+    rows = make_rows(cells, results, references, texts)
     found = {"settings": _options(args), "rows": rows, "references": references, "notes": notes}
-    _write(args, as_markdown(rows, notes), found | {"cells": [_short(result) for result in results.values()]})
+    _write(
+        args,
+        as_markdown(rows, notes, texts),
+        found | {"cells": [_short(result) for result in results.values()]},
+    )
     if args.figure:
         from benchmarks.study.figure import (
             draw_study,  # imports torch, and what we hold counts as held by a child
@@ -178,7 +192,7 @@ def _say(line: str) -> None:
 
 def _options(args: argparse.Namespace) -> dict[str, Any]:
     """The command line without paths."""
-    paths = ("out", "roi_data", "store", "json", "markdown", "figure", "keep_checkpoints")
+    paths = ("out", "roi_data", "text", "store", "json", "markdown", "figure", "keep_checkpoints")
     return {name: value for name, value in vars(args).items() if name not in paths}
 
 

@@ -5,6 +5,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +24,7 @@ class Method:
         name: In the table, and of its folders.
         arguments: Of `fit`, after the shared configurations and before the study's own settings.
         prior: Whether it starts from the study's prior mask.
+        text: Whether it learns from the study's text.
         patterns: The only ones it can learn; None for any.
         why: What keeps it from learning others.
     """
@@ -30,6 +32,7 @@ class Method:
     name: str
     arguments: tuple[str, ...] = ()
     prior: bool = True
+    text: bool = True
     patterns: tuple[str, ...] | None = None
     why: str = ""
 
@@ -64,7 +67,8 @@ def choose_methods(names: str | None, added: Sequence[str]) -> list[Method]:
     Args:
         names: Comma-separated.
         added: `name=arguments of fit`, as typed in a shell; a first word that is a method's name stands for all
-            that this method is. One that sets `--model.prior` keeps it, and one with a learner of its own gets none.
+            that this method is. One that sets `--model.prior` or `--data.corpora` keeps it, and one with a learner of
+            its own gets no prior.
 
     Raises:
         SystemExit: For a name that is unknown, taken, or no name.
@@ -85,10 +89,11 @@ def choose_methods(names: str | None, added: Sequence[str]) -> list[Method]:
 
 def _added(name: str, words: list[str], known: dict[str, Method]) -> Method:
     base = known[words.pop(0)] if words and words[0] in known else Method("")
-    own_prior = any(word.partition("=")[0] == "--model.prior" for word in words)
+    own = {word.partition("=")[0] for word in words}
     arguments = (*base.arguments, *words)
-    prior = base.prior and not own_prior and not _own_learner(words)
-    return replace(base, name=name, arguments=arguments, prior=prior)
+    prior = base.prior and "--model.prior" not in own and not _own_learner(words)
+    text = base.text and "--data.corpora" not in own
+    return replace(base, name=name, arguments=arguments, prior=prior, text=text)
 
 
 def _own_learner(words: list[str]) -> bool:
@@ -135,6 +140,7 @@ class Study:
     prior_seq_len: int = 1024
     eval_windows: int = 64
     eval_seq_len: int = 1024
+    text: Sequence[str] = ()
     keep_checkpoints: bool = False
     store: Path | None = None
 
@@ -145,11 +151,32 @@ class Study:
 
     @property
     def texts(self) -> dict[str, str]:
-        """What is measured at the end."""
+        """What is measured at the end, by name."""
         return {
             "wikitext2": str(self.roi_data / "wikitext-2-raw/wiki.test.raw"),
             "openstax_validation": str(self.roi_data / "corpus/openstax_validation.jsonl.gz"),
-        }
+        } | self.more_texts
+
+    @cached_property
+    def more_texts(self) -> dict[str, str]:
+        """Those of `--text`.
+
+        Raises:
+            SystemExit: For one without a plain name or with the name of another, and if there is no such file.
+        """
+        found: dict[str, str] = {}
+        for given in self.text:
+            name, _, file = given.partition("=")
+            if (
+                not file
+                or not _NAME.fullmatch(name)
+                or name in ("held_out", "wikitext2", "openstax_validation")
+            ):
+                raise SystemExit(f"error: --text {given!r}: give NAME=FILE with a new, plain name")
+            if not Path(file).is_file():
+                raise SystemExit(f"error: --text {given!r}: there is no file {file!r}")
+            found[name] = file
+        return found
 
     def prior(self, pattern: str) -> Path:
         """The directory of the mask that all methods of a pattern start from."""
@@ -161,7 +188,8 @@ class Study:
             return {key: self.portable(part) for key, part in value.items()}
         if isinstance(value, list | tuple):
             return [self.portable(part) for part in value]
-        for name, path in (("OUT", str(self.out)), ("ROI_DATA", str(self.roi_data))):
+        folders = {"OUT": str(self.out), "ROI_DATA": str(self.roi_data)}
+        for name, path in (folders | self.more_texts).items():
             if isinstance(value, str) and (value == path or value.startswith(f"{path}/")):
                 return name + value.removeprefix(path)
         return value
@@ -183,10 +211,10 @@ class Study:
             raise SystemExit(f"error: --tokens {tokens} is no multiple of {per_step}, one step; near: {near}")
         return steps
 
-    def data(self) -> dict[str, Any]:
-        """The settings of the data module."""
-        return {
-            "corpora": self.train,
+    def data(self, method: Method | None = None) -> dict[str, Any]:
+        """The settings of the data module, but for the text of a method that has its own."""
+        own_text = method is not None and not method.text
+        return ({} if own_text else {"corpora": self.train}) | {
             "val_corpora": self.texts["openstax_validation"],
             "seq_len": self.seq_len,
             "batch_size": self.batch_size,

@@ -1,14 +1,16 @@
-"""The two texts on which every model of a study is measured at the end."""
+"""The texts on which every model of a study is measured at the end."""
 
 from pathlib import Path
+from typing import Any
 
 from benchmarks.study.cells import Study
 from benchmarks.study.work import read_json
 
 
-def evaluation(study: Study) -> dict[str, int]:
-    """How texts are measured; 0 windows for all."""
-    return {"windows": study.eval_windows, "seq_len": study.eval_seq_len}
+def evaluation(study: Study) -> dict[str, Any]:
+    """How texts are measured, and which besides those of every study; 0 windows for all."""
+    more = {"texts": sorted(study.more_texts)} if study.more_texts else {}
+    return {"windows": study.eval_windows, "seq_len": study.eval_seq_len, **more}
 
 
 def evaluate(study: Study, model: str, folder: Path) -> list[list[str]]:

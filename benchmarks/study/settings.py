@@ -21,7 +21,7 @@ def fit_settings(study: Study, cell: Cell) -> dict[str, Any]:
     return {
         "seed_everything": cell.seed,
         "model": {"init_args": _model(study, cell, str(study.prior(cell.pattern)))},
-        "data": study.data(),
+        "data": study.data(cell.method),
         "trainer": {
             "max_steps": steps,
             "validate_every_steps": interval,
@@ -41,7 +41,7 @@ def cost_settings(study: Study, cell: Cell, folder: Path) -> dict[str, Any]:
     return {
         "seed_everything": cell.seed,
         "model": {"init_args": _model(study, cell, "none")},
-        "data": study.data(),
+        "data": study.data(cell.method),
         "trainer": {
             "max_steps": study.steps(cell.tokens),
             "limit_val_batches": 0,

@@ -39,6 +39,7 @@ from roi_lightning.utils.atomic_io import write_json
 
 lab = pytest.fixture(make_lab)
 ROI = Method("roi")
+TEXTS = ["wikitext2", "openstax_validation"]
 
 
 @pytest.fixture
@@ -88,6 +89,30 @@ def test_fit_understands_a_cell_as_it_is_meant(lab, texts):
     assert every["HardenMasks"]["every_n_steps"] == 4
     assert every["ModelCheckpoint"]["_every_n_train_steps"] == 9
     assert "MaskMonitor" not in every
+
+
+def test_a_method_may_have_text_of_its_own_and_a_study_more_to_measure(lab, texts):
+    fiction = lab.folder / "story.txt"
+    fiction.write_text("once upon a time")
+    own, shared = choose_methods("own,roi", ["own=roi --data.corpora python-docs"])
+    study = Study(lab.folder / "out", texts, text=[f"fiction={fiction}"])
+    cell = Cell(own, "2:4", 1024, 0)
+    given = effective(fit_arguments(cell, Path())[:-2], fit_settings(study, cell))
+    assert given["data.corpora"] == "python-docs"
+    assert fit_settings(study, Cell(shared, "2:4", 1024, 0))["data"]["corpora"] == study.train
+    recipe = run.recipe_of(study, cell)
+    assert recipe["evaluation"]["texts"] == ["fiction"]
+    *_, command = references.evaluate(study, "MODEL", lab.folder)
+    assert command[command.index("--text") + 1] == str(fiction)
+    assert study.portable(str(fiction)) == "fiction"
+
+
+@pytest.mark.parametrize("text", ["story.txt", "a/b=story.txt", "wikitext2=story.txt", "fiction=nowhere.txt"])
+def test_a_text_that_can_t_be_measured_is_refused_before_anything_runs(lab, texts, text):
+    (lab.folder / "story.txt").write_text("once")
+    with pytest.raises(SystemExit, match=r"--text .*: (give NAME=FILE|there is no file 'nowhere.txt')"):
+        main(options(lab, texts, "--text", text))
+    assert not Path("out/references").exists()
 
 
 def test_the_last_validation_falls_on_the_last_step():
@@ -254,14 +279,14 @@ def found():
 
 
 def test_the_table_has_means_and_ranges(found):
-    rows = make_rows(*found)
+    rows = make_rows(*found, TEXTS)
     assert [row["method"] for row in rows] == ["dense", "prior", "roi", "other", "broken"]
     roi, other, broken = rows[2:]
     assert roi["wikitext2"] == {"mean": 75.0, "min": 70.0, "max": 80.0}
     assert (roi["seeds"], other["seeds"], other["failed"], broken["failed"]) == (2, 1, 1, 1)
     assert roi["learned_ratio"] == 1.5
     assert roi["seconds_per_step"] == {"mean": 3.0, "min": 2.0, "max": 4.0}
-    lines = as_markdown(rows, ["A note."]).splitlines()
+    lines = as_markdown(rows, ["A note."], TEXTS).splitlines()
     assert [cell.strip() for cell in lines[2].split("|")[3:9]] == ["dense", "", "", "11.00", "20.00", "10.00"]
     assert lines[4].split(" | ")[5:8] == ["75.00 (70.00–80.00)", "75.00 (70.00–80.00)", "37.50 (35.00–40.00)"]
     assert "| other | 1 (1 failed) | 1.5 | 90.00 | 90.00 | 45.00 | 25.00% |" in lines[5]
