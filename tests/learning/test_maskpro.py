@@ -160,10 +160,8 @@ def test_micro_batches_make_the_step_of_one_batch(lab):
 SMALL = {"1:4": ("v_proj", {"intermediate_size": 4}), "2:4": ("up_proj", {"intermediate_size": 1})}
 
 
-@pytest.mark.parametrize(
-    ("spec", "layer", "sizes"),
-    [pytest.param(x, *SMALL[x], marks=() if x == "2:4" else pytest.mark.slow) for x in SMALL],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("spec", "layer", "sizes"), [(x, *SMALL[x]) for x in SMALL])
 def test_the_best_of_all_masks_is_found(lab, spec, layer, sizes):
     heads = {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 2, "num_hidden_layers": 1}
     model = tiny_llama(lab.folder / "model", hidden_size=4, initializer_range=1.0, **heads, **sizes)
