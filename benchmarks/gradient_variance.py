@@ -13,7 +13,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,7 +36,7 @@ from roi_lightning.utils.atomic_io import write_json, written_aside
 from roi_lightning.utils.progress import progress
 from roi_lightning.utils.tables import markdown_table
 
-PRIOR_WINDOWS: Final = 16
+PRIOR_WINDOWS: Final = 32
 PULLED_BACK: Final = "MaskLLM, to weights"
 
 
@@ -62,60 +62,68 @@ class Setting:
 # A run's logits have moved by its middle: where they start, nothing would be undecided at such temperatures. Random
 # parts of 0.01 flip 3 % of the prior's choices, as 300 steps do.
 SETTINGS: Final = (
-    Setting("the paper's start", 1.0, 1.0, strength=0.0, std=0.01),
     Setting("small budget, start", 0.005, 0.2),
-    Setting("small budget, middle", 0.0035, 0.125, std=0.01),
     Setting("small budget, end", 0.002, 0.05, std=0.01),
+    Setting("the paper's start", 1.0, 1.0, strength=0.0, std=0.01),
+    Setting("small budget, middle", 0.0035, 0.125, std=0.01),
 )
 
 
-@dataclass(frozen=True)
-class Text:
-    """What the draws of one text say of the gradient.
-
-    Attributes:
-        noise: Unbiased E‖g - ḡ‖².
-        signal: Unbiased ‖ḡ‖², which chance may take below 0.
-        cosine: Mean over pairs of draws.
-        layer_cosine: The same of each layer, its median over layers.
-    """
-
-    noise: float
-    signal: float
-    cosine: float
-    layer_cosine: float
-
-
-def text_of(products: Tensor) -> Text:
-    """The estimates from the inner products of the gradients of some draws.
-
-    Args:
-        products: fp64 [layers, draws, draws], at least two draws.
-    """
-    draws = products.shape[-1]
-    whole = products.sum(0)
-    square, signal = float(whole.trace()) / draws, _mean_of_pairs(whole)
-    return Text(square - signal, signal, _cosine(whole), statistics.median(map(_cosine, products)))
-
-
-def _mean_of_pairs(products: Tensor) -> float:
-    draws = len(products)
-    return float(products.sum() - products.trace()) / (draws * (draws - 1))
-
-
-def _cosine(products: Tensor) -> float:
-    norms = products.diagonal().sqrt()
-    return _mean_of_pairs(products / torch.outer(norms, norms))
-
-
 def inner_products(gradients: Sequence[Sequence[Tensor]]) -> Tensor:
-    """fp64 [layers, draws, draws].
+    """fp32 [layers, draws, draws].
 
     Args:
         gradients: Of every draw, by layer.
     """
-    layers = (torch.stack([x.flatten().double() for x in draws]) for draws in zip(*gradients, strict=True))
-    return torch.stack([flat @ flat.T for flat in layers])
+    layers = (torch.stack([x.flatten() for x in draws]).float() for draws in zip(*gradients, strict=True))
+    return torch.stack([(flat @ flat.T).double() for flat in layers])
+
+
+def signal(products: Tensor) -> float:
+    """Unbiased ‖ḡ‖², which chance may take below 0: the mean over pairs of draws.
+
+    Args:
+        products: [draws, draws], at least two draws.
+    """
+    draws = len(products)
+    return float(products.sum() - products.trace()) / (draws * (draws - 1))
+
+
+def noise(products: Tensor) -> float:
+    """Unbiased E‖g - ḡ‖² of one draw."""
+    return float(products.trace()) / len(products) - signal(products)
+
+
+def relative_variance(texts: Sequence[Tensor]) -> float:
+    """E‖g - ḡ‖² ÷ ‖ḡ‖²: so many draws have to be averaged until the noise is no larger than the signal.
+
+    Args:
+        texts: The inner products of each text's draws.
+    """
+    return sum(map(noise, texts)) / sum(map(signal, texts))
+
+
+def cosine(texts: Sequence[Tensor]) -> float:
+    """Between the gradients of two draws, the mean over pairs."""
+    return statistics.mean(signal(x / torch.outer(x.diagonal(), x.diagonal()).sqrt()) for x in texts)
+
+
+def with_error(
+    statistic: Callable[[Sequence[Tensor]], float], texts: Sequence[Tensor]
+) -> tuple[float, float]:
+    """A statistic, and its jackknife standard error: each draw left out in turn.
+
+    Args:
+        statistic: Of the inner products of each text's draws.
+        texts: Those, of at least three draws.
+    """
+    variance = 0.0
+    for i, products in enumerate(texts):
+        draws = torch.arange(len(products))
+        fewer = [products[draws != k][:, draws != k] for k in draws]
+        without = [statistic([*texts[:i], x, *texts[i + 1 :]]) for x in fewer]
+        variance += (len(draws) - 1) * statistics.pvariance(without)
+    return statistic(texts), variance**0.5
 
 
 def membership(pattern: NMPattern) -> Tensor:
@@ -172,38 +180,37 @@ class Bench:
             setting: Logits and temperatures.
             sampler: What draws.
             texts: Token ids, int64 [batch, seq_len] each.
-            draws: Masks drawn for each text, at least 2; no two draws are alike.
+            draws: Masks drawn for each text, at least 3; no two draws are alike.
 
         Returns:
-            `own`, a `Text` for each text; `pulled_back`, the same after Aᵀ, if the logits are of candidates; the mean
-            `loss`; `kept`, the share of the likeliest mask that a draw keeps, by the first draw of each text.
+            `own`, the inner products for each text, [layers, draws, draws]; `pulled_back`, the same after Aᵀ, if the
+            logits are of candidates; the mean `loss`; `kept`, the share of the likeliest mask that the last
+            draw keeps.
         """
         state = SharedState(pattern, "sample", sampler=sampler)
         layers = attach(self.lm, self.dense, state, SparseLinear)
-        self._set_logits(layers, setting)
-        own, pulled_back, losses, kept = [], [], [], []
+        logits = self._set_logits(layers, setting)
+        own, pulled_back, losses = [], [], []
         for i, ids in enumerate(texts):
-            gradients = []
+            gradients, in_weights = [], []
             for k in range(draws):
                 state.draw = draw = Draw(self.seed, i * draws + k, setting.lam, setting.tau)
                 loss, _ = objective(self.lm, ids, 0.0, nullcontext())
-                gradients.append(torch.autograd.grad(loss, [layer.logits for layer in layers.values()]))
+                gradient = torch.autograd.grad(loss, logits)
                 losses.append(float(loss.detach()))
-            own.append(text_of(inner_products(gradients)))
-            kept.append(_share_kept(layers.values(), draw))
-            if isinstance(sampler, Categorical):
-                in_weights = [[to_weights(x, pattern) for x in gradient] for gradient in gradients]
-                pulled_back.append(text_of(inner_products(in_weights)))
-            del gradients
-        return {
-            "own": own,
-            "pulled_back": pulled_back,
-            "loss": statistics.mean(losses),
-            "kept": statistics.mean(kept),
-        }
+                # Kept in half the memory; it is the noise of rounding that is new, and that is small.
+                gradients.append([x.bfloat16() for x in gradient])
+                if isinstance(sampler, Categorical):
+                    in_weights.append([to_weights(x, pattern).bfloat16() for x in gradient])
+                del gradient
+            own.append(inner_products(gradients))
+            if in_weights:
+                pulled_back.append(inner_products(in_weights))
+        kept = _share_kept(layers.values(), draw)
+        return {"own": own, "pulled_back": pulled_back, "loss": statistics.mean(losses), "kept": kept}
 
     @torch.no_grad()
-    def _set_logits(self, layers: Mapping[str, SparseLinear], setting: Setting) -> None:
+    def _set_logits(self, layers: Mapping[str, SparseLinear], setting: Setting) -> list[Tensor]:
         generator = torch.Generator().manual_seed(self.seed)
         for name, layer in layers.items():
             pattern, prior = layer.state.pattern, self.priors[layer.state.pattern][name]
@@ -211,6 +218,7 @@ class Bench:
             phi += torch.where(prior, setting.strength, -setting.strength)
             of_candidates = isinstance(layer.state.sampler, Categorical)
             layer.logits.copy_(to_candidates(phi, pattern) if of_candidates else phi)
+        return [layer.logits for layer in layers.values()]
 
 
 @torch.no_grad()
@@ -225,58 +233,44 @@ def _share_kept(layers: Iterable[SparseLinear], draw: Draw) -> float:
     return kept / whole
 
 
-def relative_variance(texts: Sequence[Text]) -> float:
-    """E‖g - ḡ‖² ÷ ‖ḡ‖² of one draw: the draws to average until the noise is no larger than the signal."""
-    return sum(text.noise for text in texts) / sum(text.signal for text in texts)
-
-
-def with_error(statistic: Callable[[list[int]], float], count: int) -> tuple[float, float]:
-    """A statistic of some texts, and its jackknife standard error.
-
-    Args:
-        statistic: Of the texts of these numbers.
-        count: How many texts there are, at least 2.
-    """
-    everything = list(range(count))
-    without = [statistic([j for j in everything if j != i]) for i in everything]
-    mean = statistics.mean(without)
-    return statistic(everything), ((count - 1) / count * sum((x - mean) ** 2 for x in without)) ** 0.5
-
-
-def summarise(texts: Sequence[Text], base: Sequence[Text]) -> dict[str, Any]:
-    """Figures of a row, pairs with standard errors over texts.
-
-    Args:
-        texts: The row's.
-        base: RoI's, of the same texts.
-    """
-
-    def relative(own: Sequence[Text]) -> Callable[[list[int]], float]:
-        return lambda chosen: relative_variance([own[i] for i in chosen])
-
-    count, ours, roi = len(texts), relative(texts), relative(base)
-    return {
-        "relative_variance": with_error(ours, count),
-        "over_roi": with_error(lambda chosen: ours(chosen) / roi(chosen), count),
-        "cosine": with_error(lambda chosen: statistics.mean(texts[i].cosine for i in chosen), count),
-        "layer_cosine": statistics.mean(text.layer_cosine for text in texts),
-        "texts": [asdict(text) for text in texts],
-    }
-
-
 def rows_of(found: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """The rows of a pattern and setting, by name.
 
     Args:
         found: What `Bench.measure` returned, by the samplers' names, RoI's first.
     """
-    base, rows = next(iter(found.values()))["own"], {}
+    rows: dict[str, dict[str, Any]] = {}
     for name, part in found.items():
         shared = {"loss": part["loss"], "kept": part["kept"]}
-        rows[name] = summarise(part["own"], base) | shared
+        rows[name] = summarise(part["own"]) | shared
         if part["pulled_back"]:
-            rows[PULLED_BACK] = summarise(part["pulled_back"], base) | shared
+            rows[PULLED_BACK] = summarise(part["pulled_back"]) | shared
+    base = next(iter(rows.values()))["relative_variance"]
+    for row in rows.values():
+        row["over_roi"] = _ratio(row["relative_variance"], base)
     return rows
+
+
+def summarise(texts: Sequence[Tensor]) -> dict[str, Any]:
+    """Figures of a row, the first two with standard errors.
+
+    Args:
+        texts: The inner products of each text's draws, [layers, draws, draws].
+    """
+    whole = [text.sum(0) for text in texts]
+    by_layer = [cosine(layer) for layer in zip(*texts, strict=True)]
+    return {
+        "relative_variance": with_error(relative_variance, whole),
+        "cosine": with_error(cosine, whole),
+        "layer_cosine": statistics.median(by_layer),
+        "inner_products": [products.tolist() for products in whole],
+    }
+
+
+def _ratio(own: tuple[float, float], base: tuple[float, float]) -> tuple[float, float]:
+    """Of independent figures."""
+    ratio = own[0] / base[0]
+    return ratio, abs(ratio) * math.hypot(own[1] / own[0], base[1] / base[0])
 
 
 def as_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -315,8 +309,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--roi_data", metavar="FOLDER", type=Path, required=True)
     parser.add_argument("--lm", default="smollm2-135m")
     parser.add_argument("--patterns", default="2:4,2:8")
-    parser.add_argument("--texts", type=int, default=4, help="batches, at least 2 (default: %(default)s)")
-    parser.add_argument("--draws", type=int, default=4, help="per text, at least 2 (default: %(default)s)")
+    parser.add_argument("--texts", type=int, default=1, help="batches (default: %(default)s)")
+    parser.add_argument("--draws", type=int, default=16, help="per text, at least 3 (default: %(default)s)")
     parser.add_argument("--batch_size", type=int, default=2, help="windows of a text (default: %(default)s)")
     parser.add_argument("--seq_len", type=int, default=512, help="tokens of each (default: %(default)s)")
     parser.add_argument("--json", type=Path)
@@ -331,7 +325,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     texts = windows[PRIOR_WINDOWS:].split(args.batch_size)
     lm = load_language_model(source, device=torch.device("cpu"))
     bench = Bench(lm, windows[:PRIOR_WINDOWS], patterns)
-    cells = [(p, s, name) for p in patterns for s in SETTINGS for name in samplers(p)]
+    cells = [(p, s, name) for s in SETTINGS for p in patterns for name in samplers(p)]
     found: dict[tuple[NMPattern, Setting], dict[str, Any]] = {}
     rows: list[dict[str, Any]] = []
     for pattern, setting, name in progress(cells, "samplers"):
@@ -339,7 +333,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         found.setdefault((pattern, setting), {})[name] = part
         rows = [
             {"pattern": str(p), "setting": s.name, "lam": s.lam, "tau": s.tau, "name": label, **row}
-            for (p, s), parts in found.items()
+            for (p, s), parts in sorted(found.items(), key=lambda item: patterns.index(item[0][0]))
             for label, row in rows_of(parts).items()
         ]
         if args.json:  # so far: an hour's work is not lost with its last minute
