@@ -79,51 +79,60 @@ def inner_products(gradients: Sequence[Sequence[Tensor]]) -> Tensor:
     return torch.stack([(flat @ flat.T).double() for flat in layers])
 
 
-def signal(products: Tensor) -> float:
+def signal(products: Tensor) -> Tensor:
     """Unbiased ‖ḡ‖², which chance may take below 0: the mean over pairs of draws.
 
     Args:
-        products: [draws, draws], at least two draws.
+        products: [..., draws, draws], at least two draws.
+
+    Returns:
+        [...]
     """
-    draws = len(products)
-    return float(products.sum() - products.trace()) / (draws * (draws - 1))
+    draws, squares = products.shape[-1], products.diagonal(dim1=-2, dim2=-1).sum(-1)
+    return (products.sum((-2, -1)) - squares) / (draws * (draws - 1))
 
 
-def noise(products: Tensor) -> float:
-    """Unbiased E‖g - ḡ‖² of one draw."""
-    return float(products.trace()) / len(products) - signal(products)
+def noise(products: Tensor) -> Tensor:
+    """Unbiased E‖g - ḡ‖² of one draw: [..., draws, draws] → [...]."""
+    return products.diagonal(dim1=-2, dim2=-1).mean(-1) - signal(products)
 
 
-def relative_variance(texts: Sequence[Tensor]) -> float:
+def cosines(products: Tensor) -> Tensor:
+    """Between the gradients of two draws, the mean over pairs: [..., draws, draws] → [...]."""
+    norms = products.diagonal(dim1=-2, dim2=-1).sqrt()
+    return signal(products / (norms.unsqueeze(-1) * norms.unsqueeze(-2)))
+
+
+def relative_variance(products: Tensor) -> float:
     """E‖g - ḡ‖² ÷ ‖ḡ‖²: so many draws have to be averaged until the noise is no larger than the signal.
 
     Args:
-        texts: The inner products of each text's draws.
+        products: [texts, layers, draws, draws].
     """
-    return sum(map(noise, texts)) / sum(map(signal, texts))
+    whole = products.sum(1)
+    return float(noise(whole).sum() / signal(whole).sum())
 
 
-def cosine(texts: Sequence[Tensor]) -> float:
-    """Between the gradients of two draws, the mean over pairs."""
-    return statistics.mean(signal(x / torch.outer(x.diagonal(), x.diagonal()).sqrt()) for x in texts)
+def cosine(products: Tensor) -> float:
+    """Between two draws' gradients; the largest of its numbers decide."""
+    return float(cosines(products.sum(1)).mean())
 
 
-def with_error(
-    statistic: Callable[[Sequence[Tensor]], float], texts: Sequence[Tensor]
-) -> tuple[float, float]:
-    """A statistic, and its jackknife standard error: each draw left out in turn.
+def layer_cosine(products: Tensor) -> float:
+    """The same for each layer by itself, and the median of that over layers."""
+    return float(cosines(products).mean(0).median())
+
+
+def with_error(statistic: Callable[[Tensor], float], products: Tensor) -> tuple[float, float]:
+    """A statistic, and its jackknife standard error: every draw left out in turn.
 
     Args:
-        statistic: Of the inner products of each text's draws.
-        texts: Those, of at least three draws.
+        statistic: Of inner products.
+        products: [texts, layers, draws, draws], at least three draws.
     """
-    variance = 0.0
-    for i, products in enumerate(texts):
-        draws = torch.arange(len(products))
-        fewer = [products[draws != k][:, draws != k] for k in draws]
-        without = [statistic([*texts[:i], x, *texts[i + 1 :]]) for x in fewer]
-        variance += (len(draws) - 1) * statistics.pvariance(without)
-    return statistic(texts), variance**0.5
+    draws = torch.arange(products.shape[-1])
+    without = [statistic(products[..., draws != k, :][..., draws != k]) for k in draws]
+    return statistic(products), ((len(draws) - 1) * statistics.pvariance(without)) ** 0.5
 
 
 def membership(pattern: NMPattern) -> Tensor:
@@ -242,29 +251,24 @@ def rows_of(found: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]
     rows: dict[str, dict[str, Any]] = {}
     for name, part in found.items():
         shared = {"loss": part["loss"], "kept": part["kept"]}
-        rows[name] = summarise(part["own"]) | shared
+        rows[name] = summarise(torch.stack(part["own"])) | shared
         if part["pulled_back"]:
-            rows[PULLED_BACK] = summarise(part["pulled_back"]) | shared
+            rows[PULLED_BACK] = summarise(torch.stack(part["pulled_back"])) | shared
     base = next(iter(rows.values()))["relative_variance"]
     for row in rows.values():
         row["over_roi"] = _ratio(row["relative_variance"], base)
     return rows
 
 
-def summarise(texts: Sequence[Tensor]) -> dict[str, Any]:
-    """Figures of a row, the first two with standard errors.
+def summarise(products: Tensor) -> dict[str, Any]:
+    """Figures of a row with their standard errors.
 
     Args:
-        texts: The inner products of each text's draws, [layers, draws, draws].
+        products: [texts, layers, draws, draws].
     """
-    whole = [text.sum(0) for text in texts]
-    by_layer = [cosine(layer) for layer in zip(*texts, strict=True)]
-    return {
-        "relative_variance": with_error(relative_variance, whole),
-        "cosine": with_error(cosine, whole),
-        "layer_cosine": statistics.median(by_layer),
-        "inner_products": [products.tolist() for products in whole],
-    }
+    statistics_of_a_row = (relative_variance, cosine, layer_cosine)
+    found: dict[str, Any] = {x.__name__: with_error(x, products) for x in statistics_of_a_row}
+    return found | {"inner_products": products.sum(1).tolist()}
 
 
 def _ratio(own: tuple[float, float], base: tuple[float, float]) -> tuple[float, float]:
@@ -286,7 +290,7 @@ def as_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
             _spelled(row["relative_variance"]),
             "" if row["name"] == "RoI" else _spelled(row["over_roi"]),
             _spelled(row["cosine"]),
-            f"{row['layer_cosine']:.3f}",
+            _spelled(row["layer_cosine"]),
             f"{row['kept']:.1%}",
             f"{row['loss']:.2f}",
         ]
