@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks import gradient_variance_linear
 from benchmarks.gradient_variance import (
     PULLED_BACK,
     Bench,
@@ -24,6 +25,7 @@ from benchmarks.gradient_variance import (
     to_weights,
     with_error,
 )
+from benchmarks.gradient_variance_linear import among_kept, gradients
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.loading import load_language_model
 from roi_lightning.models.source import resolve_model
@@ -51,9 +53,9 @@ def test_estimates_are_unbiased():
 
 
 def test_more_draws_are_all_pairs():
-    gradients = [[torch.randn(6), torch.randn(3)] for _ in range(4)]
-    whole = inner_products(gradients)
-    pairs = torch.stack([inner_products(pair) for pair in itertools.combinations(gradients, 2)])
+    draws = [[torch.randn(6), torch.randn(3)] for _ in range(4)]
+    whole = inner_products(draws)
+    pairs = torch.stack([inner_products(pair) for pair in itertools.combinations(draws, 2)])
     for statistic in (signal, noise, cosines):
         torch.testing.assert_close(statistic(whole), statistic(pairs).mean(0))
 
@@ -70,16 +72,20 @@ def test_errors_are_the_spread_of_repetitions():
     assert statistics.mean(errors) == pytest.approx(statistics.stdev(figures), rel=0.25)
 
 
-def test_one_of_two_at_equal_logits_is_known_exactly():
+@pytest.mark.parametrize("sampler", [GumbelTopK(), Categorical()])
+def test_one_of_two_at_equal_logits_is_known_exactly(sampler, monkeypatch):
     """There a mask is uniform, m ~ U(0, 1), and its slope m (1 - m): variance 1/180, squared mean 1/36."""
-    shape, pattern = (256, 512), NMPattern("1:2")
-    logits, weight = torch.zeros(shape, requires_grad=True), torch.ones(shape)
-    upstream = torch.randn(shape)
-    gradients = []
-    for index in range(2):
-        drawn = GumbelTopK().masked_weight(weight, logits, pattern, Draw(0, index, 1.0, 1.0), "layer")
-        gradients.append(torch.autograd.grad(drawn, [logits], upstream))
-    assert relative_variance(inner_products(gradients).unsqueeze(0)) == pytest.approx(1 / 5, rel=0.04)
+    monkeypatch.setattr(gradient_variance_linear, "DRAWS", 3)
+    pattern, equal = NMPattern("1:2"), Setting("equal", 1.0, 1.0, strength=0.0, std=0.0)
+    found, _ = gradients(pattern, equal, sampler)
+    products = inner_products([[x] for x in found]).unsqueeze(0)
+    assert relative_variance(products) == pytest.approx(1 / 5, rel=0.04)
+
+
+def test_order_among_the_kept_is_told_from_the_rest():
+    likeliest, pattern = torch.tensor([[True, True, False, False]]), NMPattern("2:4")
+    assert among_kept([torch.tensor([[3.0, -3.0, 0.0, 0.0]])], likeliest, pattern) == 1
+    assert among_kept([torch.tensor([[2.0, 2.0, -1.0, 0.0]])], likeliest, pattern) == 0
 
 
 @pytest.mark.parametrize("spec", ["1:2", "2:4", "4:8"])
@@ -120,14 +126,14 @@ def test_the_model_s_gradients_are_those_of_a_plain_backward_pass(bench):
     pattern, ids = NMPattern("2:4"), torch.randint(0, VOCAB_SIZE, (1, 16))
     part = bench.measure(pattern, WARM, GumbelTopK(), [ids], 2)
     layers = {name: bench.lm.get_submodule(name) for name in bench.dense}
-    gradients = []
+    found = []
     for index in range(2):
         next(iter(layers.values())).state.draw = Draw(0, index, WARM.lam, WARM.tau)
         logits = bench.lm(input_ids=ids).logits[:, :-1].flatten(0, 1)
         nn.functional.cross_entropy(logits, ids[:, 1:].flatten()).backward()
-        gradients.append(torch.cat([layer.logits.grad.flatten() for layer in layers.values()]))
+        found.append(torch.cat([layer.logits.grad.flatten() for layer in layers.values()]))
         bench.lm.zero_grad()
-    products, (first, second) = part["own"][0].sum(0), gradients
+    products, (first, second) = part["own"][0].sum(0), found
     assert signal(products) == pytest.approx(float(first @ second), rel=5e-3)
     assert noise(products) == pytest.approx(float((first - second).square().sum()) / 2, rel=5e-3)
     kept = drawn = 0.0
