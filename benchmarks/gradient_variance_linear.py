@@ -36,7 +36,7 @@ def gradients(pattern: NMPattern, setting: Setting, sampler: Sampler) -> tuple[l
     slopes, ones = torch.randn(SHAPE, generator=generator), torch.ones(SHAPE)
     logits = to_candidates(phi, pattern) if isinstance(sampler, Categorical) else phi
     logits.requires_grad_()
-    found = []
+    found: list[Tensor] = []
     for index in range(DRAWS):
         drawn = sampler.masked_weight(
             ones, logits, pattern, Draw(0, index, setting.lam, setting.tau), "layer"
