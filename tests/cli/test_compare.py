@@ -383,6 +383,7 @@ def test_labels_are_safe_in_markdown_and_pictures(files, tmp_path):
     assert r"| a\|b \$x\$ – \[red\]\<b\> |" in text
 
 
+@pytest.mark.slow
 def test_only_pictures_come_with_matplotlib(files, tmp_path):
     probe = (
         "import sys, roi_lightning.masks.mask_set, roi_lightning.cli.compare as c, roi_lightning.__main__;"

@@ -29,13 +29,14 @@ TESTS = Path(__file__).parents[1]
 # What is learned, on which model: the tiny Llama where it says nothing of one.
 KINDS = {"llama": "roi", "gpt2": "roi", "mixtral": "roi"}
 KINDS |= {"maskllm": "maskllm", "maskpro": "maskpro", "proxsparse": "proxsparse"}
-SLOW_KINDS = {"gpt2", "maskpro"}
+SLOW_KINDS = {"gpt2", "mixtral", "maskpro"}
 MEASURED = ["ddp-measured", "sharded-measured"]
 WHOLE = ["ddp-llama", "sharded-llama", "gathered-llama", "sharded-gpt2", "ddp-mixtral", "sharded-mixtral"]
 WHOLE += ["sharded-maskllm", "ddp-maskpro", "sharded-maskpro", "sharded-proxsparse"]
 # Resumed runs: from a file of one process, and from a folder of shards.
 ON = {"ddp-on": "one-llama", "sharded-on": "one-llama", "sharded-shards": "sharded-llama"}
-SLOW = {"gathered-llama", "sharded-gpt2", "ddp-mixtral", "ddp-maskpro", "sharded-maskpro", "ddp-on"}
+SLOW = {"gathered-llama", "sharded-gpt2", "ddp-mixtral", "sharded-mixtral", "ddp-maskpro", "sharded-maskpro"}
+SLOW |= {"ddp-on", "sharded-on"}
 MAKERS = {"llama": tiny_llama, "mixtral": tiny_mixtral, "gpt2": tiny_gpt2}
 pytestmark = [
     *GOING_ON,

@@ -348,8 +348,8 @@ def test_a_run_with_idle_experts_resumes_to_the_same_bits(lab):
         assert torch.equal(layer.logits, resumed.layers[name].logits), name
 
 
-@pytest.mark.parametrize("method", ["wanda", "sparsegpt"])
-@pytest.mark.parametrize("architecture", ["mixtral", "qwen3_moe"])
+@pytest.mark.parametrize("method", ["wanda", pytest.param("sparsegpt", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("architecture", ["mixtral", pytest.param("qwen3_moe", marks=pytest.mark.slow)])
 def test_prune_walks_through_experts(lab, reloaded, architecture, method):
     """What it measures is compared with whole forward passes in test_layerwise.py."""
     build, blocks, layers = BLOCKS[architecture]

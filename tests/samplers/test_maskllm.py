@@ -171,8 +171,9 @@ class PowerCutError(RuntimeError):
     pass
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
-@pytest.mark.parametrize("pattern", ["2:4", pytest.param("2:8", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("pattern", ["2:4", "2:8"])
 def test_a_resumed_run_ends_with_the_same_bits(lab, pattern, monkeypatch):
     every = ["--model.pattern", pattern, "--trainer.callbacks.every_n_train_steps", "2"]
     command = lab.quick(*OVERLAY, *every, accumulate=2)

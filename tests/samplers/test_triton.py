@@ -97,15 +97,9 @@ for name, out in (("masked_weight", "*bf16"), ("logits_gradient", "*fp32")):
 """
 
 
-@pytest.mark.parametrize(
-    ("spec", "gpu"),
-    [
-        ((4, 2), "A100"),
-        pytest.param((8, 4), "A100", marks=pytest.mark.slow),
-        pytest.param((4, 2), "H100 and H200", marks=pytest.mark.slow),
-        pytest.param((8, 4), "H100 and H200", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("gpu", ["A100", "H100 and H200"])
+@pytest.mark.parametrize("spec", [(4, 2), (8, 4)])
 def test_kernels_compile_for_gpus(spec, gpu, tmp_path):
     pytest.importorskip("triton", reason="Triton is not installed")
     arguments = [sys.executable, "-c", PROGRAM, *map(str, (*spec, GPUS[gpu]))]
