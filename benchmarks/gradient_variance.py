@@ -1,6 +1,6 @@
 """How much the gradient varies from draw to draw: a logit per weight (RoI) against one per candidate (MaskLLM).
 
-    python benchmarks/gradient_variance.py --roi_data FOLDER --json gradient_variance.json --markdown F.md
+    python -m benchmarks.gradient_variance --roi_data FOLDER --json gradient_variance.json --markdown F.md
 
 Nothing is learned: the logits stay where they are. Both samplers have the same frozen model, text, temperatures and
 logits φ of weights, a candidate's logit being the sum of its members' φ, so that both think the same mask likeliest.

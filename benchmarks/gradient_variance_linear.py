@@ -1,6 +1,6 @@
 """The comparison of `gradient_variance.py` for a loss linear in the mask: no model, hundreds of draws, seconds.
 
-python benchmarks/gradient_variance_linear.py
+python -m benchmarks.gradient_variance_linear
 """
 
 from typing import Final

@@ -1,6 +1,6 @@
 """How many parameters each method learns for the paper's models, and where the paper's Table 3 prints something else.
 
-    python benchmarks/parameters_table.py
+    python -m benchmarks.parameters_table
 
 Prints both tables of `results/parameters.md`. What `plan` counts with does the counting, from the published sizes in
 `shapes.json`; no model is fetched.

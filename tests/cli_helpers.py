@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning.pytorch import Callback
 
 from data_helpers import write_jsonl
 from roi_lightning.__main__ import main
@@ -34,6 +35,21 @@ QUICK_TRAINER = {
     "num_sanity_val_steps": 0,
     "max_epochs": 1,
 }
+
+
+class PowerCutError(RuntimeError):
+    """A run that ends without a word."""
+
+
+class CutAt(Callback):
+    """Cut the power after an optimizer step."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_train_batch_end(self, trainer, *args):
+        if trainer.global_step == self.step:
+            raise PowerCutError
 
 
 class Lab:

@@ -13,7 +13,17 @@ from lightning.pytorch.plugins.precision import MixedPrecision
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
-from cli_helpers import GOING_ON, QUICK_TRAINER, brute_top, fit, make_lab, plain_text, run
+from cli_helpers import (
+    GOING_ON,
+    QUICK_TRAINER,
+    CutAt,
+    PowerCutError,
+    brute_top,
+    fit,
+    make_lab,
+    plain_text,
+    run,
+)
 from roi_lightning.cli.fit_in import candidate_settings
 from roi_lightning.cli.lightning import build
 from roi_lightning.errors import UserError
@@ -180,16 +190,6 @@ def test_the_best_of_all_masks_is_found(lab, spec, layer, sizes):
     assert brute_top(learned.weight.abs(), learner.pattern.n, 4).tolist() != list(map(list, best))
 
 
-class PowerCutError(RuntimeError):
-    pass
-
-
-class CutAt(Callback):
-    def on_train_batch_end(self, trainer, *args):
-        if trainer.global_step == 4:
-            raise PowerCutError
-
-
 @pytest.mark.parametrize("saved", [3, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_resumed_run_ends_with_the_same_bits(lab, saved):
     """From a checkpoint just before a renewal, and from one between two."""
@@ -201,7 +201,7 @@ def test_a_resumed_run_ends_with_the_same_bits(lab, saved):
 
     whole = six_steps("whole")
     with pytest.raises(PowerCutError):
-        six_steps("cut", CutAt())
+        six_steps("cut", CutAt(4))
     path = lab.folder / "cut" / f"step={saved}.ckpt"
     checkpoint = torch.load(path, weights_only=True)
     assert checkpoint["state_dict"].keys() == whole.learned_names()

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, get_linear_schedule_with_warmup
 
-from cli_helpers import QUICK_TRAINER, brute_top, fit, make_lab, run
+from cli_helpers import QUICK_TRAINER, CutAt, PowerCutError, brute_top, fit, make_lab, run
 from roi_lightning.cli.lightning import build
 from roi_lightning.errors import UserError
 from roi_lightning.learning.callbacks import SparseExport
@@ -179,16 +179,6 @@ def test_the_fractions_of_zeros_are_logged(lab):
     assert 0 < wanted[2] < 1
 
 
-class PowerCutError(RuntimeError):
-    pass
-
-
-class CutAt(Callback):
-    def on_train_batch_end(self, trainer, *args):
-        if trainer.global_step == 4:
-            raise PowerCutError
-
-
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
 def test_a_resumed_run_ends_with_the_same_bits(lab):
@@ -199,7 +189,7 @@ def test_a_resumed_run_ends_with_the_same_bits(lab):
 
     whole = six_steps("whole")
     with pytest.raises(PowerCutError):
-        six_steps("cut", CutAt())
+        six_steps("cut", CutAt(4))
     saved = lab.folder / "cut" / "step=3.ckpt"
     assert torch.load(saved, weights_only=True)["state_dict"].keys() == whole.learned_names()
     resumed = six_steps("cut", ckpt_path=str(saved))

@@ -9,7 +9,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 import roi_lightning.learning.logits
 import roi_lightning.learning.roi
-from cli_helpers import GOING_ON, make_lab, run
+from cli_helpers import GOING_ON, CutAt, PowerCutError, make_lab, run
 from roi_lightning.data import Corpus
 from roi_lightning.errors import UserError
 from roi_lightning.learning.callbacks import HardenMasks, StraightThroughToggle
@@ -19,19 +19,6 @@ from tiny_models import tiny_llama
 lab = pytest.fixture(make_lab)
 STEPS = 6
 pytestmark = [*GOING_ON, pytest.mark.filterwarnings("ignore:the first draws keep")]
-
-
-class PowerCutError(RuntimeError):
-    pass
-
-
-class CutAt(Callback):
-    def __init__(self, step):
-        self.step = step
-
-    def on_train_batch_end(self, trainer, *args):
-        if trainer.global_step == self.step:
-            raise PowerCutError
 
 
 @pytest.fixture

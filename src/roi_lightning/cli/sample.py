@@ -20,7 +20,7 @@ class SampleOptions(SampleSettings):
     """Have a model write documents, token by token, at temperature 1 with nothing cut off.
 
     Writes JSON lines with the field `text`, to be used as corpora, and facts about them beside it (.about.json). The
-    same command goes on where an interrupted one was.
+    same command resumes an interrupted one.
 
     Attributes:
         lm: Hub id, directory, or GGUF file.

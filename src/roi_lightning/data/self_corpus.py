@@ -1,7 +1,7 @@
 """The corpus `self`: documents that the dense model writes, kept in a file that is read like any other text.
 
-Each batch of documents is added to an unfinished file when it is done; a run that was interrupted goes on from there,
-and ends with the same text.
+Each batch of documents is added to an unfinished file when it is done; a run that was interrupted resumes there, and
+ends with the same text.
 """
 
 import hashlib
@@ -106,7 +106,7 @@ def write_samples(author: Author, settings: SampleSettings, out: Path) -> dict[s
     for documents in _resume(unfinished, identity):
         selection.add(documents, settings.tokens)
     if selection.written:
-        rank_zero_info(f"sampling goes on after {selection.written} documents in {str(unfinished)!r}")
+        rank_zero_info(f"sampling resumes after {selection.written} documents in {str(unfinished)!r}")
     lm, before, started = author.load(), selection.tokens, time.perf_counter()
     for documents in _batches(lm, author, settings, selection):
         if not unfinished.exists():
@@ -216,11 +216,11 @@ def _resume(file: Path, identity: Mapping[str, Any]) -> list[list[Document]]:
         batches = [[Document(**document) for document in batch] for batch in lines]
         other = sorted(name for name in identity if head.get(name) != identity[name])
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise UserError(f"{str(file)!r} can't be gone on with ({reason(error)}); remove it") from error
+        raise UserError(f"{str(file)!r} can't be resumed ({reason(error)}); remove it") from error
     if other:
         raise UserError(
             f"{str(file)!r} is left of other samples, with another {', '.join(other)}; remove it, choose another "
-            "file, or go on with the same model and settings"
+            "file, or resume with the same model and settings"
         )
     os.truncate(file, len(whole))
     return batches
