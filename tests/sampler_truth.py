@@ -5,7 +5,7 @@ from itertools import combinations
 import torch
 
 from roi_lightning.masks.pattern import NMPattern
-from roi_lightning.samplers import Categorical
+from roi_lightning.samplers import Categorical, GumbelSubset
 from roi_lightning.samplers.noise import noise_key, uniform
 from roi_lightning.samplers.reference import relaxed_top_n
 
@@ -28,7 +28,9 @@ def exactly(sampler, spec, draw, kept_norm=False, shape=SHAPE):
     weight, upstream, logits = (x.detach().double() for x in tensors(sampler, spec, shape=shape))
     pattern, logits = NMPattern(spec), logits.requires_grad_()
     if isinstance(sampler, Categorical):
-        soft = used = _mixture(logits, pattern, draw)
+        soft = used = _mixture(_candidate_keys(logits, draw), pattern, draw.tau)
+    elif isinstance(sampler, GumbelSubset):
+        soft = used = _mixture(_sums_of_keys(logits, pattern, draw), pattern, draw.tau)
     else:
         noise = _noise(torch.arange(weight.numel()).view(weight.shape), draw)
         keys = pattern.group(logits), pattern.group(noise)
@@ -46,15 +48,23 @@ def _noise(index, draw):
     return -torch.log(-torch.log(uniform(index.to(torch.int32), key).double()))
 
 
-def _mixture(logits, pattern, draw):
+def _candidate_keys(logits, draw):
     count = len(logits)
     groups = torch.arange(logits[0].numel()).view(logits[0].shape)
-    noise = torch.stack([_noise(groups * count + c, draw) for c in range(count)])
-    shares = ((logits / draw.lam + noise) / draw.tau).softmax(0)
-    candidates = torch.zeros(count, pattern.m, dtype=torch.double)
+    return logits / draw.lam + torch.stack([_noise(groups * count + c, draw) for c in range(count)])
+
+
+def _sums_of_keys(logits, pattern, draw):
+    keys = pattern.group(logits / draw.lam + _noise(torch.arange(logits.numel()).view(logits.shape), draw))
+    kept = combinations(range(pattern.m), pattern.n)
+    return torch.stack([keys[..., list(each)].sum(-1) for each in kept])
+
+
+def _mixture(scores, pattern, tau):
+    candidates = torch.zeros(len(scores), pattern.m, dtype=torch.double)
     for row, kept in zip(candidates, combinations(range(pattern.m), pattern.n), strict=True):
         row[list(kept)] = 1
-    return (shares.movedim(0, -1) @ candidates).flatten(1)
+    return ((scores / tau).softmax(0).movedim(0, -1) @ candidates).flatten(1)
 
 
 def relative(ours, theirs):

@@ -17,7 +17,15 @@ from roi_lightning.models.layers import prunable_layers
 from roi_lightning.oneshot import Calibration, SparseGPT, Wanda, prune_layers
 from roi_lightning.runtime import accelerate, cuda_kernels, pack, unpack
 from roi_lightning.runtime import triton_launch as packed_kernels
-from roi_lightning.samplers import Categorical, Draw, GumbelTopK, KeptNorm, StraightThrough, triton_launch
+from roi_lightning.samplers import (
+    Categorical,
+    Draw,
+    GumbelSubset,
+    GumbelTopK,
+    KeptNorm,
+    StraightThrough,
+    triton_launch,
+)
 from roi_lightning.samplers.noise import gumbel, noise_key
 from sampler_truth import relative, tensors
 from tiny_models import tiny_gemma2, tiny_gpt2, tiny_llama
@@ -34,7 +42,7 @@ def test_noise_is_the_same_on_every_device():
     assert torch.allclose(gumbel(index, key), gumbel(index.cuda(), key).cpu(), atol=1e-5)
 
 
-@pytest.mark.parametrize("sampler", [GumbelTopK(), StraightThrough(), Categorical()])
+@pytest.mark.parametrize("sampler", [GumbelTopK(), StraightThrough(), Categorical(), GumbelSubset()])
 @pytest.mark.parametrize("coefficient", [0.0, 0.01])
 @pytest.mark.parametrize("spec", ["2:4", "2:8", "4:8"])
 def test_masked_weight_agrees_with_the_cpu(sampler, coefficient, spec):

@@ -13,7 +13,16 @@ import pytest
 import torch
 
 from roi_lightning.masks.pattern import NMPattern
-from roi_lightning.samplers import Categorical, Draw, GumbelTopK, KeptNorm, StraightThrough, cpu_kernels, ops
+from roi_lightning.samplers import (
+    Categorical,
+    Draw,
+    GumbelSubset,
+    GumbelTopK,
+    KeptNorm,
+    StraightThrough,
+    cpu_kernels,
+    ops,
+)
 from roi_lightning.utils import cpp_extension
 from roi_lightning.utils.cpp_extension import Build
 from sampler_truth import FACTOR, SHAPE, exactly, relative, tensors
@@ -64,12 +73,13 @@ KINDS = {
     "scaled": GumbelTopK("scaled"),
     "straight": StraightThrough(),
     "maskllm": Categorical(),
+    "subset": GumbelSubset(),
 }
 
 
 # Every pattern and sampler; each with each is slow.
 DRAWS = [("paper", "2:4"), ("scaled", "3:4"), ("scaled", "2:4")]
-DRAWS += [("straight", "2:4"), ("straight", "4:8"), ("maskllm", "2:4"), ("maskllm", "3:4")]
+DRAWS += [("straight", "2:4"), ("straight", "4:8"), ("maskllm", "2:4"), ("maskllm", "3:4"), ("subset", "2:4")]
 OTHERS = [draw for draw in product(KINDS, ("2:4", "3:4", "2:6", "4:8")) if draw not in DRAWS]
 
 
@@ -143,7 +153,7 @@ def test_the_number_of_threads_changes_no_bit(sampler, openmp, monkeypatch):
         assert torch.equal(gradient, results[0][1])
 
 
-@pytest.mark.parametrize("sampler", [GumbelTopK(), StraightThrough(), Categorical()], ids=str)
+@pytest.mark.parametrize("sampler", [*KINDS.values()], ids=str)
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_logits_that_are_nan_show(sampler, bad, dtype):

@@ -21,7 +21,8 @@ class RoILightningModule(LogitLearningModule):
     """Reservoir of Importance: learn one logit per weight with relaxed Gumbel-Top-K masks.
 
     Args:
-        sampler: `GumbelTopK` (soft masks in training), `StraightThrough`, or MaskLLM's `Categorical`.
+        sampler: `GumbelTopK` (soft masks in training), `StraightThrough`, `GumbelSubset` (soft without an order of
+            picks; not in the paper), or MaskLLM's `Categorical`.
         tau: Softmax temperature τ by optimizer step (Equation 13).
         lam: Sampling temperature λ by optimizer step (Equation 13).
         draw_per: A fresh mask for every micro-batch (the paper's Monte Carlo estimate), or one for all

@@ -109,3 +109,4 @@ def run(function: "ctypes._NamedFuncPointer", tensors: tuple[Tensor, ...], draw:
 
 top_k = CPUKernel("gumbel_top_k.cpp", mul, 256)
 categorical = CPUKernel("categorical.cpp", comb, 512)
+subset = CPUKernel("gumbel_subset.cpp", comb, 512)

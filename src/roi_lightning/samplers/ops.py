@@ -15,6 +15,7 @@ from roi_lightning.samplers import (
     categorical_eager,
     compiled_categorical,
     cpu_kernels,
+    subset_eager,
     top_k_eager,
     triton_launch,
 )
@@ -62,7 +63,7 @@ def masked_weight(
     """Apply one of this module's operators, and count the squared norm of what it gives.
 
     Args:
-        operator: `top_k_weight` or `categorical_weight`.
+        operator: `top_k_weight`, `categorical_weight` or `subset_weight`.
         weight: [out, in], any float dtype.
         logits: fp32.
         args: The draw.
@@ -151,8 +152,10 @@ top_k_weight = _define("top_k", top_k_eager, cpu=cpu_kernels.top_k, cuda=triton_
 categorical_weight = _define(
     "categorical", categorical_eager, cpu=cpu_kernels.categorical, cuda=compiled_categorical
 )
+subset_weight = _define("subset", subset_eager, cpu=cpu_kernels.subset)
 # Of the backward passes.
 GRADIENTS: Final = (
     torch.ops.roi_lightning.top_k_gradient.default,
     torch.ops.roi_lightning.categorical_gradient.default,
+    torch.ops.roi_lightning.subset_gradient.default,
 )

@@ -33,10 +33,10 @@ _CUDA_CHUNK: Final = 1 << 24
 
 def masked_weight(weight: Tensor, logits: Tensor, args: DrawArgs, out: Tensor) -> bool:
     """Write weight * mask into `out`; see `ops.Kernel`."""
-    for rows in _chunks(weight):
-        mask = _mask(_keys(logits, rows, args), args)
+    for rows in row_chunks(weight):
+        mask = _mask(noisy_keys(logits, rows, args), args)
         # The product is taken in fp32 and rounded once to the weight's dtype.
-        _elements(out[rows], args).copy_(mask * _elements(weight[rows], args).float())
+        elements_of(out[rows], args).copy_(mask * elements_of(weight[rows], args).float())
     return True
 
 
@@ -44,14 +44,14 @@ def logits_gradient(
     weight: Tensor, logits: Tensor, grad: Tensor, factor: Tensor, args: DrawArgs, out: Tensor
 ) -> bool:
     """Write the gradient of the logits into `out`; see `ops.Kernel`."""
-    for rows in _chunks(weight):
-        elements = _elements(weight[rows], args).float()
-        of_mask = (_elements(grad[rows], args).float() * elements).contiguous()
-        keys = _keys(logits, rows, args)
+    for rows in row_chunks(weight):
+        elements = elements_of(weight[rows], args).float()
+        of_mask = (elements_of(grad[rows], args).float() * elements).contiguous()
+        keys = noisy_keys(logits, rows, args)
         if args.kept_norm:
             of_mask -= factor * _mask(keys.clone(), args) * elements.square()
         of_keys = relaxed_mask_gradient(keys, of_mask, args.n, args.tau, args.push)
-        _elements(out[rows], args).copy_(of_keys.div_(args.lam))
+        elements_of(out[rows], args).copy_(of_keys.div_(args.lam))
     return True
 
 
@@ -60,23 +60,24 @@ def chunk_size(tensor: Tensor) -> int:
     return _CUDA_CHUNK if tensor.is_cuda else _CPU_CHUNK
 
 
-def _chunks(weight: Tensor) -> Iterator[slice]:
+def row_chunks(weight: Tensor) -> Iterator[slice]:
+    """Rows of a weight to work on at a time."""
     step = max(1, chunk_size(weight) // weight.shape[1])
     for start in range(0, len(weight), step):
         yield slice(start, start + step)
 
 
-def _elements(rows: Tensor, args: DrawArgs) -> Tensor:
+def elements_of(rows: Tensor, args: DrawArgs) -> Tensor:
     """Contiguous rows of a weight as a view [M, E]."""
     return rows.view(-1, args.m).T
 
 
-def _keys(logits: Tensor, rows: slice, args: DrawArgs) -> Tensor:
+def noisy_keys(logits: Tensor, rows: slice, args: DrawArgs) -> Tensor:
     """φ/λ + g of some rows, [M, E]."""
     part, first = logits[rows], rows.start * logits.shape[1]
     index = torch.arange(first, first + part.numel(), dtype=torch.int32, device=logits.device)
     noise = gumbel(index, (args.key0, args.key1))
-    return _elements(part.div(args.lam).add_(noise.view_as(part)), args).contiguous()
+    return elements_of(part.div(args.lam).add_(noise.view_as(part)), args).contiguous()
 
 
 def _mask(keys: Tensor, args: DrawArgs) -> Tensor:

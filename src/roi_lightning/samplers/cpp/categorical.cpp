@@ -4,31 +4,7 @@
  * The logit of candidate c of group g is at c * groups + g, and its noise has the index g * C + c.
  */
 #include "math.hpp"
-#include "memory.hpp"
-
-struct Candidates {
-    int members[C][N];
-    constexpr Candidates() : members()
-    {
-        int now[N] = {};
-        for (int j = 0; j < N; j++) now[j] = j;
-        for (int c = 0; c < C; c++) {
-            for (int j = 0; j < N; j++) members[c][j] = now[j];
-            int j = N - 1;
-            while (j > 0 && now[j] == M - N + j) j--;
-            now[j]++;
-            for (int i = j + 1; i < N; i++) now[i] = now[i - 1] + 1;
-        }
-    }
-};
-static constexpr Candidates candidates;
-
-#if C <= 32
-#define CANDIDATES _Pragma("GCC unroll 32") for (int c = 0; c < C; c++)
-#else
-#define CANDIDATES for (int c = 0; c < C; c++)
-#endif
-#define KEPT_BY_C _Pragma("GCC unroll 8") for (int j = 0; j < N; j++)
+#include "candidates.hpp"
 
 static inline vec logit_at(const float *logits, int64_t group, int lanes)
 {
@@ -56,13 +32,6 @@ static inline vec probabilities(const float *logits, int64_t group, int lanes, c
         total += e[c];
     }
     return over(total + (sum - sum));
-}
-
-static inline void soft_mask(const vec e[C], vec scale, vec mask[M])
-{
-    ELEMENTS mask[m] = vec{};
-    CANDIDATES KEPT_BY_C mask[candidates.members[c][j]] += e[c];
-    ELEMENTS mask[m] *= scale;
 }
 
 static inline void masked_weight_part(
@@ -96,17 +65,11 @@ static inline void logits_gradient_part(
             soft_mask(e, scale, mask);
             ELEMENTS of_mask[m] -= d->factor * mask[m] * value[m] * value[m];
         }
-        CANDIDATES {
-            vec of_probability = {};
-            KEPT_BY_C of_probability += of_mask[candidates.members[c][j]];
-            mean += e[c] * of_probability;
-        }
+        CANDIDATES mean += e[c] * of_probability(of_mask, c);
         mean *= scale;
         vec factor = scale * d->over_lam * d->over_tau;
         CANDIDATES {
-            vec of_probability = {};
-            KEPT_BY_C of_probability += of_mask[candidates.members[c][j]];
-            vec x = (of_probability - mean) * e[c] * factor;
+            vec x = (of_probability(of_mask, c) - mean) * e[c] * factor;
             float *at = out + c * d->groups + g;
             if (b.lanes == LANES) std::memcpy(at, &x, sizeof x);
             else for (int w = 0; w < b.lanes; w++) at[w] = x[w];

@@ -2,8 +2,7 @@
  *
  * Compiled for one pattern and dtype: -DM= elements of a group, -DN= picks, -DWEIGHT= 0 float, 1 bfloat16, 2 float16.
  */
-#include "math.hpp"
-#include "memory.hpp"
+#include "keys.hpp"
 
 /* Of a pick, after dividing by tau: see `top_k_eager`. */
 #define MAX_LEAD (40.0f * LOG2_E)
@@ -12,22 +11,6 @@ struct Pick {
     vec mu[M], others[M], left[M], rest; /* left: 1 - mu, free of cancellation */
     yes leads[M];
 };
-
-/* The keys over log 2, but for a constant that all share. */
-static inline void keys_of(const float *logits, const Block &b, const Draw *d, vec key[M])
-{
-    float scale = d->over_lam * LOG2_E;
-    load<float, vec>(logits, b, key);
-    ELEMENTS key[m] = key[m] * scale - noise_log(b.index + (uint32_t)m, d->key0, d->key1);
-}
-
-/* Zero, or NaN where a key is not finite, which must show. */
-static inline vec flaw_of(const vec key[M])
-{
-    vec sum = {};
-    ELEMENTS sum += key[m];
-    return sum - sum;
-}
 
 static inline vec largest(const vec key[M])
 {

@@ -1,0 +1,42 @@
+/* The candidate masks of a group, in lexicographic order: -DC= of them, -DN= elements kept by each. */
+#pragma once
+#include "memory.hpp"
+
+struct Candidates {
+    int members[C][N];
+    constexpr Candidates() : members()
+    {
+        int now[N] = {};
+        for (int j = 0; j < N; j++) now[j] = j;
+        for (int c = 0; c < C; c++) {
+            for (int j = 0; j < N; j++) members[c][j] = now[j];
+            int j = N - 1;
+            while (j > 0 && now[j] == M - N + j) j--;
+            now[j]++;
+            for (int i = j + 1; i < N; i++) now[i] = now[i - 1] + 1;
+        }
+    }
+};
+static constexpr Candidates candidates;
+
+#if C <= 32
+#define CANDIDATES _Pragma("GCC unroll 32") for (int c = 0; c < C; c++)
+#else
+#define CANDIDATES for (int c = 0; c < C; c++)
+#endif
+#define KEPT_BY_C _Pragma("GCC unroll 8") for (int j = 0; j < N; j++)
+
+static inline void soft_mask(const vec e[C], vec scale, vec mask[M])
+{
+    ELEMENTS mask[m] = vec{};
+    CANDIDATES KEPT_BY_C mask[candidates.members[c][j]] += e[c];
+    ELEMENTS mask[m] *= scale;
+}
+
+/* What the mask's gradient makes of a candidate's probability. */
+static inline vec of_probability(const vec of_mask[M], int c)
+{
+    vec sum = {};
+    KEPT_BY_C sum += of_mask[candidates.members[c][j]];
+    return sum;
+}

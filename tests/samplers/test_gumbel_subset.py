@@ -1,0 +1,84 @@
+"""The relaxation over whole masks, against its definition, RoI's recursion and the masks that it stands for."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from roi_lightning.errors import UserError
+from roi_lightning.masks.pattern import NMPattern
+from roi_lightning.samplers import Draw, GumbelSubset, GumbelTopK, KeptNorm, StraightThrough
+from sampler_truth import FACTOR, exactly, relative, tensors
+
+SHAPE = 24, 48
+WARM, COLD = Draw(3, 7, 0.3, 0.5), Draw(3, 7, 0.002, 0.05)
+
+
+def drawn(sampler, spec, draw, ones=False):
+    """Drawn weight and the logits' gradient."""
+    weight, upstream, logits = tensors(sampler, spec, shape=SHAPE)
+    weight = torch.ones_like(weight) if ones else weight
+    out = sampler.masked_weight(weight, logits, NMPattern(spec), draw, "layer")
+    return out.detach(), *torch.autograd.grad(out, logits, upstream)
+
+
+@pytest.mark.parametrize("spec", ["1:4", "2:4", "3:4", "2:8", "4:8"])
+def test_equals_autograd_through_the_definition(spec):
+    for ours, true in zip(
+        drawn(GumbelSubset(), spec, WARM), exactly(GumbelSubset(), spec, WARM, shape=SHAPE), strict=True
+    ):
+        assert relative(ours, true) < 1e-5
+
+
+@pytest.mark.parametrize("m", [2, 4, 8])
+def test_one_of_m_is_the_same_thing_as_roi(m):
+    for ours, theirs in zip(
+        drawn(GumbelSubset(), f"1:{m}", WARM), drawn(GumbelTopK(), f"1:{m}", WARM), strict=True
+    ):
+        assert relative(ours, theirs) < 1e-5
+
+
+@pytest.mark.parametrize("spec", ["2:4", "4:8"])
+def test_masks_keep_n_of_m_and_none_twice(spec):
+    mask, gradient = drawn(GumbelSubset(), spec, WARM, ones=True)
+    pattern = NMPattern(spec)
+    torch.testing.assert_close(
+        pattern.group(mask).sum(-1), torch.full((24, 48 // pattern.m), float(pattern.n))
+    )
+    assert mask.max() <= 1 + 1e-6
+    # Moving all logits of a group moves nothing.
+    assert pattern.group(gradient).sum(-1).abs().max() < 1e-3 * gradient.abs().max()
+
+
+@pytest.mark.parametrize("spec", ["2:4", "2:8"])
+def test_cold_masks_are_the_hard_ones_of_roi(spec):
+    soft, _ = drawn(GumbelSubset(), spec, replace(COLD, tau=1e-3), ones=True)
+    hard, _ = drawn(StraightThrough(), spec, COLD, ones=True)
+    assert (soft.round() == hard).float().mean() > 0.999
+
+
+def test_a_decided_mask_is_kept_whole_at_a_high_temperature():
+    pattern, ones = NMPattern("2:4"), torch.ones(64, 64)
+    phi = torch.tensor([0.1, 0.1, -0.1, -0.1]).repeat(64, 16)
+
+    def distance(sampler):
+        mask = sampler.masked_weight(ones, phi, pattern, Draw(0, 0, 0.01, 1.0), "layer")
+        return float((mask - (phi > 0).float()).norm())
+
+    assert distance(GumbelSubset()) < 0.01 * distance(GumbelTopK())
+
+
+@pytest.mark.parametrize("spec", ["2:4", "3:4"])
+def test_kept_norm_counts_the_norm_and_has_its_gradient(spec):
+    weight, upstream, logits = tensors(GumbelSubset(), spec, shape=SHAPE)
+    reward = KeptNorm(FACTOR / 2)
+    out = GumbelSubset().masked_weight(weight, logits, NMPattern(spec), WARM, "layer", reward)
+    torch.testing.assert_close(reward.value, out.square().sum())
+    grads = upstream, torch.tensor(-reward.coefficient)
+    (gradient,) = torch.autograd.grad((out, reward.value), logits, grads)
+    assert relative(gradient, exactly(GumbelSubset(), spec, WARM, True, SHAPE)[1]) < 1e-5
+
+
+def test_too_many_candidates_are_refused():
+    with pytest.raises(UserError, match=r"8:16 has 12,870 candidate masks.*use GumbelTopK"):
+        GumbelSubset().logits_shape((16, 16), NMPattern("8:16"))
