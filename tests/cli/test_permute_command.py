@@ -62,7 +62,7 @@ def test_values_with_biases_move_and_the_function_stays(made):
     orders = Permutation.load(made.permuted).orders
     assert "model.layers.1.self_attn.v_proj.bias" in orders
     # Two query heads share a head of keys and values, and channels stay in their head.
-    values, inputs = (orders[f"model.layers.0.self_attn.{x}_proj.weight"].index for x in "vo")
+    values, inputs = (orders[f"model.layers.0.self_attn.{x}_proj.weight"].indices for x in "vo")
     assert torch.equal(values.view(2, 16) // 16, torch.arange(2)[:, None].expand(2, 16))
     assert torch.equal(inputs.view(2, 2, 16) % 16, (values.view(2, 1, 16) % 16).expand(2, 2, 16))
 
@@ -182,16 +182,16 @@ def spoil(kind, orders):
     up, down = "model.layers.0.mlp.up_proj.weight", "model.layers.0.mlp.down_proj.weight"
     values, inputs = (f"model.layers.0.self_attn.{x}_proj.weight" for x in "vo")
     if kind == "one alone":
-        orders[up] = ChannelOrder(0, orders[up].index.roll(1))
+        orders[up] = ChannelOrder(0, orders[up].indices.roll(1))
     elif kind == "the consumer alone":
-        orders[down] = ChannelOrder(1, orders[down].index.roll(1))
+        orders[down] = ChannelOrder(1, orders[down].indices.roll(1))
     elif kind == "one left out":
         del orders[up]
     elif kind == "the consumer left out":
         del orders[down]
     elif kind == "across heads":
         for name in (values, inputs):
-            orders[name] = ChannelOrder(orders[name].dim, orders[name].index.roll(16))
+            orders[name] = ChannelOrder(orders[name].dim, orders[name].indices.roll(16))
     elif kind == "the other dimension":
         orders[values] = ChannelOrder(1, torch.arange(64))
 
@@ -267,7 +267,7 @@ def test_a_model_that_computes_something_else_is_not_written(made, tmp_path, mon
     def shifted(self, lm, order):
         found = original(self, lm, order)
         return {
-            n: ChannelOrder(o.dim, o.index.roll(1)) if n.endswith("up_proj.weight") else o
+            n: ChannelOrder(o.dim, o.indices.roll(1)) if n.endswith("up_proj.weight") else o
             for n, o in found.items()
         }
 

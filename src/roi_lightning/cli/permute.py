@@ -156,7 +156,7 @@ class _Comparison:
 
     def __call__(self, directory: Path) -> None:
         lm = plain_language_model(ModelSource(str(directory), "directory", directory), "float32")
-        logits = compared_logits(lm.to(self.device).eval(), self.windows)  # type: ignore[arg-type]
+        logits = compared_logits(lm.to(self.device), self.windows)  # type: ignore[arg-type]
         self.difference = float((logits - self.logits).abs().max() / self.logits.abs().max())
         if not self.difference <= _TOLERANCE:
             raise UserError(

@@ -176,6 +176,6 @@ def consistent_orders(
         identity = torch.arange(channels.size).expand(channels.heads, -1)
         names = stored_orders(base, lm, {weight: channels.orders(lm, identity)[weight]})
         if (stored := next(iter(names))) in orders:
-            order = channels.order_of(orders[stored].index)
+            order = channels.order_of(orders[stored].indices)
             wanted |= stored_orders(base, lm, channels.orders(lm, order))
     return wanted

@@ -28,15 +28,15 @@ class ChannelOrder(NamedTuple):
 
     Attributes:
         dim: Along which dimension of the tensor as stored.
-        index: int64 [size]; what is at place `i` was at place `index[i]` of the base model's tensor.
+        indices: int64 [size]; what is at place `i` was at place `indices[i]` of the base model's tensor.
     """
 
     dim: int
-    index: Tensor
+    indices: Tensor
 
     def same(self, other: "ChannelOrder") -> bool:
         """Whether two orders are equal."""
-        return self.dim == other.dim and torch.equal(self.index, other.index)
+        return self.dim == other.dim and torch.equal(self.indices, other.indices)
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +79,7 @@ class Permutation:
             UserError: If it is no permutation or the file can't be written.
         """
         self.check()
-        little_endian = {n: torch.from_numpy(x.index.numpy().astype("<i4")) for n, x in self.orders.items()}
+        little_endian = {n: torch.from_numpy(x.indices.numpy().astype("<i4")) for n, x in self.orders.items()}
         header = _HEADER | {
             "pattern": str(self.pattern),
             "dims": json.dumps({name: order.dim for name, order in self.orders.items()}),

@@ -65,12 +65,11 @@ def reorder_channels(
     for each in progress(channels, "reordering channels"):
         layer, inputs = layers[each.consumer], observers.of(each.consumer, layers[each.consumer])
         inputs.check(each.consumer)
-        weight = layer.get_parameter("weight")
-        weight = weight.T if input_dim(layer) == 0 else weight
+        weight = layer.get_parameter("weight").movedim(input_dim(layer), 1)
         scores = weight.float().square() * inputs.total
         order = torch.stack([group_columns(x, pattern) for x in _heads(scores, each)])
         found = each.orders(lm, order)
-        index = found[f"{each.consumer}.weight"].index.to(scores.device)
+        index = found[f"{each.consumer}.weight"].indices.to(scores.device)
         kept = (kept_score(x, pattern) for x in (scores, scores[:, index]))
         rows.append(KeptScore(each.consumer, float(scores.sum(dtype=torch.float64)), *kept))
         orders |= found
