@@ -92,15 +92,7 @@ def main(argv: Sequence[str]) -> int:
     source, pattern = resolve_model(options.lm, options.revision), NMPattern(options.pattern)
     _check(source, pattern, options)
     device = choose_device(options.device)
-    data = calibration_data(
-        options.lm,
-        options.corpora,
-        seq_len=options.seq_len,
-        seed=options.seed,
-        device=device,
-        revision=options.revision,
-    )
-    windows = calibration_windows(data, options.windows, max_positions(load_config(source)))
+    windows, facts = _text(source, options, device)
     # As it is stored, so that a GGUF model is rounded as its copy will be; then wider, for the comparison.
     lm = load_language_model(source)
     cast_weights(lm, torch.float32)
@@ -111,9 +103,8 @@ def main(argv: Sequence[str]) -> int:
     stored = stored_orders(base, lm, orders)
     original = base_model(base, stored)
     permutation = Permutation(pattern, stored, replace(original, spec=public_name(original.spec)))
-    facts = {"text": ", ".join(corpus.title for corpus in data.corpora), "seed": options.seed}
-    facts |= {"windows": options.windows, "seq_len": options.seq_len, "tokens": windows.numel()}
     comparison = _Comparison(compared_logits(lm, windows), windows, device)
+    del lm  # two models in fp32 would be in memory at once; that of a GGUF file is its tensors, and stays
     out = write_permuted(base, permutation, options.out, facts, comparison, overwrite=options.overwrite)
     _show(f"{source.spec} at {pattern}", rows, left)
     sys.stdout.write(
@@ -136,6 +127,27 @@ def _check(source: ModelSource, pattern: NMPattern, options: PermuteOptions) -> 
     check_not_base(options.out.absolute(), source)
     size = None if source.kind == "gguf" else open_base(source).nbytes
     check_destination(options.out, size, overwrite=options.overwrite)
+
+
+def _text(
+    source: ModelSource, options: PermuteOptions, device: torch.device
+) -> tuple[Tensor, dict[str, object]]:
+    """The windows of calibration text, and what the sidecar says of them."""
+    data = calibration_data(
+        options.lm,
+        options.corpora,
+        seq_len=options.seq_len,
+        seed=options.seed,
+        device=device,
+        revision=options.revision,
+    )
+    windows = calibration_windows(data, options.windows, max_positions(load_config(source)))
+    facts = {"text": ", ".join(corpus.title for corpus in data.corpora), "seed": options.seed}
+    return windows, facts | {
+        "windows": options.windows,
+        "seq_len": options.seq_len,
+        "tokens": windows.numel(),
+    }
 
 
 @dataclass
@@ -176,6 +188,8 @@ def _show(title: str, rows: Sequence[KeptScore], left: Sequence[str]) -> None:
 
 def _row(kind: str, rows: Sequence[KeptScore]) -> list[str]:
     """The means over layers."""
-    before = mean(row.before / row.total for row in rows)
-    after = mean(row.after / row.total for row in rows)
-    return [kind, str(len(rows)), f"{before:.2%}", f"{after:.2%}", f"{(after - before) / (1 - before):.1%}"]
+    # Of a layer that receives nothing but zeros, nothing is lost.
+    before = mean(row.before / row.total if row.total else 1.0 for row in rows)
+    after = mean(row.after / row.total if row.total else 1.0 for row in rows)
+    less = (after - before) / (1 - before) if before < 1 else 0.0
+    return [kind, str(len(rows)), f"{before:.2%}", f"{after:.2%}", f"{less:.1%}"]
