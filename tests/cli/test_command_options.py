@@ -10,7 +10,9 @@ import pytest
 
 from roi_lightning.cli.options import parse_options
 
-MODULES = ("apply", "compare", "doctor", "evaluate", "generate", "pack", "prune", "publish", "verify")
+MODULES = (
+    *("apply", "compare", "doctor", "evaluate", "generate", "pack", "permute", "prune", "publish", "verify"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,10 @@ def prune(bench, out):
     return ["prune", bench.model, "--method", "magnitude", "--out", out]
 
 
+def permute(bench, out):
+    return ["permute", bench.model, "--corpora", bench.corpus, "--out", out]
+
+
 def sparsegpt(bench, out):
     words = ["--method", "sparsegpt", "--corpora", bench.corpus, "--windows", "2", "--seq_len", "32"]
     return ["prune", bench.model, *words, "--out", out]
@@ -138,7 +142,7 @@ def read_only(bench):
 
 NOT_OURS = "was not written by roi_lightning"
 NO_FOLDER = "is no folder that can be written to"
-COMMANDS = {"prune": prune, "apply": apply, "pack": pack, "export": export, "fit": fit}
+COMMANDS = {"prune": prune, "permute": permute, "apply": apply, "pack": pack, "export": export, "fit": fit}
 TABLE = {
     **{f"a stranger's folder, {name}": (theirs, command, NOT_OURS) for name, command in COMMANDS.items()},
     **{f"a file, {name}": (file, command, NOT_OURS) for name, command in COMMANDS.items()},
@@ -147,6 +151,11 @@ TABLE = {
     "a link to nothing": (loose_link, apply, NOT_OURS),
     "a sidecar that is none": (fake, apply, "exists and its roi_sparsity.json is not one"),
     "an export with a stranger's file": (used_export, prune, "'notes.txt' in it was not written by"),
+    "the base itself, permuted": (
+        lambda bench: bench.copy(bench.model),
+        of_itself(permute),
+        "base model itself",
+    ),
     "the base itself, pruned": (lambda bench: bench.copy(bench.model), of_itself(prune), "base model itself"),
     "an export packed over itself": (
         used_export,

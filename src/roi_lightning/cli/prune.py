@@ -10,8 +10,8 @@ from typing import Any
 
 from typing_extensions import override
 
+from roi_lightning.cli.calibration import calibration_data
 from roi_lightning.cli.options import parse_options
-from roi_lightning.data import CalibrationDataModule, Corpus, parse_corpus
 from roi_lightning.errors import UserError
 from roi_lightning.export import check_destination, check_not_base, needed_bytes, write_export
 from roi_lightning.masks.mask_set import MaskSet
@@ -83,21 +83,6 @@ class PruneOptions(PruneConfig):
             size = needed_bytes(base) + base.nbytes
         check_destination(self.out, size, overwrite=self.overwrite)
 
-    def text(self) -> CalibrationDataModule:
-        """The calibration text in the model's tokens."""
-        corpora: list[Corpus | str] = [parse_corpus(text) for text in self.corpora]
-        data = CalibrationDataModule(
-            self.lm,
-            tokenizer_revision=self.revision,
-            trust_remote_code=self.trust_remote_code,
-            corpora=corpora,
-            val_corpora=corpora,  # so that all of what is given is for calibration
-            seq_len=self.seq_len,
-            seed=self.seed,
-        )
-        data.use_device(choose_device(self.device))
-        return data
-
 
 def main(argv: Sequence[str]) -> int:
     """Prune, write, verify, and say what was done.
@@ -118,7 +103,15 @@ def main(argv: Sequence[str]) -> int:
     facts = {"method": options.method_name, **method.facts(), **_selection(options)}
     if isinstance(method, CalibratedMethod):
         longest = max_positions(load_config(source, options.trust_remote_code))
-        data = options.text()
+        data = calibration_data(
+            options.lm,
+            options.corpora,
+            seq_len=options.seq_len,
+            seed=options.seed,
+            device=choose_device(options.device),
+            revision=options.revision,
+            trust_remote_code=options.trust_remote_code,
+        )
         calibration = options.calibration(data, longest)
         facts |= {
             "activations": options.activations,

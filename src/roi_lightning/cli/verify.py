@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,11 +22,12 @@ if TYPE_CHECKING:
 class VerifyOptions:
     """Check N:M along the input dimension, exact zeros and every file's hash.
 
-    With --base also that kept weights are bit for bit the base model's and nothing else changed.
+    With --base also that kept weights are bit for bit the base model's and nothing else changed, but for the order of
+    channels where `permute` changed it.
 
     Attributes:
-        directory: An exported or packed directory.
-        base: The base model: hub id, directory, or GGUF file.
+        directory: An exported, packed or permuted directory.
+        base: The base model: hub id, directory, or GGUF file; after `permute` the original or the permuted one.
         json: Also write the result as JSON there.
     """
 
@@ -45,28 +47,38 @@ def main(argv: Sequence[str]) -> int:
     """
     options = parse_options(VerifyOptions, "verify", argv)
     from roi_lightning.export import verify_export
+    from roi_lightning.export.permuted import is_permuted, verify_permuted
     from roi_lightning.models.source import is_packed, resolve_model
     from roi_lightning.runtime import verify_packed
 
     if options.json:
         check_writable(options.json)
-    base = resolve_model(options.base, _revision(options.directory)) if options.base else None
-    verify = verify_packed if is_packed(options.directory) else verify_export
-    report = verify(options.directory, base)
+    directory, base = options.directory, None
+    if options.base:
+        base = resolve_model(options.base, _revision(directory, options.base))
+    if is_packed(directory):
+        report = verify_packed(directory, base)
+    else:
+        report = (verify_permuted if is_permuted(directory) else verify_export)(directory, base)
     _show(report)
     if options.json:
         write_json(options.json, report.to_json())
     return 0 if report.ok else 1
 
 
-def _revision(directory: Path) -> str | None:
+def _revision(directory: Path, base: str) -> str | None:
+    """The revision of the base model that a directory was made of, or of the one that was permuted for it."""
     from roi_lightning.export.sidecar import EXPORTED, PACKED, read_sidecar
+    from roi_lightning.models.permutation import Permutation
 
-    try:
+    with suppress(UserError):
+        permuted = Permutation.load(directory).base
+        if permuted.spec == base:
+            return permuted.revision
+    with suppress(UserError):
         revision: str | None = read_sidecar(directory, (EXPORTED, PACKED))["base"]["revision"]
-    except UserError:
-        return None
-    return revision
+        return revision
+    return None
 
 
 def _show(report: "VerifyReport") -> None:

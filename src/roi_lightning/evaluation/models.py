@@ -12,6 +12,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from roi_lightning.data.packing import find_bos
 from roi_lightning.errors import UserError
+from roi_lightning.export.permuted import is_permuted
 from roi_lightning.export.sidecar import EXPORTED, PACKED, read_sidecar, require_intact
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.models.base_tensors import SIDECAR, BaseTensors, open_base
@@ -164,7 +165,7 @@ def _read_masks(spec: str) -> MaskSet:
 
 
 def _survivors_updated(source: ModelSource) -> bool | None:
-    if not source.is_stored or not (source.directory / SIDECAR).is_file():
+    if not source.is_stored or not (source.directory / SIDECAR).is_file() or is_permuted(source.directory):
         return None
     try:
         form = PACKED if source.kind == "packed" else EXPORTED

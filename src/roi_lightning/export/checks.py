@@ -4,14 +4,17 @@ Which weights were pruned is read from the mask file and never from where the ze
 weight may be zero too.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from roi_lightning.export.sidecar import file_sha256, read_sidecar, written_files
+from roi_lightning.export.sidecar import EXPORTED, file_sha256, read_sidecar, written_files
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.models.base_tensors import BaseTensors, StoredBase, bits, compression_keys, same
+from roi_lightning.models.channels import consistent_orders
+from roi_lightning.models.permutation import Permutation, PermutedBase
+from roi_lightning.models.source import PERMUTATION_FILE
 from roi_lightning.models.stored_tensors import StoredTensors, tensor_sha256
 from roi_lightning.utils.progress import progress
 
@@ -21,7 +24,13 @@ class CheckFailedError(Exception):
 
 
 class Exported:
-    """The directory to check, each part read when first asked for."""
+    """The directory to check, each part read when first asked for.
+
+    Attributes:
+        forms: The kinds of sidecar it may have.
+    """
+
+    forms: ClassVar[tuple[str, ...]] = (EXPORTED,)
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -29,7 +38,7 @@ class Exported:
     @cached_property
     def sidecar(self) -> dict[str, Any]:
         """Raises UserError if it is not intact."""
-        return read_sidecar(self.directory)
+        return read_sidecar(self.directory, self.forms)
 
     @cached_property
     def masks(self) -> MaskSet:
@@ -40,6 +49,16 @@ class Exported:
     def tensors(self) -> StoredTensors:
         """Raises UserError if weight files are missing."""
         return StoredTensors(self.directory)
+
+    @property
+    def has_permutation(self) -> bool:
+        """Whether its channels are in another order than the original model's."""
+        return (self.directory / PERMUTATION_FILE).is_file()
+
+    @cached_property
+    def permutation(self) -> Permutation:
+        """Raises UserError if the permutation file is missing or not intact."""
+        return Permutation.load(self.directory)
 
     def copies(self, companions: Iterable[str]) -> dict[str, Path]:
         """Where the copy of each of the base model's files should be."""
@@ -131,10 +150,41 @@ def same_tensors(export: Exported, base: BaseTensors) -> str:
 
 def base_hashes(export: Exported, base: BaseTensors) -> str:
     """The base model is the one the mask was made for."""
-    hashes = export.masks.base.sha256
-    wrong = [n for n in progress(list(hashes), "hashing the base model") if base.sha256(n) != hashes[n]]
-    _require(wrong, "the base model is not the recorded one, in")
-    return f"{len(hashes)} tensors of the base model have the recorded SHA-256"
+    return _hashed(export.masks.base.sha256, base)
+
+
+def permutation(export: Exported) -> str:
+    """The permutation file is intact, and every order in it a permutation."""
+    orders = export.permutation.orders
+    return f"{len(orders)} tensors, each reordered by a permutation"
+
+
+def permuted_hashes(export: Exported, base: BaseTensors) -> str:
+    """The base model is the one that was permuted."""
+    return _hashed(export.permutation.base.sha256, base)
+
+
+def channels(export: Exported, base: BaseTensors) -> str:
+    """What makes channels and what reads them is reordered alike, heads within themselves."""
+    orders = export.permutation.orders
+    try:
+        wanted = consistent_orders(base, export.permutation.pattern, orders)
+    except (ValueError, RuntimeError) as error:
+        raise CheckFailedError(str(error)) from error
+    _require(sorted(orders.keys() ^ wanted.keys()), "reordered without what belongs to it, or left out")
+    _require([name for name in orders if not orders[name].same(wanted[name])], "reordered in another way")
+    return "the layers before and after every channel are reordered alike"
+
+
+def reordered(export: Exported, base: BaseTensors) -> str:
+    """The tensors are the base model's in the recorded order, bit for bit."""
+    tensors, permuted = export.tensors, PermutedBase(base, export.permutation)
+    names = list(base.files)
+    wrong = [n for n in progress(names, "comparing tensors") if not same(tensors[n], permuted[n])]
+    _require(wrong, "differs from the reordered base model's")
+    return (
+        f"{len(names)} tensors are bit for bit the base model's, {len(export.permutation.orders)} reordered"
+    )
 
 
 def survivors(export: Exported, base: BaseTensors) -> str:
@@ -159,6 +209,12 @@ def others(export: Exported, base: BaseTensors) -> str:
     wrong = [n for n in progress(names, "comparing tensors") if not same(tensors[n], base[n])]
     _require(wrong, "differs from the base model's")
     return f"{len(names)} unmasked tensors are bit for bit the base model's"
+
+
+def _hashed(hashes: Mapping[str, str], base: BaseTensors) -> str:
+    wrong = [n for n in progress(list(hashes), "hashing the base model") if base.sha256(n) != hashes[n]]
+    _require(wrong, "the base model is not the recorded one, in")
+    return f"{len(hashes)} tensors of the base model have the recorded SHA-256"
 
 
 def _require(wrong: list[str], what: str) -> None:

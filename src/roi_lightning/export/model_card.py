@@ -11,6 +11,7 @@ from typing import Any, Final
 from roi_lightning.export.card_metadata import MeasuredQuality, Publication, front_matter, hub_id, public_name
 from roi_lightning.masks.mask_set import MASK_FILE, MaskSet
 from roi_lightning.masks.overlap import by_kind, kind_of
+from roi_lightning.models.source import PERMUTATION_FILE
 from roi_lightning.utils.tables import markdown_table
 
 
@@ -41,6 +42,7 @@ def model_card(masks: MaskSet, description: Mapping[str, Any], publication: Publ
         *(_commands(description, publication) if publication else ()),
         _data(training),
         _check(masks, publication, "BASE" if is_gguf else hub_id(masks, publication) or "BASE"),
+        _PERMUTED if "permuted_from" in description else "",
         _GGUF if is_gguf else "",
         _LIMITS,
     ]
@@ -64,6 +66,12 @@ _GGUF: Final = """## Origin of the weights
 
 The base model was read from a GGUF file. Its weights were dequantised and cast, so they differ from those of
 the checkpoint that the GGUF file was made of; "bit for bit" refers to the dequantised weights."""
+
+_PERMUTED: Final = f"""## Order of channels
+
+Before the mask was made, `roi-lightning permute` put hidden channels of the original model into another order, which
+leaves what it computes as it was. `{PERMUTATION_FILE}` holds the order: `verify` takes the original model or the
+permuted one as `--base`, `apply` the permuted one."""
 
 _LIMITS: Final = """## Limits
 

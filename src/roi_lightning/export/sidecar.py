@@ -20,9 +20,10 @@ from roi_lightning.utils.progress import progress
 
 EXPORTED: Final = "roi_lightning.sparsity"
 PACKED: Final = "roi_lightning.packed"
+PERMUTED: Final = "roi_lightning.permuted"
 PACKED_VERSION: Final = 2
 # The versions that are read; the last is written.
-_VERSIONS: Final = {EXPORTED: (1,), PACKED: (1, PACKED_VERSION)}
+_VERSIONS: Final = {EXPORTED: (1,), PACKED: (1, PACKED_VERSION), PERMUTED: (1,)}
 _DOWNLOADED: Final = ".cache/huggingface/"
 
 
@@ -89,7 +90,7 @@ def read_sidecar(directory: Path, formats: Collection[str] = (EXPORTED,)) -> dic
 
     Args:
         directory: Any.
-        formats: The kinds of directory that are wanted, `EXPORTED` and `PACKED`.
+        formats: The kinds of directory that are wanted: `EXPORTED`, `PACKED`, `PERMUTED`.
 
     Raises:
         UserError: If there is none, it is not as `write_sidecar` wrote it, or of another kind.

@@ -8,8 +8,9 @@ from typing import Any, ParamSpec
 from roi_lightning.errors import UserError
 from roi_lightning.export import checks
 from roi_lightning.masks.mask_set import MaskSet
-from roi_lightning.models.base_tensors import SIDECAR, BaseTensors, open_base
-from roi_lightning.models.source import ModelSource
+from roi_lightning.models.base_tensors import SIDECAR, BaseTensors, StoredBase, open_base
+from roi_lightning.models.permutation import PermutedBase
+from roi_lightning.models.source import PERMUTATION_FILE, ModelSource
 
 P = ParamSpec("P")
 
@@ -82,7 +83,15 @@ def require_verified(what: str, directory: Path, base: ModelSource | BaseTensors
     Raises:
         UserError: Naming every check that failed, and saying of the first what is wrong; others often follow from it.
     """
-    report = verify_export(directory, base)
+    require_ok(what, verify_export(directory, base))
+
+
+def require_ok(what: str, report: VerifyReport) -> None:
+    """Refuse what did not verify; see `require_verified`.
+
+    Raises:
+        UserError: Naming every check that failed.
+    """
     if not report.ok:
         first, *others = report.failures
         also = f"; also {', '.join(check.name for check in others)}" if others else ""
@@ -99,6 +108,8 @@ def _checks(directory: Path, base: ModelSource | BaseTensors | None) -> Iterator
     yield run_check("config", checks.config, export)
     yield run_check("mask", checks.mask, export)
     yield run_check("zeros", checks.zeros, export)
+    if export.has_permutation:
+        yield run_check("permutation", checks.permutation, export)
     masks = _masks(export)
     if masks is not None and masks.updated:
         yield run_check("updates", checks.updates, export)
@@ -107,9 +118,23 @@ def _checks(directory: Path, base: ModelSource | BaseTensors | None) -> Iterator
     tensors = open_base(base, "auto" if masks is None else masks.base.dtype)
     yield run_check("copied files", checks.copied, export, tensors)
     yield run_check("same tensors", checks.same_tensors, export, tensors)
+    if is_reordered(export, tensors):
+        yield run_check("original hashes", checks.permuted_hashes, export, tensors)
+        yield run_check("channels", checks.channels, export, tensors)
+        tensors = PermutedBase(tensors, export.permutation)
     yield run_check("base hashes", checks.base_hashes, export, tensors)
     yield run_check("survivors", checks.survivors, export, tensors)
     yield run_check("other tensors", checks.others, export, tensors)
+
+
+def is_reordered(export: checks.Exported, base: BaseTensors) -> bool:
+    """Whether a base model's channels are in another order than an export's: it is the original one."""
+    if not export.has_permutation or (isinstance(base, StoredBase) and PERMUTATION_FILE in base.companions()):
+        return False
+    try:
+        return bool(export.permutation.orders)
+    except UserError:  # the check of the permutation file reports it
+        return False
 
 
 def run_check(name: str, check: Callable[P, str], *args: P.args, **options: P.kwargs) -> Check:

@@ -1,20 +1,19 @@
 """Write a masked model as an ordinary Hugging Face directory: to a temporary path, verified, then renamed."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
 from torch import Tensor
 
-from roi_lightning.errors import UserError
 from roi_lightning.export.destination import check_destination, check_not_base, needed_bytes
 from roi_lightning.export.model_card import model_card
 from roi_lightning.export.sidecar import command_line, describe, write_sidecar
 from roi_lightning.export.verify import require_verified
 from roi_lightning.masks.mask_set import MASK_FILE, MaskSet
-from roi_lightning.models.base_tensors import BaseTensors, bits, open_base
+from roi_lightning.models.base_tensors import BaseTensors, open_base, overwrite_tensors
 from roi_lightning.models.fingerprint import check_masks_fit, check_updates
-from roi_lightning.models.source import ModelSource
+from roi_lightning.models.permutation import Permutation
+from roi_lightning.models.source import PERMUTATION_FILE, ModelSource
 from roi_lightning.utils.atomic_io import written_aside
 from roi_lightning.utils.progress import progress
 
@@ -65,6 +64,7 @@ def write_export(
         masks.save(partial / MASK_FILE)
         facts = {
             "command": command_line(),
+            "permuted_from": _permuted_from(partial),
             "dequantized": base.source.kind == "gguf" or None,
             "training": training,
             "perplexity": perplexity,
@@ -76,6 +76,14 @@ def write_export(
     return out
 
 
+def _permuted_from(directory: Path) -> dict[str, str | None] | None:
+    """The model whose channels were reordered before, if they were."""
+    if not (directory / PERMUTATION_FILE).is_file():
+        return None
+    original = Permutation.load(directory).base
+    return {"spec": original.spec, "revision": original.revision}
+
+
 def _write_weights(base: BaseTensors, masks: MaskSet, updates: Mapping[str, Tensor], folder: Path) -> None:
     for file_name in progress(sorted(set(base.files.values())), "writing weights"):
         base.write_weights(file_name, folder)
@@ -85,22 +93,3 @@ def _write_weights(base: BaseTensors, masks: MaskSet, updates: Mapping[str, Tens
             if base.files[name] == file_name
         }
         overwrite_tensors(folder / file_name, masked)
-
-
-def overwrite_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Replace the values of some tensors in a safetensors file; every other byte stays.
-
-    Args:
-        path: The file, with tensors of the same names, shapes and dtypes.
-        tensors: On the CPU.
-    """
-    with path.open("r+b") as file:
-        length = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(length))
-        for name, tensor in tensors.items():
-            start, end = header[name]["data_offsets"]
-            values = bits(tensor)
-            if values.numel() != end - start:
-                raise UserError(f"{name!r} takes {end - start} bytes on disk, not {values.numel()}")
-            file.seek(8 + length + start)
-            file.write(values.numpy().data)

@@ -6,6 +6,7 @@ A directory's tensors are read as stored; a GGUF file's, and those of a model wi
 import json
 import shutil
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing_extensions import override
 from roi_lightning.errors import UserError
 from roi_lightning.models.config import GGUF_DTYPE, DType, load_config, load_tokenizer
 from roi_lightning.models.loading import load_language_model
-from roi_lightning.models.source import ModelSource
+from roi_lightning.models.source import PERMUTATION_FILE, ModelSource
 from roi_lightning.models.stored_tensors import StoredTensors, read_json, tensor_sha256
 
 INDEX: Final = "model.safetensors.index.json"
@@ -38,6 +39,7 @@ _COMPANIONS: Final = (
     "NOTICE*",
     "USE_POLICY*",
     "additional_chat_templates/*.jinja",
+    PERMUTATION_FILE,
 )
 _SHARD: Final = "5GB"
 
@@ -232,6 +234,28 @@ def save_tensors(tensors: dict[str, Tensor], path: Path, form: str) -> None:
     save_file(tensors, path, {"format": form})
     # safetensors makes its files readable by their owner alone; a checkpoint is there to be shared.
     path.chmod(0o644)
+
+
+def overwrite_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Replace the values of some tensors in a safetensors file; every other byte stays.
+
+    Args:
+        path: The file, with tensors of the same names, shapes and dtypes.
+        tensors: On the CPU.
+
+    Raises:
+        UserError: If a tensor takes another number of bytes.
+    """
+    with path.open("r+b") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+        for name, tensor in tensors.items():
+            start, end = header[name]["data_offsets"]
+            values = bits(tensor)
+            if values.numel() != end - start:
+                raise UserError(f"{name!r} takes {end - start} bytes on disk, not {values.numel()}")
+            file.seek(8 + length + start)
+            file.write(values.numpy().data)
 
 
 def bits(tensor: Tensor) -> Tensor:

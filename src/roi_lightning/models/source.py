@@ -12,9 +12,12 @@ from roi_lightning.models.stored_tensors import PACKED_STEM, weight_files
 from roi_lightning.utils.extras import require
 
 _HUB_ID: Final = re.compile(r"[\w.-]+(/[\w.-]+)?")
+# The order of a permuted model's channels; exports of it carry the file on.
+PERMUTATION_FILE: Final = "roi_permutation.safetensors"
 _WANTED: Final = (
     "model*.safetensors",  # not every safetensors: some repositories hold the weights in a second layout
     "packed*.safetensors",
+    PERMUTATION_FILE,
     *("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py"),
     *("LICENSE*", "NOTICE*", "USE_POLICY*", "README.md"),
 )

@@ -96,12 +96,6 @@ class PruneConfig:
         Raises:
             UserError: If there is too little text or no such device, or a window is longer than the model takes.
         """
-        answers = [corpus.source for corpus in data.corpora if corpus.loss_on == "answers"]
-        if answers:
-            raise UserError(
-                f"corpus {answers[0]!r} has loss_on: answers, and pruning without training has no loss: it measures "
-                "the inputs of all tokens; leave loss_on out"
-            )
         device = choose_device(self.device)
         windows = calibration_windows(data, self.windows, max_positions)
         return Calibration(windows, self.activations, device, self.offload_dir)

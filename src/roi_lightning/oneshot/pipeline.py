@@ -126,14 +126,30 @@ def _fits_one_pass(lm: PreTrainedModel, run: _PruningRun) -> bool:
 
 
 def _prune_at_once(lm: PreTrainedModel, run: _PruningRun) -> Iterator[tuple[str, LayerResult]]:
-    observers, device = run.observers(), next(lm.parameters()).device
-    # A sharded model gathers its embeddings only where it is called as a whole.
-    forward = lm if isinstance(lm, FSDPModule) else lm.base_model
-    with observers.observing(run.layers):
-        for window in progress(list(run.calibration.windows), "reading calibration windows"):
-            forward(input_ids=window.unsqueeze(0).to(device), use_cache=False)
+    observers = observed(lm, run.layers, run.method.observer, run.calibration.windows)
     for name in run.layers:
         yield name, run.prune(name, observers)
+
+
+def observed(
+    lm: PreTrainedModel, layers: Mapping[str, nn.Module], kind: type[InputObserver], windows: Tensor
+) -> ObserverGroup:
+    """What layers receive in one pass of the whole model.
+
+    Args:
+        lm: The model, on the device where it is to run.
+        layers: By name.
+        kind: Of the sums.
+        windows: Token ids, int64 [count, seq_len].
+    """
+    device = next(lm.parameters()).device
+    observers = ObserverGroup(kind, device)
+    # A sharded model gathers its embeddings only where it is called as a whole.
+    forward = lm if isinstance(lm, FSDPModule) else lm.base_model
+    with observers.observing(layers):
+        for window in progress(list(windows), "reading calibration windows"):
+            forward(input_ids=window.unsqueeze(0).to(device), use_cache=False)
+    return observers
 
 
 def _prune_blocks(lm: PreTrainedModel, run: _PruningRun) -> Iterator[tuple[str, LayerResult]]:

@@ -1,0 +1,115 @@
+"""A base model with its channels in another order as a directory: written to a temporary path, verified, renamed."""
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from roi_lightning.errors import UserError
+from roi_lightning.export import checks
+from roi_lightning.export.destination import check_destination, check_not_base
+from roi_lightning.export.sidecar import PERMUTED, command_line, heading, plain, write_sidecar
+from roi_lightning.export.verify import Check, VerifyReport, require_ok, run_check
+from roi_lightning.masks.mask_set import MASK_FILE
+from roi_lightning.models.base_tensors import BaseTensors, open_base
+from roi_lightning.models.permutation import Permutation, PermutedBase
+from roi_lightning.models.source import PERMUTATION_FILE, ModelSource
+from roi_lightning.utils.atomic_io import written_aside
+from roi_lightning.utils.progress import progress
+
+
+def write_permuted(
+    base: BaseTensors,
+    permutation: Permutation,
+    out: Path,
+    facts: Mapping[str, object],
+    check: Callable[[Path], None],
+    *,
+    overwrite: bool = False,
+) -> Path:
+    """Write a model's tensors in another order, and its other files.
+
+    Args:
+        base: The tensors.
+        permutation: Of exactly this model.
+        out: The directory to make.
+        facts: How the order was chosen, for the sidecar; anything JSON can spell.
+        check: Called with the finished directory before it gets its name; what it raises leaves nothing behind.
+        overwrite: Replace an earlier directory of this project at `out`.
+
+    Returns:
+        `out`, absolute.
+
+    Raises:
+        UserError: If `out` can't be used or the result does not verify; nothing new is left behind then.
+    """
+    out = out.absolute()
+    check_not_base(out, base.source)
+    check_destination(out, base.nbytes, overwrite=overwrite)
+    permuted = PermutedBase(base, permutation)
+    with written_aside(out) as partial:
+        partial.mkdir()
+        for file_name in progress(sorted(set(base.files.values())), "writing weights"):
+            permuted.write_weights(file_name, partial)
+        permuted.write_companions(partial)
+        write_sidecar(partial, _describe(permutation, facts))
+        require_ok("the permuted directory", verify_permuted(partial, base))
+        check(partial)
+    return out
+
+
+def is_permuted(directory: Path) -> bool:
+    """Whether a directory holds a permuted model, damaged or not, and no export of one."""
+    return (directory / PERMUTATION_FILE).is_file() and not (directory / MASK_FILE).exists()
+
+
+def _describe(permutation: Permutation, facts: Mapping[str, object]) -> dict[str, Any]:
+    base = permutation.base
+    return heading(PERMUTED) | {
+        "pattern": str(permutation.pattern),
+        "base": {"spec": base.spec, "revision": base.revision, "dtype": base.dtype},
+        "permutation_file": PERMUTATION_FILE,
+        "command": command_line(),
+        "permuting": plain(facts),
+    }
+
+
+class _PermutedDirectory(checks.Exported):
+    forms = (PERMUTED,)
+
+
+def _dtype(export: checks.Exported) -> str:
+    """What a GGUF model was cast to."""
+    try:
+        return export.permutation.base.dtype
+    except UserError:  # the check of the permutation file reports it
+        return "auto"
+
+
+def verify_permuted(directory: Path, base: ModelSource | BaseTensors | None = None) -> VerifyReport:
+    """Check a permuted directory.
+
+    Args:
+        directory: Any directory.
+        base: The model that was reordered; without it weights are only known by the files' hashes.
+
+    Raises:
+        UserError: If the base can't be read. Whatever is wrong inside the directory is reported, not raised.
+    """
+    return VerifyReport(directory, list(_checks(directory, base)))
+
+
+def _checks(directory: Path, base: ModelSource | BaseTensors | None) -> Iterator[Check]:
+    export = _PermutedDirectory(directory)
+    yield run_check("sidecar", checks.sidecar, export)
+    yield run_check("files", checks.files, export)
+    yield run_check("checksums", checks.checksums, export)
+    yield run_check("config", checks.config, export)
+    yield run_check("permutation", checks.permutation, export)
+    if base is None:
+        return
+    tensors = open_base(base, _dtype(export))
+    yield run_check("copied files", checks.copied, export, tensors)
+    yield run_check("same tensors", checks.same_tensors, export, tensors)
+    yield run_check("base hashes", checks.permuted_hashes, export, tensors)
+    yield run_check("channels", checks.channels, export, tensors)
+    yield run_check("reordered tensors", checks.reordered, export, tensors)
