@@ -116,7 +116,8 @@ def learn(
     with _session(log_dir) as folder:
         fitter = _trainer(steps, log_dir, {"default_root_dir": str(folder)} | trainer)
         view = frozen_view(lm)
-        source = base_of(view, checked_layers(type(lm).__name__, view, NMPattern(pattern), targets, ignore))
+        layers = checked_layers(type(lm).__name__, view, NMPattern(pattern), targets, ignore).pruned
+        source = base_of(view, layers)
         check_positions(source.spec, view.config, seq_len)
         module = _make(learner, source.spec, {"seed": seed, **chosen, **rates, **own})
         module.learn_on(view, source)

@@ -48,8 +48,8 @@ def prune(
         tokenizer: Its own; magnitude needs none.
         corpora: Calibration text: files, globs, hub ids, `python-docs`, `self`, or `Corpus` objects; magnitude reads
             none.
-        options: Of `PruneConfig`: `method` (`wanda` if left out), `pattern`, `windows`, `seq_len`, `seed`,
-            `activations`, `device`, `offload_dir`, `targets`, `ignore`.
+        options: Of `PruneConfig`: `method` (`wanda` if left out), `pattern`, `windows`,
+            `seq_len`, `seed`, `activations`, `device`, `offload_dir`, `targets`, `ignore`.
 
     Returns:
         The masks, and the weights that SparseGPT updated.
@@ -60,7 +60,7 @@ def prune(
     config, updates = PruneConfig(**options), dict[str, Tensor]()
     method, pattern = config.chosen, NMPattern(config.pattern)
     view = frozen_view(lm)
-    layers = checked_layers(type(lm).__name__, view, pattern, config.targets, config.ignore)
+    chosen = checked_layers(type(lm).__name__, view, pattern, config.targets, config.ignore)
     calibration = None
     if isinstance(method, CalibratedMethod):
         if tokenizer is None or not corpora:
@@ -73,9 +73,9 @@ def prune(
         calibration = config.calibration(data, max_positions(view.config))
     elif corpora:
         raise UserError(f"{type(method).__name__} reads no text; leave out corpora")
-    base = open_base(base_of(view, layers), lm=view)
+    base = open_base(base_of(view, chosen.pruned), lm=view)
 
     def keep(name: str, weight: Tensor) -> None:
         updates[name] = weight.cpu()
 
-    return PruneResult(prune_model(base, view, layers, method, pattern, calibration, keep), updates)
+    return PruneResult(prune_model(base, view, chosen, method, calibration, keep), updates)

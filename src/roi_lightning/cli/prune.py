@@ -18,7 +18,7 @@ from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.base_tensors import BaseTensors, open_base
 from roi_lightning.models.config import DType, load_config, max_positions
-from roi_lightning.models.layers import check_model, prunable_layers
+from roi_lightning.models.layers import check_model, choose_layers
 from roi_lightning.models.loading import load_language_model
 from roi_lightning.models.source import resolve_model
 from roi_lightning.oneshot import CalibratedMethod, OneShotMethod, SparseGPT, TensorStore, prune_model
@@ -132,10 +132,10 @@ def main(argv: Sequence[str]) -> int:
     base = open_base(source, options.dtype, lm)
     if source.kind == "gguf":  # its size as a directory is known only now
         options.check_space(base)
-    layers = prunable_layers(lm, options.targets, options.ignore)
+    chosen = choose_layers(lm, pattern, options.targets, options.ignore)
     started = time.monotonic()
     with TensorStore.beside(options.out) as updates:
-        masks = prune_model(base, lm, layers, method, pattern, calibration, updates.put)
+        masks = prune_model(base, lm, chosen, method, calibration, updates.put)
         facts |= {"seconds": round(time.monotonic() - started, 1)}
         out = write_export(
             base, masks, options.out, updates=updates, training=facts, overwrite=options.overwrite
@@ -153,6 +153,6 @@ def _selection(options: PruneOptions) -> dict[str, object]:
 
 def _show(facts: dict[str, object], masks: MaskSet) -> None:
     rows = [[name, str(value)] for name, value in facts.items()]
-    rows.append(["kept", f"{masks.kept:,} of {masks.total:,} weights in {len(masks.layers)} layers"])
+    rows.append(["kept", f"{masks.amount} weights in {len(masks.layers) + len(masks.dense)} layers"])
     rows.append(["updated", f"kept weights of {len(masks.updated)} layers" if masks.updated else "no weight"])
     print_table(["", ""], rows, f"{masks.base.spec} at {masks.pattern}", left=2)
