@@ -11,7 +11,6 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from roi_lightning.data import CalibrationDataModule, Corpus
 from roi_lightning.errors import UserError
 from roi_lightning.masks.mask_set import MaskSet
-from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.base_tensors import open_base
 from roi_lightning.models.config import max_positions
 from roi_lightning.models.fingerprint import base_of
@@ -48,7 +47,7 @@ def prune(
         tokenizer: Its own; magnitude needs none.
         corpora: Calibration text: files, globs, hub ids, `python-docs`, `self`, or `Corpus` objects; magnitude reads
             none.
-        options: Of `PruneConfig`: `method` (`wanda` if left out), `pattern`, `windows`,
+        options: Of `PruneConfig`: `method` (`wanda` if left out), `pattern`, `patterns`, `windows`,
             `seq_len`, `seed`, `activations`, `device`, `offload_dir`, `targets`, `ignore`.
 
     Returns:
@@ -58,7 +57,7 @@ def prune(
         UserError: For whatever can't be pruned or read.
     """
     config, updates = PruneConfig(**options), dict[str, Tensor]()
-    method, pattern = config.chosen, NMPattern(config.pattern)
+    method, pattern = config.chosen, config.layer_pattern
     view = frozen_view(lm)
     chosen = checked_layers(type(lm).__name__, view, pattern, config.targets, config.ignore)
     calibration = None

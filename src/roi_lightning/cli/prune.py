@@ -15,7 +15,6 @@ from roi_lightning.data import CalibrationDataModule, Corpus, parse_corpus
 from roi_lightning.errors import UserError
 from roi_lightning.export import check_destination, check_not_base, needed_bytes, write_export
 from roi_lightning.masks.mask_set import MaskSet
-from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.base_tensors import BaseTensors, open_base
 from roi_lightning.models.config import DType, load_config, max_positions
 from roi_lightning.models.layers import check_model, choose_layers
@@ -109,7 +108,7 @@ def main(argv: Sequence[str]) -> int:
         UserError: For anything that can't be pruned, read or written.
     """
     options = parse_options(PruneOptions, "prune", argv)
-    method, pattern = options.chosen, NMPattern(options.pattern)
+    method, pattern = options.chosen, options.layer_pattern
     source = resolve_model(options.lm, options.revision)
     check_model(source, pattern, options.targets, options.ignore, options.trust_remote_code)
     check_not_base(options.out.absolute(), source)

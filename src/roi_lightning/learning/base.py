@@ -35,7 +35,7 @@ from roi_lightning.learning.recipe import Recipe, options, run_recipe, spelled
 from roi_lightning.learning.resume import align_loops, check_belongs, mark_checkpoint
 from roi_lightning.learning.steps import MaskedSteps
 from roi_lightning.masks.layer_mask import LayerMask
-from roi_lightning.masks.layer_patterns import LayerPatterns, Pattern
+from roi_lightning.masks.layer_patterns import LayerPatterns, Pattern, mixed_pattern
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.base_tensors import BaseTensors, open_base
@@ -56,6 +56,8 @@ class MaskLearningModule(MaskedSteps):
     Args:
         lm: Hub id, directory, or GGUF file (`gguf:PATH`, or `smollm2-135m`).
         pattern: N:M, N kept of every M consecutive inputs; see `NMPattern` for what an integer means.
+        patterns: Another N:M, or `dense`, of some layers, by name or glob: `{"*.down_proj": "4:8", "k_proj": dense}`.
+            A full name wins over globs, of several globs that match the last.
         revision: Branch, tag or commit of a hub id.
         dtype: Of the frozen weights; `auto` takes the stored one (bfloat16 for GGUF), and fp32 on CPUs that can't
             multiply it. What is learned is fp32.
@@ -90,6 +92,7 @@ class MaskLearningModule(MaskedSteps):
         self,
         lm: str,
         pattern: str | int = "2:4",
+        patterns: Mapping[str, str | int] | None = None,
         revision: str | None = None,
         dtype: DType = "auto",
         targets: Sequence[str] = ("*",),
@@ -106,7 +109,7 @@ class MaskLearningModule(MaskedSteps):
     ) -> None:
         super().__init__(distillation)
         self.source: ModelSource = resolve_model(lm, revision)
-        self.pattern: Pattern = NMPattern(pattern)
+        self.pattern: Pattern = mixed_pattern(NMPattern(pattern), patterns or {})
         self.given_pattern = self.pattern
         self.dtype_name, self.seed = dtype, seed
         self.targets, self.ignore = list(targets), list(ignore)
