@@ -158,7 +158,7 @@ def _prune_block(
             for name, layer in layers.items():
                 result = run.prune(name, observers)
                 if sequential and not is_last:
-                    pruned.enter_context(_replaced(layer, result))
+                    pruned.enter_context(replaced(layer, result))
                 yield name, result
             del observers
             if sequential and not is_last:
@@ -197,7 +197,8 @@ def prune_layer(
 
 
 @contextmanager
-def _replaced(layer: nn.Module, result: LayerResult) -> Iterator[None]:
+def replaced(layer: nn.Module, result: LayerResult) -> Iterator[None]:
+    """Have a layer compute with what a method made of its weight, afterwards with its own again."""
     parameter = layer.weight
     assert isinstance(parameter, nn.Parameter)
     original = parameter.data
