@@ -323,6 +323,18 @@ def other_config(run_folder):
     (run_folder / "config.yaml").write_text(yaml.safe_dump(config))
 
 
+@pytest.mark.parametrize(("label", "is_own"), [("2:4 + 4:8", True), ("4:8 + dense", False), ("1:4", False)])
+def test_a_configuration_of_mixed_patterns_is_that_of_its_own_export(label, is_own, tmp_path):
+    settings = {"lm": "m", "pattern": "2:4", "patterns": {"k_proj": "4:8"}}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"model": {"init_args": settings}}))
+    description = {"base": {"spec": "m"}, "pattern": label, "training": {"learner": "RoILightningModule"}}
+    if is_own:
+        assert "k_proj" in read_config(tmp_path / "export", description)
+    else:
+        with pytest.raises(UserError, match="is of another run"):
+            read_config(tmp_path / "export", description)
+
+
 def whole(lab, _folder):
     return lab.folder / "run" / "export"
 

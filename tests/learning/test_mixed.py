@@ -60,6 +60,7 @@ def test_a_run_resumes_to_the_same_bits_and_exports_what_verifies(lab):
     assert 0.5 < masks.overlap(magnitude).all < 1
     assert (str(masks.pattern), list(masks.dense.values())) == (LABEL, 2 * [KINDS["k_proj"]])
     assert whole.kept_of_prunable == (KEPT, PRUNABLE) == (masks.kept + 4096, masks.total + 4096)
+    assert whole.mixed_patterns == {"mixed_patterns": {"kept": KEPT, "prunable": PRUNABLE}}
     assert _zero_fractions(whole)["prunable"] == (PRUNABLE - KEPT) / PRUNABLE
     assert whole.recipe()["model.patterns"][0] == "*: 2:4"
 

@@ -210,10 +210,10 @@ class MaskLearningModule(MaskedSteps):
         self.lm = lm
         learned = sum(p.numel() for p in lm.parameters() if p.requires_grad)
         kept, prunable = self.kept_of_prunable
-        mixed = f", mixed patterns: {kept:,} of {prunable:,} weights stay ({kept / prunable:.1%})"
+        share = f", mixed patterns: {kept:,} of {prunable:,} weights stay ({kept / prunable:.1%})"
         rank_zero_info(
             f"{self.source.spec}: {learned:,} parameters to learn on {len(self.layers)} layers, {self.pattern}"
-            f"{mixed if isinstance(self.pattern, LayerPatterns) else ''}"
+            f"{share if self.mixed_patterns else ''}"
         )
 
     def _attached(
@@ -365,6 +365,13 @@ class MaskLearningModule(MaskedSteps):
     def base(self) -> BaseTensors:
         """The frozen model's tensors as stored; none is hashed twice."""
         return open_base(self.source, self.stored_dtype, self.unsharded_lm)
+
+    @property
+    def mixed_patterns(self) -> dict[str, dict[str, int]]:
+        """Of mixed patterns how many weights stay, and of how many, for records and tables; else nothing."""
+        kept, prunable = self.kept_of_prunable
+        mixed = isinstance(self.pattern, LayerPatterns)
+        return {"mixed_patterns": {"kept": kept, "prunable": prunable}} if mixed else {}
 
     @property
     def unsharded_lm(self) -> PreTrainedModel | None:

@@ -24,7 +24,6 @@ from roi_lightning.learning.callbacks.base import FinishCallback
 from roi_lightning.learning.callbacks.interruption import PreemptedError
 from roi_lightning.learning.callbacks.media import log_hyperparameters
 from roi_lightning.learning.run_folder import run_folder
-from roi_lightning.masks.layer_patterns import is_mixed
 from roi_lightning.reports.run_files import RECORD
 from roi_lightning.reports.run_record import Kind, append
 from roi_lightning.utils.devices import memory_of
@@ -159,13 +158,11 @@ def _run(learner: MaskLearningModule, trainer: Trainer) -> dict[str, Any]:
         "learner": type(learner).__name__,
         "method": learner.method,
         "pattern": str(learner.pattern),
+        **learner.mixed_patterns,
         "learned_parameters": sum(p.numel() for p in learner.parameters() if p.requires_grad),
         "layers": len(learner.layers),
         "masked_weights": sum(layer.weight.numel() for layer in learner.layers.values()),
     }
-    if is_mixed(str(learner.pattern)):
-        kept, prunable = learner.kept_of_prunable
-        facts["mixed_patterns"] = {"kept": kept, "prunable": prunable}
     data = trainer.datamodule  # type: ignore[attr-defined]
     if isinstance(data, CalibrationDataModule):
         windows = data.batch_size * trainer.accumulate_grad_batches * trainer.world_size

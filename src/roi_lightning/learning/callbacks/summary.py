@@ -62,6 +62,7 @@ class BaselineSummary(FinishCallback):
         summary = {
             "perplexity": perplexity,
             "pattern": str(pl_module.pattern),
+            **pl_module.mixed_patterns,
             "zeros": _zero_fractions(pl_module),
             "held_out_tokens": windows.numel(),
             "steps": trainer.global_step,
