@@ -66,7 +66,7 @@ def test_it_gives_more_to_the_layers_that_need_it(lab, monkeypatch):
     [
         (
             ["--budget", "1:4", "--choices", "2:4,dense"],
-            "--budget: the smallest choices keep .* add sparser --choices",
+            "the sparsest choices keep .* add sparser choices",
         ),
         (["--budget", "half"], "pattern 'half' is not of the form N:M"),
         (["--choices", "2:4,x"], "pattern 'x' is not of the form N:M"),

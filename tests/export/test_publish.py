@@ -18,10 +18,11 @@ from cli_helpers import Lab, run
 from fake_hub import fake_hub, reach
 from roi_lightning.data.corpora import FORMATS
 from roi_lightning.data.files import OPENERS
+from roi_lightning.errors import UserError
 from roi_lightning.export import verify_export, write_export
 from roi_lightning.export.card_metadata import public_name, public_values
 from roi_lightning.export.publishing.hub import base_card, licence_fields
-from roi_lightning.export.publishing.provenance import read_measured
+from roi_lightning.export.publishing.provenance import read_config, read_measured
 from roi_lightning.export.sidecar import command_line, read_sidecar
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.models.source import resolve_model

@@ -60,6 +60,6 @@ def test_a_budget_below_the_smallest_choices_is_refused():
     least = sum(map(min, sizes))
     assert allocate(sizes, costs, least) == [0] * len(sizes)
     with pytest.raises(
-        UserError, match=f"the smallest choices keep {least} weights, and the budget is {least - 1}"
+        UserError, match=f"the sparsest choices keep {least} weights, and the budget is {least - 1}"
     ):
         allocate(sizes, costs, least - 1)

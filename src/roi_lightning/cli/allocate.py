@@ -23,12 +23,12 @@ from roi_lightning.models.layers import checked_layers, input_dim
 from roi_lightning.models.loading import load_language_model
 from roi_lightning.models.source import ModelSource, resolve_model
 from roi_lightning.oneshot import calibration_windows
-from roi_lightning.oneshot.allocation import allocate
+from roi_lightning.oneshot.allocation import Choice, LayerChoices, choose
 from roi_lightning.utils.atomic_io import check_writable, written_aside
 from roi_lightning.utils.devices import choose_device
 from roi_lightning.utils.tables import print_table
 
-Choice = NMPattern | None
+Layers = dict[str, LayerChoices]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,23 +123,6 @@ class AllocateOptions:
         return data
 
 
-@dataclass(frozen=True)
-class Layer:
-    """A layer to choose for.
-
-    Attributes:
-        weights: How many it has.
-        choices: What it may have.
-    """
-
-    weights: int
-    choices: list[Choice]
-
-    def kept(self, choice: Choice) -> int:
-        """How many weights stay."""
-        return self.weights if choice is None else self.weights // choice.m * choice.n
-
-
 def main(argv: Sequence[str]) -> int:
     """Measure, choose, write, and say what was chosen.
 
@@ -154,7 +137,7 @@ def main(argv: Sequence[str]) -> int:
     layers = _layers(options, source)
     budget = sum(layer.kept(options.pattern) for layer in layers.values())
     free = {name: dict.fromkeys(layer.choices, 0.0) for name, layer in layers.items()}
-    _chosen(layers, free, budget)  # so that a budget that is too small is refused before anything is read
+    choose(layers, free, budget)  # so that a budget that is too small is refused before anything is read
     longest = max_positions(load_config(source, options.trust_remote_code))
     data = options.text()
     windows = calibration_windows(data, options.windows, longest)
@@ -164,18 +147,19 @@ def main(argv: Sequence[str]) -> int:
     patterns = {name: [c for c in layer.choices if c is not None] for name, layer in layers.items()}
     measured = layer_costs(lm, {name: lm.get_submodule(name) for name in layers}, patterns, windows)
     costs = {name: dict[Choice, float](own.items()) | {None: 0.0} for name, own in measured.items()}
-    chosen = _chosen(layers, costs, budget)
+    chosen = choose(layers, costs, budget)
     _write(options, layers, chosen, ", ".join(corpus.title for corpus in data.corpora))
     _show(options, layers, chosen, costs)
     sys.stdout.write(f"{options.out}: for fit --config, or prune --patterns\n")
     return 0
 
 
-def _layers(options: AllocateOptions, source: ModelSource) -> dict[str, Layer]:
+def _layers(options: AllocateOptions, source: ModelSource) -> Layers:
     lm = meta_language_model(load_config(source, options.trust_remote_code), options.trust_remote_code)
     found = checked_layers(source.spec, lm, options.pattern, options.targets, options.ignore).pruned
     return {
-        name: Layer(layer.weight.numel(), _fitting(options, name, layer)) for name, layer in found.items()
+        name: LayerChoices(layer.weight.numel(), _fitting(options, name, layer))
+        for name, layer in found.items()
     }
 
 
@@ -190,19 +174,7 @@ def _fitting(options: AllocateOptions, name: str, layer: nn.Module) -> list[Choi
     return fitting
 
 
-def _chosen(
-    layers: dict[str, Layer], costs: dict[str, dict[Choice, float]], budget: int
-) -> dict[str, Choice]:
-    sizes = [[layer.kept(choice) for choice in layer.choices] for layer in layers.values()]
-    prices = [[costs[name][choice] for choice in layer.choices] for name, layer in layers.items()]
-    try:
-        picks = allocate(sizes, prices, budget)
-    except UserError as error:
-        raise UserError(f"--budget: {error}; raise it or add sparser --choices") from error
-    return {name: layer.choices[pick] for (name, layer), pick in zip(layers.items(), picks, strict=True)}
-
-
-def _write(options: AllocateOptions, layers: dict[str, Layer], chosen: dict[str, Choice], text: str) -> None:
+def _write(options: AllocateOptions, layers: Layers, chosen: dict[str, Choice], text: str) -> None:
     patterns = LayerPatterns(chosen)
     kept, prunable = _total(layers, chosen)
     lines = (
@@ -211,7 +183,7 @@ def _write(options: AllocateOptions, layers: dict[str, Layer], chosen: dict[str,
         f"Chosen by what pruning each layer alone costs on {options.windows} windows of {options.seq_len} tokens of",
         f"{text}.",
         f"  roi-lightning fit --config quickstart.yaml --lm {options.lm} --config {options.out}",
-        f"  roi-lightning prune {options.lm} --patterns {options.out} --out DIR",
+        f"  roi-lightning prune {options.lm} --method wanda --patterns {options.out} --out DIR",
     )
     header = "".join(f"# {line}\n" for line in lines)
     overlay = {"model": {"init_args": {"patterns": patterns.spelled()}}}
@@ -219,7 +191,7 @@ def _write(options: AllocateOptions, layers: dict[str, Layer], chosen: dict[str,
         partial.write_text(header + yaml.safe_dump(overlay, sort_keys=False), encoding="utf-8")
 
 
-def _total(layers: dict[str, Layer], chosen: dict[str, Choice]) -> tuple[int, int]:
+def _total(layers: Layers, chosen: dict[str, Choice]) -> tuple[int, int]:
     """How many weights stay, of how many."""
     kept = sum(layer.kept(chosen[name]) for name, layer in layers.items())
     return kept, sum(layer.weights for layer in layers.values())
@@ -227,7 +199,7 @@ def _total(layers: dict[str, Layer], chosen: dict[str, Choice]) -> tuple[int, in
 
 def _show(
     options: AllocateOptions,
-    layers: dict[str, Layer],
+    layers: Layers,
     chosen: dict[str, Choice],
     costs: dict[str, dict[Choice, float]],
 ) -> None:

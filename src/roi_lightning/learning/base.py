@@ -79,8 +79,7 @@ class MaskLearningModule(MaskedSteps):
         UserError: From `preflight`, before any weight is read.
 
     Attributes:
-        given_pattern: Of all layers, or by glob as it was given.
-        pattern: The same; of each layer by its name once the model is built.
+        given_pattern: Of all layers, or by glob as it was given; `pattern` is by full names once the model is built.
         kept_of_prunable: How many weights the patterns keep, of how many; those of layers left dense are in both.
         learns: What the learned parameters are called where they are counted.
     """

@@ -1,15 +1,54 @@
-"""Choose one of several options for each layer so that the sum of costs is least and a total is kept to."""
+"""Choose a pattern for each layer so that the sum of costs is least and a total of kept weights is not exceeded."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from roi_lightning.errors import UserError
+from roi_lightning.masks.pattern import NMPattern
 
+Choice = NMPattern | None
 # Sums that are told apart; finer ones are rounded up, so that the budget is kept all the same.
 _MAX_UNITS: Final = 100_000
+
+
+@dataclass(frozen=True)
+class LayerChoices:
+    """A layer to choose for.
+
+    Attributes:
+        weights: How many it has.
+        choices: What it may have; None is dense.
+    """
+
+    weights: int
+    choices: Sequence[Choice]
+
+    def kept(self, choice: Choice) -> int:
+        """How many weights stay."""
+        return self.weights if choice is None else self.weights // choice.m * choice.n
+
+
+def choose(
+    layers: Mapping[str, LayerChoices], costs: Mapping[str, Mapping[Choice, float]], budget: int
+) -> dict[str, Choice]:
+    """One choice for each layer.
+
+    Args:
+        layers: By name.
+        costs: Of their choices.
+        budget: How many weights may stay in total.
+
+    Raises:
+        UserError: If even the sparsest choices keep more.
+    """
+    sizes = [[layer.kept(choice) for choice in layer.choices] for layer in layers.values()]
+    prices = [[costs[name][choice] for choice in layer.choices] for name, layer in layers.items()]
+    picks = allocate(sizes, prices, budget)
+    return {name: layer.choices[pick] for (name, layer), pick in zip(layers.items(), picks, strict=True)}
 
 
 def allocate(
@@ -33,7 +72,10 @@ def allocate(
     least = [min(options) for options in sizes]
     spare = budget - sum(least)
     if spare < 0:
-        raise UserError(f"the smallest choices keep {sum(least):,} weights, and the budget is {budget:,}")
+        raise UserError(
+            f"the sparsest choices keep {sum(least):,} weights, and the budget is {budget:,}; raise the budget or "
+            "add sparser choices"
+        )
     extra = [[size - low for size in options] for options, low in zip(sizes, least, strict=True)]
     unit = max(math.gcd(*(size for options in extra for size in options)), 1)
     unit *= max(math.ceil(spare / unit / max_units), 1)
@@ -43,7 +85,7 @@ def allocate(
         totals = np.stack(
             [_shifted(best, step) + cost for step, cost in zip(own_steps, own_costs, strict=True)]
         )
-        picks.append(totals.argmin(0).astype(np.int16))
+        picks.append(totals.argmin(0).astype(np.int8))
         best = totals.min(0)
     chosen, left = [], len(best) - 1
     for own_steps, own_picks in zip(reversed(steps), reversed(picks), strict=True):
