@@ -5,11 +5,10 @@ import re
 
 import pytest
 import torch
-import yaml
 from lightning.pytorch.callbacks import ModelCheckpoint
 from transformers import AutoModelForCausalLM
 
-from cli_helpers import GOING_ON, QUICK_TRAINER, CutAt, PowerCutError, make_lab, run
+from cli_helpers import GOING_ON, QUICK_TRAINER, CutAt, PowerCutError, make_lab
 from roi_lightning.api import prune
 from roi_lightning.cli.plan import make_plan
 from roi_lightning.errors import UserError
@@ -106,18 +105,10 @@ def test_a_prior_is_a_mask_of_the_same_patterns_layer_by_layer(lab):
         lab.learn(1, prior=str(lab.folder / "mask"))
 
 
-def test_the_command_line_and_overlays_take_patterns(lab, capsys):
-    overlay = lab.folder / "patterns.yaml"
-    overlay.write_text(yaml.safe_dump({"model": {"init_args": {"patterns": PATTERNS}}}))
-    command = ["--config", "quickstart.yaml", *lab.options()]
-    plans = [
-        make_plan([*command, *more]) for more in (["--patterns", json.dumps(PATTERNS)], ["-c", str(overlay)])
-    ]
-    assert plans[0] | {"bytes": 0} == plans[1] | {"bytes": 0}
-    assert (plans[0]["pattern"], plans[0]["prunable"], plans[0]["kept"]) == (LABEL, PRUNABLE, KEPT)
-    assert plans[0]["logits"] == PRUNABLE - 2 * KINDS["k_proj"]
-    assert run("plan", *command, "--patterns", "{r_proj: 4:8}") != 0
-    assert "patterns: 'r_proj' matches none of the 14 linear layers" in capsys.readouterr().err
+def test_a_plan_counts_what_is_kept_and_learned(lab):
+    plan = make_plan(["--config", "quickstart.yaml", *lab.options(), "--patterns", json.dumps(PATTERNS)])
+    assert (plan["pattern"], plan["prunable"], plan["kept"]) == (LABEL, PRUNABLE, KEPT)
+    assert (plan["layers"], plan["logits"]) == (14, PRUNABLE - 2 * KINDS["k_proj"])
 
 
 @pytest.mark.parametrize(
