@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from transformers import AutoModelForCausalLM
 
-from cli_helpers import GOING_ON, QUICK_TRAINER, CutAt, PowerCutError, make_lab
+from cli_helpers import GOING_ON, QUICK_TRAINER, CutAt, PowerCutError, make_lab, run
 from roi_lightning.api import prune
 from roi_lightning.cli.plan import make_plan
 from roi_lightning.errors import UserError
@@ -16,6 +16,7 @@ from roi_lightning.export.verify import verify_export
 from roi_lightning.learning.callbacks import HardenMasks
 from roi_lightning.learning.callbacks.summary import _zero_fractions
 from roi_lightning.learning.maskpro import MaskProModule
+from roi_lightning.learning.memory_plan import Planner
 from roi_lightning.learning.proxsparse import ProxSparseModule
 from roi_lightning.learning.roi import RoILightningModule
 from roi_lightning.learning.trainer import RoITrainer
@@ -106,9 +107,18 @@ def test_a_prior_is_a_mask_of_the_same_patterns_layer_by_layer(lab):
 
 
 def test_a_plan_counts_what_is_kept_and_learned(lab):
-    plan = make_plan(["--config", "quickstart.yaml", *lab.options(), "--patterns", json.dumps(PATTERNS)])
-    assert (plan["pattern"], plan["prunable"], plan["kept"]) == (LABEL, PRUNABLE, KEPT)
-    assert (plan["layers"], plan["logits"]) == (14, PRUNABLE - 2 * KINDS["k_proj"])
+    planner = Planner(RoILightningModule(str(lab.model), patterns=PATTERNS))
+    assert (str(planner.chosen.pattern), planner.prunable, planner.chosen.kept) == (LABEL, PRUNABLE, KEPT)
+    assert (planner.layers, planner.learned) == (14, PRUNABLE - 2 * KINDS["k_proj"])
+
+
+@pytest.mark.slow  # a parser, and a step played through
+def test_the_table_of_a_plan_says_mixed_patterns(lab, capsys):
+    command = ["plan", "--config", "quickstart.yaml", *lab.options(), "--patterns", json.dumps(PATTERNS)]
+    assert run(*command) == 0
+    assert f"{KEPT:,}, {KEPT / PRUNABLE:.1%}, mixed patterns" in capsys.readouterr().out
+    plan = make_plan(command[1:])
+    assert (plan["pattern"], plan["kept"]) == (LABEL, KEPT)
 
 
 @pytest.mark.parametrize(
