@@ -222,7 +222,7 @@ class Bench:
     def _set_logits(self, layers: Mapping[str, SparseLinear], setting: Setting) -> list[Tensor]:
         generator = torch.Generator().manual_seed(self.seed)
         for name, layer in layers.items():
-            pattern, prior = layer.state.pattern, self.priors[layer.state.pattern][name]
+            pattern, prior = layer.pattern, self.priors[layer.pattern][name]
             phi = torch.randn(layer.weight.shape, generator=generator) * setting.std
             phi += torch.where(prior, setting.strength, -setting.strength)
             of_candidates = isinstance(layer.state.sampler, Categorical)
@@ -236,7 +236,7 @@ def _share_kept(layers: Iterable[SparseLinear], draw: Draw) -> float:
     for layer in layers:
         state, likeliest = layer.state, layer.hard_mask()
         ones = torch.ones_like(layer.weight)
-        mask = state.sampler.masked_weight(ones, layer.logits, state.pattern, draw, layer.name)
+        mask = state.sampler.masked_weight(ones, layer.logits, layer.pattern, draw, layer.name)
         kept += float(mask[likeliest].double().sum())
         whole += float(likeliest.sum())
     return kept / whole

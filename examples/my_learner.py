@@ -38,12 +38,12 @@ class ScoredLinear(MaskedLinear):
 
     @override
     def drawn_weight(self) -> Tensor:
-        mask = self.state.pattern.top(self.scores.detach()) + self.scores - self.scores.detach()
+        mask = self.pattern.top(self.scores.detach()) + self.scores - self.scores.detach()
         return (self.weight.float() * mask).to(self.weight.dtype)
 
     @override
     def hard_mask(self) -> Tensor:
-        return self.state.pattern.top(full_tensor(self.scores.detach()))  # all of it where it is sharded
+        return self.pattern.top(full_tensor(self.scores.detach()))  # all of it where it is sharded
 
 
 class ScoreModule(MaskLearningModule):

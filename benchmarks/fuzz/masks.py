@@ -198,8 +198,8 @@ def _equal(one: MaskSet, other: MaskSet) -> bool:
 
 def _require_pattern(masks: MaskSet) -> None:
     """What was read obeys N:M, counted by other means than those that read it."""
-    n, m = masks.pattern.n, masks.pattern.m
     for name, layer in masks.layers.items():
+        n, m = masks.pattern.of(name).n, masks.pattern.of(name).m
         rows, columns = layer.shape
         bits = np.unpackbits(layer.packed.numpy(), axis=1, bitorder="little")
         kept = bits[:, :columns].reshape(rows, columns // m, m).sum(axis=2)

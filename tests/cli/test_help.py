@@ -23,6 +23,7 @@ COMMANDS = ("fit", "validate", "export", "plan")
 VALUES = {
     "--lm": "smollm2-135m",
     "--pattern": "1:4",
+    "--patterns": '{"k_proj": "4:8"}',
     "--sampler": "StraightThrough",
     "--prior": "none",
     "--corpora": "some.txt",
@@ -90,6 +91,7 @@ def test_short_names_are_the_full_ones(lab):
     assert short == full
     model, data = short["model"]["init_args"], short["data"]["init_args"]
     assert (model["lm"], model["pattern"], model["prior"]) == ("smollm2-135m", "1:4", "none")
+    assert model["patterns"] == {"k_proj": "4:8"}
     assert model["sampler"]["class_path"].endswith(".StraightThrough")
     assert (data["corpora"], data["seq_len"]) == ("some.txt", 77)
     assert (short["trainer"]["max_steps"], short["seed_everything"]) == (3, 5)

@@ -40,6 +40,7 @@ SMALL = {
         ("--windows",): "4",
         ("--device",): "cpu",
     },
+    "allocate": {("--seq_len",): "32", ("--windows",): "2", ("--device",): "cpu"},
     "generate": {("--max_new_tokens",): "4", ("--device",): "cpu"},
     "evaluate": {("--seq_len",): "32", ("--limit",): "4", ("--device",): "cpu"},
 }
@@ -50,7 +51,13 @@ IN_PYTHON = {
     "steps=150": 'steps=2, seq_len=32, accelerator="cpu", enable_progress_bar=False',
     '"my_book.txt"': '"my_book.txt", seq_len=32, limit=4',
 }
-SLOW = ("docs/configurations.md", "docs/evaluation.md", "docs/extend.md", "docs/training.md")  # many runs
+SLOW = (
+    "docs/configurations.md",
+    "docs/evaluation.md",
+    "docs/extend.md",
+    "docs/patterns.md",
+    "docs/training.md",
+)  # many runs
 PAGES = [
     pytest.param(page, marks=pytest.mark.slow if page in SLOW else ())
     for page in pages()

@@ -382,7 +382,7 @@ def test_the_monitor_takes_statistics_of_whatever_groups_choose_from(lab):
 
     class Layer(ScoredLinear):
         def choices(self):
-            return self.state.pattern.group(self.scores.detach())
+            return self.pattern.group(self.scores.detach())
 
     class Logger:
         def log_metrics(self, metrics, step):

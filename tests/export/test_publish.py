@@ -18,10 +18,11 @@ from cli_helpers import Lab, run
 from fake_hub import fake_hub, reach
 from roi_lightning.data.corpora import FORMATS
 from roi_lightning.data.files import OPENERS
+from roi_lightning.errors import UserError
 from roi_lightning.export import verify_export, write_export
 from roi_lightning.export.card_metadata import public_name, public_values
 from roi_lightning.export.publishing.hub import base_card, licence_fields
-from roi_lightning.export.publishing.provenance import read_measured
+from roi_lightning.export.publishing.provenance import read_config, read_measured
 from roi_lightning.export.sidecar import command_line, read_sidecar
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.models.source import resolve_model
@@ -321,6 +322,18 @@ def other_config(run_folder):
     config = yaml.safe_load((run_folder / "config.yaml").read_text())
     config["model"]["init_args"]["pattern"] = "1:4"
     (run_folder / "config.yaml").write_text(yaml.safe_dump(config))
+
+
+@pytest.mark.parametrize(("label", "is_own"), [("2:4 + 4:8", True), ("4:8 + dense", False), ("1:4", False)])
+def test_a_configuration_of_mixed_patterns_is_that_of_its_own_export(label, is_own, tmp_path):
+    settings = {"lm": "m", "pattern": "2:4", "patterns": {"k_proj": "4:8"}}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"model": {"init_args": settings}}))
+    description = {"base": {"spec": "m"}, "pattern": label, "training": {"learner": "RoILightningModule"}}
+    if is_own:
+        assert "k_proj" in read_config(tmp_path / "export", description)
+    else:
+        with pytest.raises(UserError, match="is of another run"):
+            read_config(tmp_path / "export", description)
 
 
 def whole(lab, _folder):

@@ -151,7 +151,7 @@ TABLE = {
         apply,
         "mask file .*: pattern '2:10{30,} is not of the form",
     ),
-    "a version to come": (resealed(metadata(version="2")), apply, "version is '2'"),
+    "a version to come": (resealed(metadata(version="3")), apply, "version is '3'"),
     "bits in another order": (resealed(metadata(bitorder="msb-first")), apply, "msb-first"),
     "layers: no JSON": (resealed(metadata(layers="{")), apply, "makes no sense"),
     "layers: a list": (resealed(metadata(layers="[]")), apply, "makes no sense"),

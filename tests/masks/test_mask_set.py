@@ -138,7 +138,7 @@ def test_other_files_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"version": "2"}, "version is '2'"),
+        ({"version": "3"}, "version is '3'"),
         ({"format": "other"}, "format"),
         ({"layers": "{}"}, "other layers"),
         ({"layers": "["}, "makes no sense"),

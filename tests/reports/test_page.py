@@ -15,7 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from cli_helpers import run
-from fake_runs import TEXT, evaluation, mask_story, write_leg, write_results, write_run
+from fake_runs import TEXT, evaluation, mask_story, start, write_leg, write_results, write_run
 from roi_lightning.errors import UserError
 from roi_lightning.evaluation.continuations import Decoding
 from roi_lightning.export import write_export
@@ -330,6 +330,15 @@ def test_an_exported_directory():
     assert "weights of model to keep: 2 of every 4 consecutive weights of 7 linear layers" in page
     assert "roi-lightning verify" in page
     assert "no curves" in page
+
+
+def test_mixed_patterns_are_called_so_and_counted(tmp_path):
+    mixed = start()["run"] | {"pattern": "2:4 + 4:8 + dense", "mixed_patterns": {"kept": 60, "prunable": 96}}
+    runs = [write_run(tmp_path / "mixed", run=mixed), write_run(tmp_path / "plain")]
+    page = Page(render(runs[:1])).text
+    assert "to keep: mixed patterns (2:4 + 4:8 + dense), 62.5% of the weights of 210 linear layers" in page
+    assert "2:4 + 4:8 + dense, mixed patterns: 60 of 96 prunable weights kept, 62.5%" in page
+    assert "Mixed patterns are a class of their own" in Page(render(runs)).text
 
 
 def test_commands_have_the_paths_of_the_run(tmp_path):

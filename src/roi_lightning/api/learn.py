@@ -1,7 +1,7 @@
 """Learn masks for a model in memory."""
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from inspect import signature
@@ -24,6 +24,7 @@ from roi_lightning.learning.logits import LogitLearningModule
 from roi_lightning.learning.optim import check_trainer
 from roi_lightning.learning.roi import RoILightningModule
 from roi_lightning.learning.trainer import RoITrainer
+from roi_lightning.masks.layer_patterns import mixed_pattern
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.config import check_positions
@@ -57,6 +58,7 @@ def learn(
     corpora: str | Sequence[Corpus | str] = "python-docs",
     *,
     pattern: str = "2:4",
+    patterns: Mapping[str, str] | None = None,
     steps: int = 150,
     seq_len: int = 1024,
     batch_size: int = 1,
@@ -85,6 +87,7 @@ def learn(
         tokenizer: Its own.
         corpora: Text: files, globs, hub ids, `python-docs`, `self`, or `Corpus` objects.
         pattern: N:M, N kept of every M consecutive inputs.
+        patterns: Another N:M, or `dense`, of some layers, by name or glob.
         steps: Optimizer steps.
         seq_len: Tokens of a window.
         batch_size: Windows of a micro-batch.
@@ -112,11 +115,19 @@ def learn(
     """
     own = _options_of_logits(learner, {"prior": prior}, {"sampler": sampler, "tau": tau, "lam": lam})
     rates = {"optimizer": _optimizer(learning_rate), "lr_end": learning_rate / 10}
-    chosen = {"pattern": pattern, "targets": targets, "ignore": ignore, "distillation": distillation}
+    chosen = {
+        "pattern": pattern,
+        "patterns": patterns,
+        "targets": targets,
+        "ignore": ignore,
+        "distillation": distillation,
+    }
     with _session(log_dir) as folder:
         fitter = _trainer(steps, log_dir, {"default_root_dir": str(folder)} | trainer)
         view = frozen_view(lm)
-        source = base_of(view, checked_layers(type(lm).__name__, view, NMPattern(pattern), targets, ignore))
+        mixed = mixed_pattern(NMPattern(pattern), patterns or {})
+        layers = checked_layers(type(lm).__name__, view, mixed, targets, ignore).pruned
+        source = base_of(view, layers)
         check_positions(source.spec, view.config, seq_len)
         module = _make(learner, source.spec, {"seed": seed, **chosen, **rates, **own})
         module.learn_on(view, source)

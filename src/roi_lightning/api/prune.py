@@ -11,7 +11,6 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from roi_lightning.data import CalibrationDataModule, Corpus
 from roi_lightning.errors import UserError
 from roi_lightning.masks.mask_set import MaskSet
-from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.base_tensors import open_base
 from roi_lightning.models.config import max_positions
 from roi_lightning.models.fingerprint import base_of
@@ -48,8 +47,8 @@ def prune(
         tokenizer: Its own; magnitude needs none.
         corpora: Calibration text: files, globs, hub ids, `python-docs`, `self`, or `Corpus` objects; magnitude reads
             none.
-        options: Of `PruneConfig`: `method` (`wanda` if left out), `pattern`, `windows`, `seq_len`, `seed`,
-            `activations`, `device`, `offload_dir`, `targets`, `ignore`.
+        options: Of `PruneConfig`: `method` (`wanda` if left out), `pattern`, `patterns`, `windows`,
+            `seq_len`, `seed`, `activations`, `device`, `offload_dir`, `targets`, `ignore`.
 
     Returns:
         The masks, and the weights that SparseGPT updated.
@@ -58,9 +57,9 @@ def prune(
         UserError: For whatever can't be pruned or read.
     """
     config, updates = PruneConfig(**options), dict[str, Tensor]()
-    method, pattern = config.chosen, NMPattern(config.pattern)
+    method, pattern = config.chosen, config.layer_pattern
     view = frozen_view(lm)
-    layers = checked_layers(type(lm).__name__, view, pattern, config.targets, config.ignore)
+    chosen = checked_layers(type(lm).__name__, view, pattern, config.targets, config.ignore)
     calibration = None
     if isinstance(method, CalibratedMethod):
         if tokenizer is None or not corpora:
@@ -73,9 +72,9 @@ def prune(
         calibration = config.calibration(data, max_positions(view.config))
     elif corpora:
         raise UserError(f"{type(method).__name__} reads no text; leave out corpora")
-    base = open_base(base_of(view, layers), lm=view)
+    base = open_base(base_of(view, chosen.pruned), lm=view)
 
     def keep(name: str, weight: Tensor) -> None:
         updates[name] = weight.cpu()
 
-    return PruneResult(prune_model(base, view, layers, method, pattern, calibration, keep), updates)
+    return PruneResult(prune_model(base, view, chosen, method, calibration, keep), updates)

@@ -47,7 +47,6 @@ def main(argv: Sequence[str]) -> int:
     source = resolve_model(options.lm, masks.base.revision)
     base = open_base(source, options.dtype or masks.base.dtype)
     out = write_export(base, masks, options.out, overwrite=options.overwrite)
-    sys.stdout.write(
-        f"{out}: {masks.pattern}, {masks.kept:,} of {masks.total:,} masked weights kept, verified\n"
-    )
+    of = "prunable" if masks.is_mixed else "masked"
+    sys.stdout.write(f"{out}: {masks.pattern}, {masks.amount} {of} weights kept, verified\n")
     return 0

@@ -15,6 +15,7 @@ from roi_lightning.learning.base import MaskLearningModule
 from roi_lightning.learning.fsdp import FSDP2Strategy
 from roi_lightning.learning.memory_plan import Planner, Step
 from roi_lightning.learning.optim import check_trainer, count_micro_batches
+from roi_lightning.masks.layer_patterns import is_mixed
 from roi_lightning.models.config import check_length
 from roi_lightning.utils.atomic_io import check_writable, write_json
 from roi_lightning.utils.devices import choose_device
@@ -144,9 +145,10 @@ def _count(planner: Planner, step: Step, trainer: Any) -> dict[str, Any]:
         sizes["process"] = sum(sizes.values()) - sizes["total"] + resident
     return {
         "model": planner.learner.source.spec,
-        "pattern": str(planner.learner.pattern),
+        "pattern": str(planner.chosen.pattern),
         "layers": planner.layers,
         "prunable": planner.prunable,
+        "kept": planner.chosen.kept,
         "logits": planner.learned,
         "bytes": sizes,
         "steps": trainer.max_steps,
@@ -160,6 +162,10 @@ def _count(planner: Planner, step: Step, trainer: Any) -> dict[str, Any]:
         if _is_sharded(trainer.strategy)
         else None,
     }
+
+
+def _kept_words(plan: dict[str, Any]) -> str:
+    return f"{plan['kept']:,}, {plan['kept'] / plan['prunable']:.1%}, mixed patterns"
 
 
 def _is_sharded(strategy: Any) -> bool:
@@ -202,6 +208,7 @@ def show_plan(plan: dict[str, Any], learner: MaskLearningModule) -> None:
     learns, kept = learner.learns, ", kept for the backward pass" if learner.differentiates else ""
     rows: list[list[str] | None] = [
         ["prunable weights", f"{plan['prunable']:,} in {plan['layers']} layers"],
+        *([["of them kept", _kept_words(plan)]] if is_mixed(plan["pattern"]) else []),
         [f"{learns} to learn", f"{plan['logits']:,}"],
         None,
         *(

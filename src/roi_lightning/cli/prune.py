@@ -15,10 +15,9 @@ from roi_lightning.cli.options import parse_options
 from roi_lightning.errors import UserError
 from roi_lightning.export import check_destination, check_not_base, needed_bytes, write_export
 from roi_lightning.masks.mask_set import MaskSet
-from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.base_tensors import BaseTensors, open_base
 from roi_lightning.models.config import DType, load_config, max_positions
-from roi_lightning.models.layers import check_model, prunable_layers
+from roi_lightning.models.layers import check_model, choose_layers
 from roi_lightning.models.loading import load_language_model
 from roi_lightning.models.source import resolve_model
 from roi_lightning.oneshot import CalibratedMethod, OneShotMethod, SparseGPT, TensorStore, prune_model
@@ -94,7 +93,7 @@ def main(argv: Sequence[str]) -> int:
         UserError: For anything that can't be pruned, read or written.
     """
     options = parse_options(PruneOptions, "prune", argv)
-    method, pattern = options.chosen, NMPattern(options.pattern)
+    method, pattern = options.chosen, options.layer_pattern
     source = resolve_model(options.lm, options.revision)
     check_model(source, pattern, options.targets, options.ignore, options.trust_remote_code)
     check_not_base(options.out.absolute(), source)
@@ -125,10 +124,10 @@ def main(argv: Sequence[str]) -> int:
     base = open_base(source, options.dtype, lm)
     if source.kind == "gguf":  # its size as a directory is known only now
         options.check_space(base)
-    layers = prunable_layers(lm, options.targets, options.ignore)
+    chosen = choose_layers(lm, pattern, options.targets, options.ignore)
     started = time.monotonic()
     with TensorStore.beside(options.out) as updates:
-        masks = prune_model(base, lm, layers, method, pattern, calibration, updates.put)
+        masks = prune_model(base, lm, chosen, method, calibration, updates.put)
         facts |= {"seconds": round(time.monotonic() - started, 1)}
         out = write_export(
             base, masks, options.out, updates=updates, training=facts, overwrite=options.overwrite
@@ -146,6 +145,6 @@ def _selection(options: PruneOptions) -> dict[str, object]:
 
 def _show(facts: dict[str, object], masks: MaskSet) -> None:
     rows = [[name, str(value)] for name, value in facts.items()]
-    rows.append(["kept", f"{masks.kept:,} of {masks.total:,} weights in {len(masks.layers)} layers"])
+    rows.append(["kept", f"{masks.amount} weights in {len(masks.layers) + len(masks.dense)} layers"])
     rows.append(["updated", f"kept weights of {len(masks.updated)} layers" if masks.updated else "no weight"])
     print_table(["", ""], rows, f"{masks.base.spec} at {masks.pattern}", left=2)

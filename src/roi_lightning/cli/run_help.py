@@ -24,6 +24,7 @@ from roi_lightning.samplers.schedules import Schedule
 SHORT: Final = {
     "--lm": "--model.lm",
     "--pattern": "--model.pattern",
+    "--patterns": "--model.patterns",
     "--sampler": "--model.sampler",
     "--prior": "--model.prior",
     "--corpora": "--data.corpora",
@@ -48,7 +49,7 @@ _LINKED: Final = {
     *("data.tokenizer", "data.tokenizer_revision", "data.trust_remote_code", "data.seed", "model.seed")
 }
 _GROUPS: Final = {
-    "model": ("lm", "pattern", "dtype", "targets", "ignore", "activation_checkpointing"),
+    "model": ("lm", "pattern", "patterns", "dtype", "targets", "ignore", "activation_checkpointing"),
     "method": (
         *("sampler", "tau", "lam", "prior", "prior_strength", "init_std", "draw_per"),
         *("optimizer", "lr_end", "distillation", "kept_norm"),

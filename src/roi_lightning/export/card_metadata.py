@@ -72,10 +72,21 @@ def front_matter(masks: MaskSet, publication: Publication | None) -> str:
     data = ModelCardData(
         library_name="transformers",
         pipeline_tag="text-generation",
-        tags=["sparsity", "pruning", str(masks.pattern), "semi-structured", "n-m-sparsity", "roi-lightning"],
+        tags=[
+            "sparsity",
+            "pruning",
+            *_pattern_tags(masks),
+            "semi-structured",
+            "n-m-sparsity",
+            "roi-lightning",
+        ],
         **more,
     )
     return f"---\n{data.to_yaml()}\n---"
+
+
+def _pattern_tags(masks: MaskSet) -> list[str]:
+    return [*map(str, masks.pattern.distinct), *(["mixed-patterns"] if masks.is_mixed else [])]
 
 
 def hub_id(masks: MaskSet, publication: Publication | None) -> str | None:

@@ -103,11 +103,16 @@ def mask(export: Exported) -> str:
     if (str(masks.pattern), base) != (sidecar["pattern"], sidecar["base"]):
         raise CheckFailedError("the mask file and the sidecar name different patterns or base models")
     _require(sorted(masks.layers.keys() ^ sidecar["layers"].keys()), "only in one of mask file and sidecar")
+    patterns = {name: entry.get("pattern", sidecar["pattern"]) for name, entry in sidecar["layers"].items()}
+    wrong = [name for name, pattern in patterns.items() if pattern != str(masks.pattern.of(name))]
+    _require(wrong, "the mask file and the sidecar name different patterns for")
     _require(
         sorted(masks.updated.keys() ^ set(sidecar.get("updated", []))),
         "updated in one of mask file and sidecar",
     )
-    return f"{masks.kept:,} of {masks.total:,} weights kept, {masks.pattern} in every group"
+    if masks.is_mixed:
+        return f"{masks.amount} weights kept, in every group as its layer's pattern says: {masks.pattern}"
+    return f"{masks.amount} weights kept, {masks.pattern} in every group"
 
 
 def zeros(export: Exported) -> str:

@@ -9,8 +9,10 @@ from pathlib import PurePath
 from typing import Any, Final
 
 from roi_lightning.export.card_metadata import MeasuredQuality, Publication, front_matter, hub_id, public_name
+from roi_lightning.masks.layer_patterns import LayerPatterns
 from roi_lightning.masks.mask_set import MASK_FILE, MaskSet
 from roi_lightning.masks.overlap import by_kind, kind_of
+from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.source import PERMUTATION_FILE
 from roi_lightning.utils.tables import markdown_table
 
@@ -30,11 +32,11 @@ def model_card(masks: MaskSet, description: Mapping[str, Any], publication: Publ
     training, is_gguf = description.get("training", {}), "dequantized" in description
     parts = [
         front_matter(masks, publication),
-        f"# {base}, {masks.pattern} sparse"
+        f"# {base}, {masks.pattern} sparse{' (mixed patterns)' if masks.is_mixed else ''}"
         if publication is None
         else f"# {PurePath(publication.name).name}",
         _summary(masks, description, base),
-        markdown_table(["kind of layer", "layers", "weights", "kept"], _kinds(masks)),
+        markdown_table(["kind of layer", "layers", "weights", "kept", *_patterns_head(masks)], _kinds(masks)),
         _LOADING.replace("PATH", publication.name if publication else "PATH"),
         *(_measured(publication.measured) if publication and publication.measured else ()),
         _facts("## Perplexity", description.get("perplexity")),
@@ -93,14 +95,26 @@ model, whose weights are not the updated ones."""
 
 
 def _summary(masks: MaskSet, description: Mapping[str, Any], base: str) -> str:
-    n, m = masks.pattern.n, masks.pattern.m
     return (
-        f"`{base}` with {masks.pattern} sparsity: of every {m} consecutive inputs of a masked linear layer, "
-        f"{n} kept a weight and {m - n} have a weight of exactly zero. {_rest(masks)} "
+        f"`{base}` with {_sparsity(masks)} {_rest(masks)} "
         f"{masks.total - masks.kept:,} of {description['parameters']:,} parameters are zeros of the mask, "
         f"{description['zero_fraction']:.1%} of the whole model: embeddings, norms, biases and the output "
         "head stay dense. Made with roi_lightning "
         f"{description['package_version']}."
+    )
+
+
+def _sparsity(masks: MaskSet) -> str:
+    if isinstance(masks.pattern, NMPattern):
+        n, m = masks.pattern.n, masks.pattern.m
+        return (
+            f"{masks.pattern} sparsity: of every {m} consecutive inputs of a masked linear layer, "
+            f"{n} kept a weight and {m - n} have a weight of exactly zero."
+        )
+    return (
+        f"mixed patterns, {masks.pattern}: a linear layer at N:M kept N weights of every M consecutive inputs, the "
+        f"others are exactly zero. {masks.amount} prunable weights are kept; compare it with models of the same "
+        "patterns, or of as many kept weights."
     )
 
 
@@ -111,11 +125,25 @@ def _rest(masks: MaskSet) -> str:
 
 
 def _kinds(masks: MaskSet) -> list[list[str]]:
-    layers = by_kind(dict.fromkeys(masks.layers, 1))
-    total = by_kind({name: layer.total for name, layer in masks.layers.items()})
-    kept = by_kind({name: layer.kept for name, layer in masks.layers.items()})
-    kinds = dict.fromkeys(kind_of(name) for name in masks.layers)
-    return [[f"`{k}`", str(layers[k]), f"{total[k]:,}", f"{kept[k] / total[k]:.1%}"] for k in kinds]
+    weights = {name: layer.total for name, layer in masks.layers.items()} | masks.dense
+    kept = by_kind({name: layer.kept for name, layer in masks.layers.items()} | masks.dense)
+    layers, total = by_kind(dict.fromkeys(weights, 1)), by_kind(weights)
+    return [
+        [f"`{k}`", str(layers[k]), f"{total[k]:,}", f"{kept[k] / total[k]:.1%}", *_patterns_of(masks, k)]
+        for k in dict.fromkeys(map(kind_of, weights))
+    ]
+
+
+def _patterns_head(masks: MaskSet) -> list[str]:
+    return ["patterns"] if masks.is_mixed else []
+
+
+def _patterns_of(masks: MaskSet, kind: str) -> list[str]:
+    """The patterns of a kind of layer, where not all layers have the same."""
+    if not isinstance(masks.pattern, LayerPatterns):
+        return []
+    own = {name: pattern for name, pattern in masks.pattern.by_glob.items() if kind_of(name) == kind}
+    return [str(LayerPatterns(own))]
 
 
 def _measured(measured: MeasuredQuality) -> list[str]:

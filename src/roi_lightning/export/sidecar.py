@@ -15,6 +15,7 @@ from typing import Any, Final
 from roi_lightning.errors import UserError
 from roi_lightning.export.card_metadata import without_secrets
 from roi_lightning.masks.mask_set import MASK_FILE, MaskSet
+from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.base_tensors import SIDECAR, BaseTensors
 from roi_lightning.utils.progress import progress
 
@@ -38,8 +39,7 @@ def describe(masks: MaskSet, base: BaseTensors, facts: Mapping[str, object]) -> 
     parameters = sum(math.prod(base.shape(name)) for name in base.files)
     return heading(EXPORTED) | {
         "pattern": str(masks.pattern),
-        "n": masks.pattern.n,
-        "m": masks.pattern.m,
+        **_amounts(masks),
         "base": {
             "spec": masks.base.spec,
             "revision": masks.base.revision,
@@ -48,10 +48,25 @@ def describe(masks: MaskSet, base: BaseTensors, facts: Mapping[str, object]) -> 
         "parameters": parameters,
         "zero_fraction": (masks.total - masks.kept) / parameters,
         "updated": list(masks.updated),
-        "layers": {name: {"density": layer.kept / layer.total} for name, layer in masks.layers.items()},
+        "layers": {name: _layer(masks, name) for name in masks.layers},
         "mask_file": MASK_FILE,
         **{key: plain(value) for key, value in facts.items() if value is not None},
     }
+
+
+def _amounts(masks: MaskSet) -> dict[str, Any]:
+    """N and M; of mixed patterns the weights that stay, of how many, and those of layers left dense."""
+    if isinstance(masks.pattern, NMPattern):
+        return {"n": masks.pattern.n, "m": masks.pattern.m}
+    dense = sum(masks.dense.values())
+    counts = {"kept": masks.kept + dense, "prunable": masks.total + dense, "dense": masks.dense}
+    return {"mixed_patterns": counts}
+
+
+def _layer(masks: MaskSet, name: str) -> dict[str, Any]:
+    layer = masks.layers[name]
+    own = {"pattern": str(masks.pattern.of(name))} if masks.is_mixed else {}
+    return {"density": layer.kept / layer.total} | own
 
 
 def command_line() -> list[str] | None:

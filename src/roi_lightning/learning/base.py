@@ -35,13 +35,14 @@ from roi_lightning.learning.recipe import Recipe, options, run_recipe, spelled
 from roi_lightning.learning.resume import align_loops, check_belongs, mark_checkpoint
 from roi_lightning.learning.steps import MaskedSteps
 from roi_lightning.masks.layer_mask import LayerMask
+from roi_lightning.masks.layer_patterns import LayerPatterns, Pattern, mixed_pattern
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.base_tensors import BaseTensors, open_base
 from roi_lightning.models.config import GGUF_DTYPE, DType
 from roi_lightning.models.fingerprint import base_model
 from roi_lightning.models.freezing import enable_checkpointing
-from roi_lightning.models.layers import check_model, check_pattern, prunable_layers
+from roi_lightning.models.layers import check_model, choose_layers
 from roi_lightning.models.loading import load_language_model
 from roi_lightning.models.source import ModelSource, resolve_model
 from roi_lightning.models.weight_names import stored_weights
@@ -55,6 +56,8 @@ class MaskLearningModule(MaskedSteps):
     Args:
         lm: Hub id, directory, or GGUF file (`gguf:PATH`, or `smollm2-135m`).
         pattern: N:M, N kept of every M consecutive inputs; see `NMPattern` for what an integer means.
+        patterns: Another N:M, or `dense`, of some layers, by name or glob: `{"*.down_proj": "4:8", "k_proj": dense}`.
+            A full name wins over globs, of several globs that match the last.
         revision: Branch, tag or commit of a hub id.
         dtype: Of the frozen weights; `auto` takes the stored one (bfloat16 for GGUF), and fp32 on CPUs that can't
             multiply it. What is learned is fp32.
@@ -76,6 +79,8 @@ class MaskLearningModule(MaskedSteps):
         UserError: From `preflight`, before any weight is read.
 
     Attributes:
+        given_pattern: Of all layers, or by glob as it was given; `pattern` is by full names once the model is built.
+        kept_of_prunable: How many weights the patterns keep, of how many; those of layers left dense are in both.
         learns: What the learned parameters are called where they are counted.
     """
 
@@ -86,6 +91,7 @@ class MaskLearningModule(MaskedSteps):
         self,
         lm: str,
         pattern: str | int = "2:4",
+        patterns: Mapping[str, str | int] | None = None,
         revision: str | None = None,
         dtype: DType = "auto",
         targets: Sequence[str] = ("*",),
@@ -102,7 +108,9 @@ class MaskLearningModule(MaskedSteps):
     ) -> None:
         super().__init__(distillation)
         self.source: ModelSource = resolve_model(lm, revision)
-        self.pattern, self.dtype_name, self.seed = NMPattern(pattern), dtype, seed
+        self.pattern: Pattern = mixed_pattern(NMPattern(pattern), patterns or {})
+        self.given_pattern = self.pattern
+        self.dtype_name, self.seed = dtype, seed
         self.targets, self.ignore = list(targets), list(ignore)
         self.optimizer, self.lr_end = optimizer, lr_end
         self.lr_schedule, self.lr_warmup = lr_schedule, lr_warmup
@@ -111,6 +119,9 @@ class MaskLearningModule(MaskedSteps):
         self.lm, self.layers = None, {}
         # In a tuple, or torch would take it for a part of this module.
         self._in_memory: tuple[PreTrainedModel, ...] = ()
+        # Known once the model is built: weights by layer of those that their pattern leaves dense.
+        self.dense_layers: dict[str, int] = {}
+        self.kept_of_prunable = (0, 0)
         self.prior_masks: dict[str, LayerMask] = {}
         self.run_recipe: Recipe = {}  # of the run, once it begins
         # Checkpoints hold what is learned; the frozen weights come from the model itself.
@@ -191,13 +202,17 @@ class MaskLearningModule(MaskedSteps):
         lm = self.load_lm()
         if self.activation_checkpointing:
             enable_checkpointing(lm)
-        layers = prunable_layers(lm, self.targets, self.ignore)
-        check_pattern(layers, self.pattern)
-        self.layers = self._attached(lm, layers)
+        chosen = choose_layers(lm, self.pattern, self.targets, self.ignore)
+        self.pattern, self.kept_of_prunable = chosen.pattern, (chosen.kept, chosen.prunable)
+        self.dense_layers = {name: layer.weight.numel() for name, layer in chosen.dense.items()}
+        self.layers = self._attached(lm, chosen.pruned)
         self.lm = lm
         learned = sum(p.numel() for p in lm.parameters() if p.requires_grad)
+        kept, prunable = self.kept_of_prunable
+        share = f", mixed patterns: {kept:,} of {prunable:,} weights stay ({kept / prunable:.1%})"
         rank_zero_info(
-            f"{self.source.spec}: {learned:,} parameters to learn on {len(layers)} layers, {self.pattern}"
+            f"{self.source.spec}: {learned:,} parameters to learn on {len(self.layers)} layers, {self.pattern}"
+            f"{share if self.mixed_patterns else ''}"
         )
 
     def _attached(
@@ -256,7 +271,7 @@ class MaskLearningModule(MaskedSteps):
         settings: dict[str, object] = {
             "lm": self.source.spec,
             "revision": self.source.revision,
-            "pattern": str(self.pattern),
+            **_spelled_patterns(self.given_pattern),
             "dtype": self.dtype_name,
             "targets": self.targets,
             "ignore": self.ignore,
@@ -338,12 +353,24 @@ class MaskLearningModule(MaskedSteps):
             packed: From `packed_masks`, on a rank that uses them alone.
         """
         packed = self.packed_masks() if packed is None else packed
-        return MaskSet(self.pattern, dict(packed), base_model(self.base, packed))
+        pattern, dense = self.pattern, {}
+        if isinstance(pattern, LayerPatterns):
+            kept_dense = stored_weights(self.source, self.model, self.dense_layers)
+            pattern = pattern.renamed(self.stored_weights | kept_dense)
+            dense = {kept_dense[name]: weights for name, weights in self.dense_layers.items()}
+        return MaskSet(pattern, dict(packed), base_model(self.base, packed), dense=dense)
 
     @cached_property
     def base(self) -> BaseTensors:
         """The frozen model's tensors as stored; none is hashed twice."""
         return open_base(self.source, self.stored_dtype, self.unsharded_lm)
+
+    @property
+    def mixed_patterns(self) -> dict[str, dict[str, int]]:
+        """Of mixed patterns how many weights stay, and of how many, for records and tables; else nothing."""
+        kept, prunable = self.kept_of_prunable
+        mixed = isinstance(self.pattern, LayerPatterns)
+        return {"mixed_patterns": {"kept": kept, "prunable": prunable}} if mixed else {}
 
     @property
     def unsharded_lm(self) -> PreTrainedModel | None:
@@ -354,3 +381,9 @@ class MaskLearningModule(MaskedSteps):
     def stored_dtype(self) -> str:
         """The dtype in which a GGUF model is cast and saved."""
         return GGUF_DTYPE if self.dtype_name == "auto" else self.dtype_name
+
+
+def _spelled_patterns(pattern: Pattern) -> dict[str, object]:
+    if isinstance(pattern, NMPattern):
+        return {"pattern": str(pattern)}
+    return {"patterns": [f"{glob}: {own}" for glob, own in pattern.spelled().items()]}

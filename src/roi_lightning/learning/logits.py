@@ -1,6 +1,8 @@
 """What learners of logits have in common: layers with logits, a sampler, and a prior from which the logits start."""
 
+import json
 import math
+import shlex
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -27,12 +29,21 @@ from roi_lightning.learning.priors import (
     share_kept_at_start,
 )
 from roi_lightning.masks.layer_mask import LayerMask
+from roi_lightning.masks.layer_patterns import Pattern
 from roi_lightning.masks.mask_set import MaskSet
+from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.fingerprint import check_masks_fit
 from roi_lightning.oneshot import Calibration, prune_layers
 from roi_lightning.samplers.masked_linear import SharedState, SparseLinear
 from roi_lightning.samplers.noise import noise_key
 from roi_lightning.utils.dtensor import copy_from_first_rank, distribute_like, from_first_rank
+
+
+def _pattern_options(pattern: Pattern) -> str:
+    """What gives a command the patterns."""
+    if isinstance(pattern, NMPattern):
+        return f"--pattern {pattern}"
+    return f"--patterns {shlex.quote(json.dumps(pattern.spelled()))}"
 
 
 class LogitLearningModule(MaskLearningModule):
@@ -87,7 +98,7 @@ class LogitLearningModule(MaskLearningModule):
             raise UserError(
                 f"model.prior {self.prior!r} goes through the layers one by one, which a sharded model "
                 f"does not allow; make the mask first (roi-lightning prune {self.source.spec} "
-                f"--method {self.prior} --pattern {self.pattern} --corpora FILES --out DIR) and set "
+                f"--method {self.prior} {_pattern_options(self.pattern)} --corpora FILES --out DIR) and set "
                 "model.prior to DIR"
             )
         super().preflight(trainer)
@@ -108,15 +119,18 @@ class LogitLearningModule(MaskLearningModule):
     def _warn_of_weak_prior(self) -> None:
         if self.prior == "none":
             return
-        lam, chance = self.first_lam, self.pattern.n / self.pattern.m
-        kept = share_kept_at_start(self.state.sampler, self.pattern, self.prior_strength, self.init_std, lam)
-        # Nearer to chance than to the prior.
-        if kept < (1 + chance) / 2:
-            rank_zero_warn(
-                f"the first draws keep {kept:.1%} of what the prior {self.prior!r} keeps ({chance:.1%} would be "
-                f"chance): model.prior_strength {self.prior_strength} is little beside λ = {lam:g} at the start; "
-                f"{self.stronger_prior}"
-            )
+        lam, start = self.first_lam, (self.prior_strength, self.init_std)
+        for pattern in self.pattern.distinct:
+            chance = pattern.n / pattern.m
+            kept = share_kept_at_start(self.state.sampler, pattern, *start, lam)
+            where = f" at {pattern}" if len(self.pattern.distinct) > 1 else ""
+            # Nearer to chance than to the prior.
+            if kept < (1 + chance) / 2:
+                rank_zero_warn(
+                    f"the first draws keep {kept:.1%} of what the prior {self.prior!r} keeps{where} ({chance:.1%} "
+                    f"would be chance): model.prior_strength {self.prior_strength} is little beside λ = {lam:g} at "
+                    f"the start; {self.stronger_prior}"
+                )
 
     def initialise_logits(self) -> None:
         """Random logits, moved towards the prior; never done again when a run resumes.
@@ -132,7 +146,7 @@ class LogitLearningModule(MaskLearningModule):
             layer = self.layers[name]
             mask = None if prior is None else prior.to_rows().to(layer.logits.device)
             start = self._random_logits(name, layer.logits)
-            logits = self.state.sampler.initial_logits(start, mask, self.prior_strength, self.pattern)
+            logits = self.state.sampler.initial_logits(start, mask, self.prior_strength, layer.pattern)
             with torch.no_grad():
                 layer.logits.copy_(distribute_like(logits, layer.logits))
             if not sharded:

@@ -238,7 +238,7 @@ class MaskProModule(LogitLearningModule):
         for name, layer in self.layers.items():
             key = noise_key(self.seed, self.trainer.global_step, name)
             logits = full_tensor(layer.logits.detach())
-            gradient = log_probability_gradient(logits, self.pattern, key).mul_(advantage)
+            gradient = log_probability_gradient(logits, layer.pattern, key).mul_(advantage)
             layer.logits.grad = distribute_like(gradient, layer.logits)
 
     @override

@@ -18,7 +18,7 @@ from roi_lightning.learning.base import MaskLearningModule
 from roi_lightning.learning.memory_tracker import LiveBytes, step_bytes
 from roi_lightning.models.config import GGUF_DTYPE, compute_dtype, load_config
 from roi_lightning.models.freezing import meta_language_model
-from roi_lightning.models.layers import check_pattern, prunable_layers
+from roi_lightning.models.layers import choose_layers
 from roi_lightning.utils.devices import memory_of
 
 # Large enough for tables that a tensor has once not to count.
@@ -66,12 +66,12 @@ class Planner:
         self._lives: dict[tuple[tuple[int, int], bool, bool], LiveBytes] = {}
         config = load_config(learner.source, learner.trust_remote_code)
         lm = meta_language_model(config, learner.trust_remote_code)
-        layers = prunable_layers(lm, learner.targets, learner.ignore)
-        check_pattern(layers, learner.pattern)
-        self.layers = len(layers)
+        self.chosen = choose_layers(lm, learner.pattern, learner.targets, learner.ignore)
+        layers = self.chosen.pruned
+        self.layers = len(layers) + len(self.chosen.dense)
         self.dtype = _dtype(learner, config, device)
         self.weights = sum(p.numel() for p in lm.parameters()) * self.dtype.itemsize
-        self.prunable = sum(layer.weight.numel() for layer in layers.values())
+        self.prunable = self.chosen.prunable
         attached = learner.attach(lm, layers).values()
         self.learned = sum(layer.get_parameter(layer.learned).numel() for layer in attached)
         self.weights += sum(buffer.nbytes for layer in attached for buffer in layer.buffers())

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from roi_lightning.errors import UserError
+from roi_lightning.masks.layer_patterns import Pattern
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.oneshot import Activations, CalibratedMethod, Magnitude, OneShotMethod, SparseGPT, Wanda
@@ -42,13 +43,13 @@ def check_prior(prior: str) -> None:
         )
 
 
-def check_prior_pattern(masks: MaskSet, pattern: NMPattern) -> None:
-    """Refuse a prior's mask file of another pattern.
+def check_prior_pattern(masks: MaskSet, pattern: Pattern) -> None:
+    """Refuse a prior's mask file with patterns that the run does not have.
 
     Raises:
         UserError: Naming both.
     """
-    if masks.pattern != pattern:
+    if not set(masks.pattern.distinct) <= set(pattern.distinct):
         raise UserError(
             f"the prior's mask file is {masks.pattern}, model.pattern is {pattern}; set that or give another mask"
         )
@@ -76,22 +77,28 @@ def share_kept_at_start(
     return float((drawn & prior).sum() / prior.sum())
 
 
-def file_masks(masks: MaskSet, stored: Mapping[str, str], pattern: NMPattern) -> Iterator[tuple[str, Tensor]]:
+def file_masks(masks: MaskSet, stored: Mapping[str, str], pattern: Pattern) -> Iterator[tuple[str, Tensor]]:
     """The masks of a mask file.
 
     Args:
         masks: A loaded mask set that fits the base model.
         stored: Layer name → name of its weight on disk.
-        pattern: The pattern of the run.
+        pattern: Of the run, for all layers or for each.
 
     Yields:
         Layer name and boolean mask [out, in].
 
     Raises:
-        UserError: If the file has another pattern or lacks a layer.
+        UserError: If the file has another pattern for a layer, or lacks it.
     """
     check_prior_pattern(masks, pattern)
     for name, stored_name in stored.items():
         if stored_name not in masks.layers:
             raise UserError(f"the prior's mask file has no mask for {stored_name!r}; leave it out (ignore)")
+        own, wanted = masks.pattern.of(stored_name), pattern.of(name)
+        if own != wanted:
+            raise UserError(
+                f"the prior's mask file has {stored_name!r} at {own} and the run at {wanted}; give the patterns it "
+                "was made with or another mask"
+            )
         yield name, masks.layers[stored_name].to_rows()

@@ -42,7 +42,7 @@ class TrainedLinear(MaskedLinear):
 
     @override
     def hard_mask(self) -> Tensor:
-        return self.state.pattern.top(full_tensor(self.master.detach()).abs())
+        return self.pattern.top(full_tensor(self.master.detach()).abs())
 
     def draw_towards(self, strength: float) -> None:
         """Replace every group of the copy by its proximal point; see `proximal`."""
@@ -58,7 +58,7 @@ class TrainedLinear(MaskedLinear):
         Returns:
             [3], int64.
         """
-        grouped = self.state.pattern.group(full_tensor(self.master.detach()))
+        grouped = self.pattern.group(full_tensor(self.master.detach()))
         step = max(1, grouped.shape[0] * grouped.shape[1] // groups)
         zeros = (grouped[::step] == 0).sum(-1).clamp_(max=2)
         return torch.bincount(zeros.flatten(), minlength=3)
@@ -93,7 +93,7 @@ class ProxSparseModule(MaskLearningModule):
 
     def __init__(self, lm: str, *, strength: float | None = None, **kwargs: Any) -> None:
         super().__init__(lm, **kwargs)
-        if self.pattern != NMPattern("2:4"):
+        if self.pattern.distinct != (NMPattern("2:4"),):
             raise UserError(
                 f"ProxSparseModule learns 2:4 only, model.pattern is {self.pattern}: its regulariser is zero just "
                 "where two of four weights are left; set 2:4 or take another learner (RoILightningModule)"

@@ -14,7 +14,7 @@ from roi_lightning.errors import UserError
 from roi_lightning.learning.checkpoint_io import read_rest, stored_files
 from roi_lightning.learning.recipe import Recipe, check_same_run
 from roi_lightning.learning.run_folder import CHECKPOINTS, model_checkpoints, run_folder
-from roi_lightning.masks.pattern import NMPattern
+from roi_lightning.masks.layer_patterns import LayerPatterns, Pattern
 from roi_lightning.utils.dtensor import all_finite
 
 _KEY: Final = "roi_lightning"
@@ -22,10 +22,15 @@ _COUNTERS: Final = ("ready", "started", "processed", "completed")
 
 
 def mark_checkpoint(
-    checkpoint: dict[str, Any], pattern: NMPattern, lm: str, recipe: Recipe, max_steps: int
+    checkpoint: dict[str, Any], pattern: Pattern, lm: str, recipe: Recipe, max_steps: int
 ) -> None:
     """Note in a checkpoint which run it is of."""
-    checkpoint[_KEY] = {"pattern": str(pattern), "lm": lm, "recipe": recipe, "max_steps": max_steps}
+    mark = {"pattern": str(pattern), "lm": lm, "recipe": recipe, "max_steps": max_steps}
+    checkpoint[_KEY] = mark | _by_layer(pattern)
+
+
+def _by_layer(pattern: Pattern) -> dict[str, dict[str, str]]:
+    return {"patterns": pattern.spelled()} if isinstance(pattern, LayerPatterns) else {}
 
 
 def check_checkpoint(path: str) -> None:
@@ -63,12 +68,12 @@ def check_resumable(path: str, recipe: Recipe, max_steps: int) -> None:
     check_checkpoint(path)
 
 
-def check_belongs(checkpoint: Mapping[str, Any], pattern: NMPattern, learned: Mapping[str, Any]) -> None:
+def check_belongs(checkpoint: Mapping[str, Any], pattern: Pattern, learned: Mapping[str, Any]) -> None:
     """Refuse a checkpoint of another pattern, model or choice of layers, or with non-finite values.
 
     Args:
         checkpoint: As loaded.
-        pattern: Of this run.
+        pattern: Of this run's layers.
         learned: This run's learned tensors by name.
 
     Raises:
@@ -80,6 +85,11 @@ def check_belongs(checkpoint: Mapping[str, Any], pattern: NMPattern, learned: Ma
     if mark["pattern"] != str(pattern):
         raise UserError(
             f"the checkpoint holds a {mark['pattern']} run, model.pattern is {pattern}; give that run's configuration"
+        )
+    if mark.get("patterns") != _by_layer(pattern).get("patterns"):
+        raise UserError(
+            f"the checkpoint's layers have other patterns than model.patterns gives them, though both are {pattern}; "
+            "give that run's configuration"
         )
     here = {name: tuple(value.shape) for name, value in learned.items()}
     there = {name: tuple(value.shape) for name, value in checkpoint["state_dict"].items()}

@@ -55,7 +55,8 @@ class RoILightningModule(LogitLearningModule):
         self.draw_per, self.kept_norm = draw_per, kept_norm
         self.state = SharedState(self.pattern, sampler=sampler)
         # Asked now, so that a pattern the sampler cannot learn is refused before anything is read.
-        sampler.logits_shape((1, self.pattern.m), self.pattern)
+        for pattern in self.pattern.distinct:
+            sampler.logits_shape((1, pattern.m), pattern)
 
     @override
     def attach(self, lm: PreTrainedModel, layers: dict[str, nn.Linear | Conv1D]) -> dict[str, SparseLinear]:
@@ -79,8 +80,9 @@ class RoILightningModule(LogitLearningModule):
     @override
     def on_fit_start(self) -> None:
         super().on_fit_start()
-        if advice := self.state.sampler.advice(self.pattern):
-            rank_zero_info(advice)
+        for pattern in self.pattern.distinct:
+            if advice := self.state.sampler.advice(pattern):
+                rank_zero_info(advice)
 
     # Stepping.
 

@@ -28,8 +28,8 @@ class Comparison:
     @property
     def chance(self) -> float:
         """What two unrelated masks share."""
-        pattern = self.masks[self.reference].pattern
-        return pattern.n / pattern.m
+        layers = self.masks[self.reference].layers.values()
+        return sum(x.kept**2 / x.total for x in layers) / sum(x.kept for x in layers)
 
     @property
     def kinds(self) -> list[str]:

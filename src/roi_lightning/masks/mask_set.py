@@ -16,6 +16,7 @@ from torch import Tensor
 
 from roi_lightning.errors import UserError
 from roi_lightning.masks.layer_mask import LayerMask
+from roi_lightning.masks.layer_patterns import LayerPatterns, Pattern, layer_patterns
 from roi_lightning.masks.overlap import Overlap, overlap_of
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.utils.atomic_io import written_aside
@@ -31,6 +32,7 @@ _HEADER: Final = {
     "bitorder": "lsb-first",
     "dim": "input",
 }
+_MIXED_VERSION: Final = "2"  # which names no N and M, but a pattern for every layer
 
 
 @dataclass(frozen=True)
@@ -55,17 +57,25 @@ class MaskSet:
     """The masks of a model.
 
     Attributes:
-        pattern: N kept of every M consecutive inputs.
+        pattern: N kept of every M consecutive inputs; `LayerPatterns` by the same names as `layers` and `dense` where
+            not all are alike.
         layers: By the tensor's name on disk, in the model's order.
         base: The model they belong to; hashes exactly these layers.
         updated: For layers whose surviving weights the method changed, the hash of the new masked tensor
             (`tensor_sha256`). Such a mask is worth little without those weights.
+        dense: Tensors that their pattern leaves dense, and how many weights each has.
     """
 
-    pattern: NMPattern
+    pattern: Pattern
     layers: dict[str, LayerMask]
     base: BaseModel
     updated: dict[str, str] = field(default_factory=dict)
+    dense: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether layers have different patterns."""
+        return isinstance(self.pattern, LayerPatterns)
 
     @property
     def kept(self) -> int:
@@ -76,6 +86,15 @@ class MaskSet:
     def total(self) -> int:
         """How many weights the masks cover."""
         return sum(layer.total for layer in self.layers.values())
+
+    @property
+    def amount(self) -> str:
+        """How many weights stay, in words; of mixed patterns counting layers left dense, and as a share."""
+        if not self.is_mixed:
+            return f"{self.kept:,} of {self.total:,}"
+        dense = sum(self.dense.values())
+        kept, prunable = self.kept + dense, self.total + dense
+        return f"{kept:,} of {prunable:,} ({kept / prunable:.1%}, mixed patterns)"
 
     def check(self) -> None:
         """Refuse masks that break the pattern.
@@ -90,10 +109,18 @@ class MaskSet:
             raise UserError("the masked layers are not the ones that have a hash of the base tensor")
         if not self.updated.keys() <= self.layers.keys():
             raise UserError("the updated layers are not all among the masked ones")
+        if isinstance(self.pattern, LayerPatterns):
+            self._check_patterns(self.pattern)
         for name, layer in self.layers.items():
-            self.pattern.check(layer.shape[1], name)
-            if not self.pattern.holds(layer.to_bool(), dim=0 if layer.transposed else 1):
-                raise UserError(f"{name} has a group that does not keep exactly {self.pattern} weights")
+            pattern = self.pattern.of(name)
+            pattern.check(layer.shape[1], name)
+            if not pattern.holds(layer.to_bool(), dim=0 if layer.transposed else 1):
+                raise UserError(f"{name} has a group that does not keep exactly {pattern} weights")
+
+    def _check_patterns(self, patterns: LayerPatterns) -> None:
+        pruned = {name for name, pattern in patterns.by_glob.items() if pattern is not None}
+        if pruned != self.layers.keys() or patterns.by_glob.keys() - pruned != self.dense.keys():
+            raise UserError("the layers with a pattern are not the masked ones and those left dense")
 
     def overlap(self, other: "MaskSet") -> Overlap:
         """Compare with another mask of the same layers.
@@ -155,10 +182,7 @@ class MaskSet:
 
     def _header(self) -> dict[str, str]:
         layers = {name: {"shape": x.shape, "transposed": x.transposed} for name, x in self.layers.items()}
-        return _HEADER | {
-            "n": str(self.pattern.n),
-            "m": str(self.pattern.m),
-            "layers": json.dumps(layers),
+        rest = {
             "base_model": self.base.spec,
             "base_revision": self.base.revision or "",
             "dtype": self.base.dtype,
@@ -166,10 +190,17 @@ class MaskSet:
             "updated": json.dumps(self.updated),
             "package_version": importlib.metadata.version("roi-lightning"),
         }
+        if isinstance(self.pattern, NMPattern):
+            whole = {"n": str(self.pattern.n), "m": str(self.pattern.m), "layers": json.dumps(layers)}
+            return _HEADER | whole | rest
+        mixed = {name: entry | {"pattern": str(self.pattern.of(name))} for name, entry in layers.items()}
+        own = {"version": _MIXED_VERSION, "layers": json.dumps(mixed), "dense": json.dumps(self.dense)}
+        return _HEADER | own | rest
 
     @classmethod
     def _parse(cls, tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> Self:
-        for key, value in _HEADER.items():
+        mixed = header["version"] == _MIXED_VERSION
+        for key, value in (_HEADER | ({"version": _MIXED_VERSION} if mixed else {})).items():
             if header[key] != value:
                 raise UserError(f"its {key} is {header[key]!r}; this version reads {value!r}")
         entries = _mapping(header["layers"], dict)
@@ -179,7 +210,14 @@ class MaskSet:
         hashes = _mapping(header["sha256"], str)
         base = BaseModel(header["base_model"], header["base_revision"] or None, header["dtype"], hashes)
         updated = _mapping(header.get("updated", "{}"), str)
-        return cls(NMPattern(f"{header['n']}:{header['m']}"), layers, base, updated)
+        dense = _mapping(header["dense"], int) if mixed else {}
+        pattern = _patterns(entries, dense) if mixed else NMPattern(f"{header['n']}:{header['m']}")
+        return cls(pattern, layers, base, updated, dense)
+
+
+def _patterns(entries: Mapping[str, Mapping[str, Any]], dense: Mapping[str, int]) -> Pattern:
+    pruned = {name: NMPattern(entry["pattern"]) for name, entry in entries.items()}
+    return layer_patterns(pruned | dict.fromkeys(dense))
 
 
 def _mapping(text: str, kind: type) -> dict[str, Any]:

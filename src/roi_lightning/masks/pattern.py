@@ -40,6 +40,19 @@ class NMPattern:
     def __str__(self) -> str:
         return f"{self.n}:{self.m}"
 
+    @property
+    def distinct(self) -> tuple["NMPattern"]:
+        """Itself; as `LayerPatterns` has it, where there are several."""
+        return (self,)
+
+    def find(self, name: str) -> "NMPattern":
+        """Itself, whatever the layer; as `LayerPatterns` has it."""
+        return self
+
+    def of(self, name: str) -> "NMPattern":
+        """Itself, whatever the layer; as `LayerPatterns` has it."""
+        return self
+
     def check(self, size: int, name: str = "the layer") -> None:
         """Refuse an input size that M does not divide.
 

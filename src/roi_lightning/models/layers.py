@@ -2,8 +2,8 @@
 
 import re
 import warnings
-from collections.abc import Iterable, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 
 from torch import nn
@@ -11,7 +11,7 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from roi_lightning.errors import UserError
-from roi_lightning.masks.pattern import NMPattern
+from roi_lightning.masks.layer_patterns import LayerPatterns, Pattern, layer_patterns, matches
 from roi_lightning.models.config import load_config
 from roi_lightning.models.experts import is_router
 from roi_lightning.models.freezing import meta_language_model
@@ -40,11 +40,7 @@ def prunable_layers(
     candidates = _block_linears(lm)
     for label, patterns in (("targets", targets), ("ignore", ignore)):
         for pattern in patterns:
-            if not any(_matches(name, pattern) for name in candidates):
-                raise UserError(
-                    f"{label}: {pattern!r} matches none of the {len(candidates)} linear layers; "
-                    f"they are named like {next(iter(candidates))!r}"
-                )
+            _require_match(label, pattern, candidates)
     chosen = {
         name: layer
         for name, layer in candidates.items()
@@ -102,22 +98,82 @@ def decoder_blocks(lm: PreTrainedModel) -> str:
     raise UserError(f"{type(lm).__name__} has no list of {depth} decoder blocks; give a model that has one")
 
 
+def _require_match(label: str, glob: str, layers: Mapping[str, nn.Module]) -> None:
+    if glob not in layers and not any(matches(name, glob) for name in layers):
+        raise UserError(
+            f"{label}: {glob!r} matches none of the {len(layers)} linear layers; "
+            f"they are named like {next(iter(layers))!r}"
+        )
+
+
 def _any_match(name: str, patterns: Iterable[str]) -> bool:
-    return any(_matches(name, pattern) for pattern in patterns)
+    return any(matches(name, pattern) for pattern in patterns)
 
 
-def _matches(name: str, pattern: str) -> bool:
-    return fnmatchcase(name, pattern) or fnmatchcase(name, f"*.{pattern}")
+@dataclass(frozen=True)
+class ChosenLayers:
+    """The layers of a model by what becomes of them.
+
+    Attributes:
+        pruned: To be pruned, by name, in the model's order.
+        dense: Left dense by their pattern, of those that were asked for.
+        pattern: Of every one of them.
+    """
+
+    pruned: dict[str, nn.Linear | Conv1D]
+    dense: dict[str, nn.Linear | Conv1D]
+    pattern: Pattern
+
+    @property
+    def kept(self) -> int:
+        """How many weights stay, of `prunable`."""
+        groups = {
+            name: layer.weight.numel() // self.pattern.of(name).m for name, layer in self.pruned.items()
+        }
+        kept = sum(count * self.pattern.of(name).n for name, count in groups.items())
+        return kept + sum(layer.weight.numel() for layer in self.dense.values())
+
+    @property
+    def prunable(self) -> int:
+        """How many weights there are, those of layers left dense among them."""
+        return sum(layer.weight.numel() for layer in [*self.pruned.values(), *self.dense.values()])
 
 
-def check_pattern(layers: dict[str, nn.Linear | Conv1D], pattern: NMPattern) -> None:
+def choose_layers(
+    lm: PreTrainedModel, pattern: Pattern, targets: Sequence[str] = ("*",), ignore: Sequence[str] = ()
+) -> ChosenLayers:
+    """The layers to prune, see `prunable_layers`, and the pattern of each.
+
+    Args:
+        lm: The model; shapes are enough.
+        pattern: Of all layers, or by glob.
+        targets: Layers to prune.
+        ignore: Layers to leave alone.
+
+    Raises:
+        UserError: If globs match nothing, no layer remains, or M does not divide a layer.
+    """
+    layers = prunable_layers(lm, targets, ignore)
+    if isinstance(pattern, LayerPatterns):
+        for glob in pattern.by_glob:
+            _require_match("patterns", glob, layers)
+    found = {name: pattern.find(name) for name in layers}
+    pruned = {name: layer for name, layer in layers.items() if found[name] is not None}
+    if not pruned:
+        raise UserError(f"patterns: all {len(layers)} layers are left dense; give one of them N:M")
+    check_pattern(pruned, pattern)
+    dense = {name: layer for name, layer in layers.items() if found[name] is None}
+    return ChosenLayers(pruned, dense, layer_patterns(found))
+
+
+def check_pattern(layers: Mapping[str, nn.Linear | Conv1D], pattern: Pattern) -> None:
     """Refuse a pattern that does not divide some layer's input.
 
     Raises:
         UserError: Naming the first such layer.
     """
     for name, layer in layers.items():
-        pattern.check(layer.weight.shape[input_dim(layer)], name)
+        pattern.of(name).check(layer.weight.shape[input_dim(layer)], name)
 
 
 def input_dim(layer: nn.Module) -> int:
@@ -127,7 +183,7 @@ def input_dim(layer: nn.Module) -> int:
 
 def check_model(
     source: ModelSource,
-    pattern: NMPattern,
+    pattern: Pattern,
     targets: Sequence[str] = ("*",),
     ignore: Sequence[str] = (),
     trust_remote_code: bool = False,
@@ -142,24 +198,23 @@ def check_model(
 
 
 def checked_layers(
-    spec: str, lm: PreTrainedModel, pattern: NMPattern, targets: Sequence[str], ignore: Sequence[str]
-) -> dict[str, nn.Linear | Conv1D]:
-    """The layers of a model to be pruned, see `prunable_layers`, once they have been found fit for it.
+    spec: str, lm: PreTrainedModel, pattern: Pattern, targets: Sequence[str], ignore: Sequence[str]
+) -> ChosenLayers:
+    """The layers of a model to be pruned, see `choose_layers`, once they have been found fit for it.
 
     Args:
         spec: The model's name, for the error.
         lm: The model; shapes are enough.
-        pattern: N:M.
+        pattern: Of all layers, or by glob.
         targets: Layers to prune.
         ignore: Layers to leave dense.
 
     Raises:
         UserError: For an encoder, patterns that match nothing, or a layer M does not divide.
     """
-    layers = prunable_layers(lm, targets, ignore)
-    check_pattern(layers, pattern)
-    _check_causal(spec, lm, layers)
-    return layers
+    chosen = choose_layers(lm, pattern, targets, ignore)
+    _check_causal(spec, lm, chosen.pruned)
+    return chosen
 
 
 def _check_causal(spec: str, lm: PreTrainedModel, layers: Iterable[str]) -> None:

@@ -6,7 +6,7 @@ attention) is taken from real forward passes of the whole model, so that no arch
 
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,6 +99,35 @@ class BlockRunner:
             if keep:
                 self._hidden[window] = output
 
+    def logits(self, index: int, window: int = 0) -> Tensor:
+        """Next-token logits of a window, [seq_len, vocabulary], in the model's dtype.
+
+        Args:
+            index: Of the block from which on the model is run, on the hidden states that are kept.
+            window: Of the window.
+        """
+        calls = self._calls[window if len(self._calls) > 1 else 0]
+        hidden = self._hidden[window].to(self._device)
+        for i in range(index, len(self)):
+            with self.on_device(i):
+                hidden = calls[i](self._blocks[i], hidden)
+        with self._handing_on(hidden.to(self._lm_device)):
+            output = self._lm(
+                input_ids=self._windows[window].unsqueeze(0).to(self._lm_device), use_cache=False
+            )
+        logits: Tensor = output.logits[0]
+        return logits
+
+    @contextmanager
+    def _handing_on(self, hidden: Tensor) -> Iterator[None]:
+        """Have the model go through its blocks without running them: the last one gives these hidden states."""
+        output = (hidden,) if self._in_tuple else hidden
+        with ExitStack() as stack:
+            for block in self._blocks:
+                stack.callback(_set_forward, block, block.__dict__.get("forward"))
+                _set_forward(block, lambda *_args, **_kwargs: output)
+            yield
+
     def _all_calls(self) -> list[list[BlockCall]]:
         """Per window, or once if the first and the last window give the same."""
         calls = self._record(self._windows[0])
@@ -124,7 +153,7 @@ class BlockRunner:
             nonlocal last
             moved_blocks.close()
             output = _moved(output, self._lm_device)
-            last = _hidden_of(output)
+            last, self._in_tuple = _hidden_of(output), not isinstance(output, Tensor)
             return output
 
         with moved_blocks, ExitStack() as hooks:
@@ -175,6 +204,14 @@ class BlockRunner:
 
     def _forward(self, window: Tensor) -> None:
         self._lm.base_model(input_ids=window.unsqueeze(0).to(self._lm_device), use_cache=False)
+
+
+def _set_forward(block: nn.Module, forward: Callable[..., Any] | None) -> None:
+    """Give a block a forward pass of its own; None for its class's."""
+    if forward is None:
+        del block.forward
+    else:
+        block.forward = forward
 
 
 class _ReachedError(Exception):

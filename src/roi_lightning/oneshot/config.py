@@ -1,15 +1,18 @@
 """The options of pruning without training."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Final
 
+import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 
 from roi_lightning.data import CalibrationDataModule
 from roi_lightning.errors import UserError, did_you_mean
+from roi_lightning.masks.layer_patterns import Pattern, mixed_pattern
+from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.oneshot import (
     METHODS,
     Activations,
@@ -25,6 +28,9 @@ from roi_lightning.utils.third_party import parser_error
 _TEXT: Final = ("corpora", "windows", "seq_len", "seed", "activations", "device", "offload_dir")
 
 
+_PATTERNS: Final = """give '{"*.down_proj": "4:8", "*.k_proj": dense}' or a YAML file with such a mapping"""
+
+
 @dataclass(frozen=True, kw_only=True)
 class PruneConfig:
     """How to prune.
@@ -33,6 +39,8 @@ class PruneConfig:
         method: magnitude, wanda, sparsegpt, the class path of a method, `{class_path: …, init_args: {…}}` of one with
             options, or the method itself (`SparseGPT(update_weights=False)`).
         pattern: N:M, N kept of every M consecutive inputs.
+        patterns: Another N:M, or dense, of some layers, by name or glob: '{"*.down_proj": "4:8", "*.k_proj": dense}',
+            or a YAML file, as allocate writes it. A full name wins over globs, of several globs the last.
         windows: How many windows of calibration text.
         seq_len: Tokens of each.
         seed: Of the choice of windows.
@@ -49,6 +57,7 @@ class PruneConfig:
 
     method: str | OneShotMethod = "wanda"
     pattern: str = "2:4"
+    patterns: str | Mapping[str, str | int] | None = None
     windows: int = 128
     seq_len: int = 2048
     seed: int = 0
@@ -80,6 +89,15 @@ class PruneConfig:
         known, hint = ", ".join(METHODS), did_you_mean(self.method, METHODS)
         raise UserError(f"no method {self.method!r}: choose among {known} or give a class path{hint}")
 
+    @cached_property
+    def layer_pattern(self) -> Pattern:
+        """Of all layers, or by glob where there are `patterns`.
+
+        Raises:
+            UserError: If one can't be read.
+        """
+        return mixed_pattern(NMPattern(self.pattern), read_patterns(self.patterns))
+
     @property
     def method_name(self) -> str:
         """The method's short name, or its class's."""
@@ -99,6 +117,35 @@ class PruneConfig:
         device = choose_device(self.device)
         windows = calibration_windows(data, self.windows, max_positions)
         return Calibration(windows, self.activations, device, self.offload_dir)
+
+
+def read_patterns(given: str | Mapping[str, str | int] | None) -> Mapping[str, str | int]:
+    """The patterns of some layers.
+
+    Args:
+        given: A mapping; one in YAML; a YAML file that has it at its top, or at `model.init_args.patterns`.
+
+    Raises:
+        UserError: If it is none of these.
+    """
+    if not isinstance(given, str):
+        return given or {}
+    is_file = not given.lstrip().startswith("{")
+    try:
+        content = yaml.safe_load(Path(given).expanduser().read_text(encoding="utf-8") if is_file else given)
+        if is_file and isinstance(content, dict) and "model" in content:
+            content = content["model"]["init_args"]["patterns"]
+    except (OSError, UnicodeError, yaml.YAMLError, KeyError, TypeError) as error:
+        raise UserError(f"--patterns {given!r:.200} can't be read ({_reason(error)}); {_PATTERNS}") from error
+    if not isinstance(content, dict) or not content or not all(isinstance(glob, str) for glob in content):
+        raise UserError(f"--patterns {given!r:.200} is no mapping of layers to patterns; {_PATTERNS}")
+    return content
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return str(error.strerror)
+    return f"it has no {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
 
 
 def _by_class_path(text: str) -> OneShotMethod:

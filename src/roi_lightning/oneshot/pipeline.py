@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from transformers.modeling_utils import PreTrainedModel
 
+from roi_lightning.masks.layer_patterns import Pattern
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.experts import expert_layers, warn_unrouted_experts
 from roi_lightning.models.layers import input_dim
@@ -52,7 +53,7 @@ class _PruningRun:
     Attributes:
         layers: To prune, by name.
         method: How.
-        pattern: N:M.
+        pattern: Of all layers, or of each.
         calibration: On what.
         experts: The names of layers that may receive no token.
         dtypes: In which weights are stored, where the model may hold wider ones.
@@ -61,7 +62,7 @@ class _PruningRun:
 
     layers: Mapping[str, nn.Module]
     method: CalibratedMethod
-    pattern: NMPattern
+    pattern: Pattern
     calibration: Calibration
     experts: set[str]
     dtypes: Mapping[str, torch.dtype]
@@ -72,12 +73,12 @@ class _PruningRun:
 
     def prune(self, name: str, observers: ObserverGroup) -> LayerResult:
         """Prune one layer by what it received."""
-        layer, dtype = self.layers[name], self.dtypes.get(name)
+        layer, pattern, dtype = self.layers[name], self.pattern.of(name), self.dtypes.get(name)
         inputs = observers.of(name, layer)
         if name in self.experts and not inputs.tokens:
             self.idle.append(name)
-            return prune_layer(layer, Magnitude(), None, self.pattern, name, dtype)
-        return prune_layer(layer, self.method, inputs, self.pattern, name, dtype)
+            return prune_layer(layer, Magnitude(), None, pattern, name, dtype)
+        return prune_layer(layer, self.method, inputs, pattern, name, dtype)
 
 
 @torch.no_grad()
@@ -85,7 +86,7 @@ def prune_layers(
     lm: PreTrainedModel,
     layers: Mapping[str, nn.Module],
     method: OneShotMethod,
-    pattern: NMPattern,
+    pattern: Pattern,
     calibration: Calibration | None = None,
     dtypes: Mapping[str, torch.dtype] | None = None,
 ) -> Iterator[tuple[str, LayerResult]]:
@@ -98,7 +99,7 @@ def prune_layers(
         lm: The model; unchanged once the iterator is exhausted or closed.
         layers: Linear layers inside its blocks, by dotted name.
         method: How.
-        pattern: N:M.
+        pattern: Of all layers, or of each by its name.
         calibration: On what; methods that read no text need none.
         dtypes: In which weights are stored, by layer; updates are made in these where the model holds wider ones.
 
@@ -110,7 +111,7 @@ def prune_layers(
     """
     if not isinstance(method, CalibratedMethod):
         for name in progress(list(layers), "pruning layers"):
-            yield name, prune_layer(layers[name], method, None, pattern, name)
+            yield name, prune_layer(layers[name], method, None, pattern.of(name), name)
         return
     assert calibration is not None, "this method reads text"
     run = _PruningRun(layers, method, pattern, calibration, expert_layers(lm), dtypes or {})
@@ -173,7 +174,7 @@ def _prune_block(
             for name, layer in layers.items():
                 result = run.prune(name, observers)
                 if sequential and not is_last:
-                    pruned.enter_context(_replaced(layer, result))
+                    pruned.enter_context(replaced(layer, result))
                 yield name, result
             del observers
             if sequential and not is_last:
@@ -212,7 +213,8 @@ def prune_layer(
 
 
 @contextmanager
-def _replaced(layer: nn.Module, result: LayerResult) -> Iterator[None]:
+def replaced(layer: nn.Module, result: LayerResult) -> Iterator[None]:
+    """Have a layer compute with what a method made of its weight, afterwards with its own again."""
     parameter = layer.weight
     assert isinstance(parameter, nn.Parameter)
     original = parameter.data

@@ -7,18 +7,18 @@ from pathlib import Path
 from typing import Final, Self
 
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.modeling_utils import PreTrainedModel
 from typing_extensions import override
 
 from roi_lightning.data import CalibrationDataModule
 from roi_lightning.errors import UserError
 from roi_lightning.masks.layer_mask import LayerMask
+from roi_lightning.masks.layer_patterns import LayerPatterns
 from roi_lightning.masks.mask_set import MaskSet
-from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.base_tensors import BaseTensors
 from roi_lightning.models.fingerprint import base_model
-from roi_lightning.models.layers import input_dim
+from roi_lightning.models.layers import ChosenLayers, input_dim
 from roi_lightning.models.stored_tensors import tensor_sha256
 from roi_lightning.models.weight_names import stored_weights
 from roi_lightning.oneshot.methods import OneShotMethod
@@ -65,9 +65,8 @@ def calibration_windows(data: CalibrationDataModule, count: int, longest: int | 
 def prune_model(
     base: BaseTensors,
     lm: PreTrainedModel,
-    layers: Mapping[str, nn.Module],
+    chosen: ChosenLayers,
     method: OneShotMethod,
-    pattern: NMPattern,
     calibration: Calibration | None,
     keep: Callable[[str, Tensor], None],
 ) -> MaskSet:
@@ -76,9 +75,8 @@ def prune_model(
     Args:
         base: Its tensors as stored.
         lm: The model.
-        layers: Its layers to prune, by dotted name.
+        chosen: Its layers to prune, and their patterns.
         method: How.
-        pattern: N:M.
         calibration: On what; None for methods that read no text.
         keep: Receives every masked tensor whose kept values changed, by its name on disk.
 
@@ -88,6 +86,7 @@ def prune_model(
     Raises:
         UserError: If the model's layout or its activations do not allow it, or the disk refuses.
     """
+    layers, pattern = chosen.pruned, chosen.pattern
     stored = stored_weights(base.source, lm, layers)
     masks: dict[str, LayerMask] = {}
     hashes: dict[str, str] = {}
@@ -105,7 +104,11 @@ def prune_model(
             keep(name, result.weight)
             hashes[name] = tensor_sha256(result.weight)
     ordered = {name: masks[name] for name in stored.values()}
-    return MaskSet(pattern, ordered, base_model(base, ordered), hashes)
+    kept_dense = stored_weights(base.source, lm, chosen.dense)
+    dense = {name: chosen.dense[layer].weight.numel() for layer, name in kept_dense.items()}
+    if isinstance(pattern, LayerPatterns):
+        pattern = pattern.renamed(stored | kept_dense)
+    return MaskSet(pattern, ordered, base_model(base, ordered), hashes, dense)
 
 
 class TensorStore(Mapping[str, Tensor]):

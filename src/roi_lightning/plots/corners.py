@@ -54,16 +54,16 @@ def mask_figure(masks: Mapping[str, MaskSet], reference: str, layers: Sequence[s
         reference: The name of the one that the others are measured against.
         layers: Names of tensors.
     """
-    pattern = masks[reference].pattern
-    columns = max(CORNER, pattern.m)
+    patterns = {name: masks[reference].pattern.of(name) for name in layers}
+    columns = max(CORNER, *(pattern.m for pattern in patterns.values()))
     panel = min(max(1.4, 0.17 * columns), 2.8)
     titles = [wrap(label, int(13 * panel), 4) for label in masks]
     lines = max(title.count("\n") for title in titles) + 2
     width = max(1.9 + (panel + 0.25) * len(masks), 5.2)
     height = len(layers) * (panel * CORNER / columns + 0.15 * lines + 0.25)
     with own_style():
-        title = f"{pattern} masks: top-left {CORNER} × {columns} weights"
-        figure = titled_figure(title, _note(pattern, columns), width, height)
+        title = f"{masks[reference].pattern} masks: top-left {CORNER} × {columns} weights"
+        figure = titled_figure(title, _note(list(patterns.values()), columns), width, height)
         panels = figure.subplots(len(layers), len(masks), squeeze=False)
         for row, name in enumerate(layers):
             panels[row, 0].set_ylabel(_layer_label(name), rotation=0, ha="right", va="center", **NAME)
@@ -71,7 +71,7 @@ def mask_figure(masks: Mapping[str, MaskSet], reference: str, layers: Sequence[s
             for column, label in enumerate(masks):
                 axes, mask = panels[row, column], masks[label].layers[name]
                 axes.set_label(f"{row},{column}")
-                _draw_cells(axes, corner(mask, columns), pattern)
+                _draw_cells(axes, corner(mask, columns), patterns[name])
                 overlap = (
                     "reference" if label == reference else f"{100 * (mask.kept_with(own) / own.kept):.1f} %"
                 )
@@ -102,11 +102,13 @@ def _frame(axes: Axes, title: str, is_reference: bool) -> None:
     axes.spines[:].set(color=ACCENT if is_reference else FAINT, linewidth=2.2 if is_reference else 0.6)
 
 
-def _note(pattern: NMPattern, columns: int) -> str:
-    groups = f"Gaps part the groups of {pattern.m} inputs. " if pattern.m < columns else ""
+def _note(patterns: Sequence[NMPattern], columns: int) -> str:
+    sizes = sorted({pattern.m for pattern in patterns if pattern.m < columns})
+    groups = f"Gaps part the groups of {' or '.join(map(str, sizes))} inputs. " if sizes else ""
+    chances = dict.fromkeys(percent(pattern.n / pattern.m) for pattern in patterns)
     return (
         f"Rows: outputs; columns: inputs. Dark: kept; light: pruned. {groups}Percent: of the weights that the "
-        f"reference keeps in the whole layer, those kept here too ({percent(pattern.n / pattern.m)} by chance)."
+        f"reference keeps in the whole layer, those kept here too ({' or '.join(chances)} by chance)."
     )
 
 

@@ -89,6 +89,13 @@ def _weights(mask: Mask) -> str:
     return f"{len(mask.sidecar['layers']):,} layers" if mask.sidecar.get("layers") else ""
 
 
+def _pattern(mask: Mask) -> str:
+    if not mask.mixed:
+        return "" if mask.pattern == "N:M" else mask.pattern
+    kept, prunable = mask.mixed["kept"], mask.mixed["prunable"]
+    return f"{mask.pattern}, mixed patterns: {kept:,} of {prunable:,} prunable weights kept, {kept / prunable:.1%}"
+
+
 def _zeros(mask: Mask) -> str:
     fraction = mask.summary.get("zeros", {}).get("model", mask.sidecar.get("zero_fraction"))
     return f"{100 * fraction:.1f} % of all parameters" if fraction is not None else ""
@@ -139,7 +146,7 @@ _FACTS: Final[tuple[tuple[str, Callable[[Mask], str]], ...]] = (
     ("folder", lambda mask: str(mask.path)),
     ("ended", _ended),
     ("model", lambda mask: "" if mask.model == "a model" else mask.model),
-    ("pattern", lambda mask: "" if mask.pattern == "N:M" else mask.pattern),
+    ("pattern", _pattern),
     ("method", _learner),
     ("prior", prior_of),
     ("masked", _weights),

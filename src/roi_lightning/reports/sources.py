@@ -64,10 +64,16 @@ class Mask:
 
     @property
     def pattern(self) -> str:
-        """N:M."""
+        """N:M, or mixed patterns as `2:4 + 4:8 + dense`."""
         return str(
             self.run.get("pattern") or self.sidecar.get("pattern") or self.summary.get("pattern") or "N:M"
         )
+
+    @property
+    def mixed(self) -> Mapping[str, Any]:
+        """Of mixed patterns the numbers of weights `kept` and `prunable`; else empty."""
+        found: Mapping[str, Any] = self.run.get("mixed_patterns") or self.sidecar.get("mixed_patterns") or {}
+        return found
 
     @property
     def learned(self) -> str:

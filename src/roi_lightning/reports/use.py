@@ -53,7 +53,7 @@ def next_steps(mask: Mask) -> list[Step]:
     steps.append(
         Step("Load it: an ordinary Hugging Face model", _FROM_PRETRAINED.replace("PATH", repr(directory)))
     )
-    if mask.pattern == "2:4":
+    if mask.pattern in ("2:4", "2:4 + dense"):
         out = f"{directory.rstrip('/')}-packed"
         steps.append(Step("Store and run it in fewer bytes", line("pack", directory, "--out", out)))
     steps.append(

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from roi_lightning.masks.layer_patterns import is_mixed
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.reports.curves import spell_perplexity
 from roi_lightning.reports.facts import duration_of, machine_of, prior_of, seconds_of, text_of, tokens_of
@@ -24,17 +25,25 @@ def _lead_of_one(mask: Mask) -> list[str]:
     learned = mask.kind == "run" or "learner" in mask.training
     verb = "learned" if learned and mask.status == "finished" else "was learning" if learned else "chose"
     layers = len(mask.sidecar.get("layers", ())) or mask.run.get("layers")
-    pattern = NMPattern(mask.pattern) if ":" in mask.pattern and mask.pattern != "N:M" else None
-    of = f"{pattern.n} of every {pattern.m} consecutive weights" if pattern else "some of its weights"
     where = f" of {layers:,} linear layers" if layers else ""
     prior = prior_of(mask)
     begun = f", starting from the {prior} mask" if learned and prior else ""
-    sentences = [f"{mask.method} {verb} which weights of {mask.model} to keep: {of}{where}{begun}."]
+    sentences = [f"{mask.method} {verb} which weights of {mask.model} to keep: {_kept(mask)}{where}{begun}."]
     work = " on ".join(part for part in (_steps(mask), _text(mask)) if part)
     time = " on ".join(part for part in (duration_of(mask), machine_of(mask).get("device")) if part)
     if work or time:
         sentences.append(f"It took {': '.join(part for part in (work, time) if part)}.")
     return [*sentences, headline(mask)]
+
+
+def _kept(mask: Mask) -> str:
+    if is_mixed(mask.pattern):
+        share = f", {mask.mixed['kept'] / mask.mixed['prunable']:.1%} of the weights" if mask.mixed else ""
+        return f"mixed patterns ({mask.pattern}){share}"
+    if mask.pattern == "N:M" or ":" not in mask.pattern:
+        return "some of its weights"
+    pattern = NMPattern(mask.pattern)
+    return f"{pattern.n} of every {pattern.m} consecutive weights"
 
 
 def headline(mask: Mask) -> str:
@@ -63,6 +72,8 @@ def _lead_of_several(masks: Sequence[Mask]) -> list[str]:
     models = list(dict.fromkeys(f"{mask.model} at {mask.pattern}" for mask in masks))
     sentences = [f"Side by side: {', '.join(mask.name for mask in masks)}."]
     sentences.append(f"All are of {models[0]}." if len(models) == 1 else f"They are of {', '.join(models)}.")
+    if len({mask.pattern for mask in masks}) > 1 and any(is_mixed(mask.pattern) for mask in masks):
+        sentences.append("Mixed patterns are a class of their own: one N:M for all layers asks for more.")
     found = {m.name: (m.summary["perplexity"], m.learned) for m in masks if m.summary.get("perplexity")}
     if found:
         dense = {name: float(values["dense"]) for name, (values, _) in found.items()}

@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from roi_lightning.errors import UserError
 from roi_lightning.masks.layer_mask import LayerMask
-from roi_lightning.masks.pattern import NMPattern
+from roi_lightning.masks.layer_patterns import Pattern
 from roi_lightning.samplers.base import Draw, KeptNorm, Sampler
 from roi_lightning.utils.dtensor import distribute_like, full_tensor
 
@@ -30,11 +30,11 @@ class LayerState:
     """What all layers of one model have in common, whatever is learned on them.
 
     Attributes:
-        pattern: The N:M pattern.
+        pattern: Of all layers, or of each; a layer asks for its own (`MaskedLinear.pattern`).
         mode: What a forward pass does.
     """
 
-    pattern: NMPattern
+    pattern: Pattern
     mode: Mode = "dense"
 
 
@@ -66,6 +66,7 @@ class MaskedLinear(nn.Module, ABC):
     Attributes:
         learned: The name of the learned parameter.
         weight: [out, in].
+        pattern: The layer's own.
         transposed: Whether the model's own weight is [in, out].
     """
 
@@ -75,7 +76,7 @@ class MaskedLinear(nn.Module, ABC):
     def __init__(self, dense: nn.Linear | Conv1D, name: str, state: LayerState) -> None:
         super().__init__()
         self.weight, self.bias = dense.weight, dense.bias
-        self.name, self.state = name, state
+        self.name, self.state, self.pattern = name, state, state.pattern.of(name)
         self.transposed = isinstance(dense, Conv1D)
         if self.transposed:
             self.weight = nn.Parameter(dense.weight.detach().t().contiguous(), requires_grad=False)
@@ -99,7 +100,7 @@ class MaskedLinear(nn.Module, ABC):
     @property
     def picks(self) -> int:
         """How many of its choices a group takes."""
-        return self.state.pattern.n
+        return self.pattern.n
 
     @override
     def forward(self, x: Tensor) -> Tensor:
@@ -133,7 +134,7 @@ class SparseLinear(MaskedLinear):
 
     def __init__(self, dense: nn.Linear | Conv1D, name: str, state: SharedState) -> None:
         super().__init__(dense, name, state)
-        shape = state.sampler.logits_shape(tuple(self.weight.shape), state.pattern)
+        shape = state.sampler.logits_shape(tuple(self.weight.shape), self.pattern)
         self.logits = nn.Parameter(torch.zeros(shape, dtype=torch.float32, device=self.weight.device))
 
     @override
@@ -141,7 +142,7 @@ class SparseLinear(MaskedLinear):
         state = self.state
         assert state.draw is not None, "sample mode needs a draw"
         drawn = state.sampler.masked_weight(
-            self.weight, self.logits, state.pattern, state.draw, self.name, state.kept_norm
+            self.weight, self.logits, self.pattern, state.draw, self.name, state.kept_norm
         )
         if drawn.shape != self.weight.shape:
             raise UserError(
@@ -152,16 +153,16 @@ class SparseLinear(MaskedLinear):
 
     @override
     def hard_mask(self) -> Tensor:
-        return self.state.sampler.hard_mask(full_tensor(self.logits), self.state.pattern)
+        return self.state.sampler.hard_mask(full_tensor(self.logits), self.pattern)
 
     @override
     def choices(self) -> Tensor:
-        return self.state.sampler.choices(full_tensor(self.logits.detach()), self.state.pattern)
+        return self.state.sampler.choices(full_tensor(self.logits.detach()), self.pattern)
 
     @property
     @override
     def picks(self) -> int:
-        return self.state.sampler.picks(self.state.pattern)
+        return self.state.sampler.picks(self.pattern)
 
 
 _Layer = TypeVar("_Layer", bound=MaskedLinear)

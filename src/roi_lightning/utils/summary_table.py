@@ -18,9 +18,8 @@ def show_summary(path: Path) -> None:
         ratio = f"{value / perplexity['dense']:.2f}"
         rows.append([name, f"{value:,.2f}", ratio, f"{zeros['prunable']:.1%}", f"{zeros['model']:.1%}"])
     head = ["mask", "perplexity", "÷ dense", "zeros, pruned layers", "zeros, model"]
-    title = (
-        f"held-out perplexity at {summary['pattern']}: {summary['steps']} steps, {summary['seconds']:.0f} s"
-    )
+    pattern = summary["pattern"] + (", mixed patterns" if "mixed_patterns" in summary else "")
+    title = f"held-out perplexity at {pattern}: {summary['steps']} steps, {summary['seconds']:.0f} s"
     print_table(head, rows, title)
     checkpoint = f"checkpoint {_from_here(Path(summary['export']))}\n" if summary["export"] else ""
     sys.stdout.write(f"metrics    {path}\n{checkpoint}")

@@ -8,6 +8,7 @@ import yaml
 
 from roi_lightning.errors import UserError
 from roi_lightning.export.card_metadata import MeasuredQuality, public_name, public_values
+from roi_lightning.masks.layer_patterns import Pattern, mixed_pattern
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.stored_tensors import read_json
 
@@ -33,7 +34,8 @@ def read_config(directory: Path, description: Mapping[str, Any]) -> str | None:
     try:
         config = yaml.safe_load(file.read_text(encoding="utf-8"))
         model = config["model"]["init_args"]
-        same = (model["lm"], NMPattern(model["pattern"])) == _made_of(description)
+        pattern = mixed_pattern(NMPattern(model["pattern"]), model.get("patterns") or {})
+        same = model["lm"] == description["base"]["spec"] and _has_all(pattern, description["pattern"])
     except (yaml.YAMLError, KeyError, TypeError, OSError, UnicodeError, UserError) as error:
         raise UserError(f"{str(file)!r} is not what a run of fit leaves ({error!r}); move it away") from error
     if not same:
@@ -45,8 +47,9 @@ def read_config(directory: Path, description: Mapping[str, Any]) -> str | None:
     return text
 
 
-def _made_of(description: Mapping[str, Any]) -> tuple[str, NMPattern]:
-    return description["base"]["spec"], NMPattern(description["pattern"])
+def _has_all(pattern: Pattern, label: str) -> bool:
+    """Whether a configuration's patterns are those that a directory has; of mixed ones some may match no layer."""
+    return set(label.split(" + ")) <= set(str(pattern).split(" + "))
 
 
 def hub_datasets(description: Mapping[str, Any]) -> list[str]:

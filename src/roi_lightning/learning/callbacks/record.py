@@ -158,6 +158,7 @@ def _run(learner: MaskLearningModule, trainer: Trainer) -> dict[str, Any]:
         "learner": type(learner).__name__,
         "method": learner.method,
         "pattern": str(learner.pattern),
+        **learner.mixed_patterns,
         "learned_parameters": sum(p.numel() for p in learner.parameters() if p.requires_grad),
         "layers": len(learner.layers),
         "masked_weights": sum(layer.weight.numel() for layer in learner.layers.values()),

@@ -62,6 +62,7 @@ class BaselineSummary(FinishCallback):
         summary = {
             "perplexity": perplexity,
             "pattern": str(pl_module.pattern),
+            **pl_module.mixed_patterns,
             "zeros": _zero_fractions(pl_module),
             "held_out_tokens": windows.numel(),
             "steps": trainer.global_step,
@@ -83,9 +84,8 @@ def _candidates(module: MaskLearningModule) -> Iterator[tuple[str, AbstractConte
 
 
 def _zero_fractions(module: MaskLearningModule) -> dict[str, float]:
-    """Fraction of zeros that the pattern makes among the prunable weights, and among all parameters."""
-    fraction = 1 - module.pattern.n / module.pattern.m
-    pruned = sum(layer.weight.numel() for layer in module.layers.values())
+    """Fraction of zeros that the patterns make among the prunable weights, and among all parameters."""
+    kept, prunable = module.kept_of_prunable
     learned = sum(layer.get_parameter(layer.learned).numel() for layer in module.layers.values())
     every = sum(p.numel() for p in module.model.parameters()) - learned
-    return {"prunable": fraction, "model": fraction * pruned / every}
+    return {"prunable": (prunable - kept) / prunable, "model": (prunable - kept) / every}

@@ -12,6 +12,7 @@ from roi_lightning.export import check_destination, check_not_base
 from roi_lightning.export.sidecar import PACKED, PACKED_VERSION, heading, read_sidecar, write_sidecar
 from roi_lightning.export.verify import require_verified
 from roi_lightning.masks.layer_mask import LayerMask
+from roi_lightning.masks.layer_patterns import DENSE
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.models.base_tensors import INDEX, StoredBase, same, save_tensors
 from roi_lightning.models.config import load_config
@@ -32,7 +33,9 @@ _STRANGE_CONFIG: Final = {
     "transformers_weights": "roi_lightning.runtime.from_packed",
 }
 # What a packed directory's sidecar repeats of the export's.
-_KEPT_FACTS: Final = ("pattern", "n", "m", "base", "parameters", "zero_fraction", "training", "perplexity")
+_KEPT_FACTS: Final = (
+    *("pattern", "n", "m", "mixed_patterns", "base", "parameters", "zero_fraction", "training", "perplexity"),
+)
 
 
 def write_packed(directory: Path, out: Path, *, overwrite: bool = False) -> PackedSizes:
@@ -86,10 +89,11 @@ def _check_packable(directory: Path) -> dict[str, Any]:
         sidecar = read_sidecar(directory)
     except UserError as error:
         raise UserError(f"{str(directory)!r} can't be packed: its {error}; {_WANTED}") from error
-    if sidecar["pattern"] != str(PATTERN):
+    # Layers left dense stay as they are.
+    if sidecar["pattern"] not in (str(PATTERN), f"{PATTERN} + {DENSE}"):
         raise UserError(
-            f"{str(directory)!r} has the pattern {sidecar['pattern']}, and only {PATTERN} can be packed; learn or "
-            f"prune with {PATTERN}"
+            f"{str(directory)!r} has the pattern {sidecar['pattern']}, and only {PATTERN} can be packed, beside "
+            f"layers left {DENSE}; learn or prune with {PATTERN}"
         )
     return sidecar
 
