@@ -118,6 +118,7 @@ def test_gpt2_s_mlp_is_permuted_and_its_attention_left(lab, tmp_path, capsys):
     assert run("verify", tmp_path / "pruned", "--base", model) == 0
 
 
+@pytest.mark.slow
 def test_a_gguf_model_and_what_is_made_of_it_verify_against_the_file(lab, tmp_path):
     model, out, pruned = tiny_gguf(tmp_path / "m.gguf"), tmp_path / "out", tmp_path / "pruned"
     assert permute(lab, model, out) == 0
