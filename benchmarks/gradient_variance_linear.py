@@ -20,11 +20,12 @@ from benchmarks.gradient_variance import (
     with_error,
 )
 from roi_lightning.masks.pattern import NMPattern
-from roi_lightning.samplers import Categorical, Draw, Sampler
+from roi_lightning.samplers import Categorical, Draw, GumbelSubset, Sampler
 from roi_lightning.utils.tables import markdown_table
 
 SHAPE: Final = (64, 1024)
 DRAWS: Final = 200
+WARM: Final = Setting("small budget, start, τ = 1", 0.005, 1.0)
 
 
 def gradients(pattern: NMPattern, setting: Setting, sampler: Sampler) -> tuple[list[Tensor], Tensor]:
@@ -59,8 +60,8 @@ def main() -> None:
     """Print the table."""
     rows = []
     for pattern in map(NMPattern, ("2:4", "2:8")):
-        for setting in SETTINGS:
-            for name, sampler in samplers(pattern).items():
+        for setting in (*SETTINGS, WARM):
+            for name, sampler in (samplers(pattern) | {"RoI, whole masks": GumbelSubset()}).items():
                 found, likeliest = gradients(pattern, setting, sampler)
                 spaces = {name: found}
                 if isinstance(sampler, Categorical):
