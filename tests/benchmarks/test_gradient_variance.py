@@ -29,7 +29,7 @@ from benchmarks.gradient_variance_linear import among_kept, gradients
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.loading import load_language_model
 from roi_lightning.models.source import resolve_model
-from roi_lightning.samplers import Categorical, Draw, GumbelTopK
+from roi_lightning.samplers import Categorical, Draw, GumbelSubset, GumbelTopK
 from tiny_models import VOCAB_SIZE, tiny_llama
 
 WARM = Setting("warm", 0.05, 0.5)
@@ -72,7 +72,7 @@ def test_errors_are_the_spread_of_repetitions():
     assert statistics.mean(errors) == pytest.approx(statistics.stdev(figures), rel=0.25)
 
 
-@pytest.mark.parametrize("sampler", [GumbelTopK(), Categorical()])
+@pytest.mark.parametrize("sampler", [GumbelTopK(), Categorical(), GumbelSubset()])
 def test_one_of_two_at_equal_logits_is_known_exactly(sampler, monkeypatch):
     """There a mask is uniform, m ~ U(0, 1), and its slope m (1 - m): variance 1/180, squared mean 1/36."""
     monkeypatch.setattr(gradient_variance_linear, "DRAWS", 3)

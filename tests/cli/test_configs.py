@@ -14,7 +14,7 @@ from roi_lightning.learning.callbacks import BaselineSummary, HardenMasks, KeepR
 from roi_lightning.learning.fsdp import FSDP2Strategy
 from roi_lightning.learning.roi import RoILightningModule
 from roi_lightning.masks.pattern import NMPattern
-from roi_lightning.samplers import GumbelTopK, StraightThrough
+from roi_lightning.samplers import GumbelSubset, GumbelTopK, StraightThrough
 from roi_lightning.samplers.schedules import Exponential, Linear
 
 lab = pytest.fixture(make_lab)
@@ -140,7 +140,8 @@ def test_what_the_overlays_change(lab):
     assert type(instantiate(*start, "-c", "overlays/straight_through").model.state.sampler) is StraightThrough
     model = instantiate(*start, "-c", "overlays/linear_anneal.yaml").model
     assert (model.tau, model.lam) == (Linear(1.0, 0.05, 0.75), Linear(1.0, 0.002, 0.75))
-    small = instantiate(*start, "-c", "overlays/small_budget.yaml")
+    small = instantiate(*start, "-c", "overlays/small_budget.yaml", "-c", "overlays/gumbel_subset.yaml")
+    assert (small.model.sampler, small.model.tau) == (GumbelSubset(), Linear(1.0, 0.05, 0.75))
     small.trainer.count_micro_batches(small.datamodule)
     assert (small.trainer.accumulate_grad_batches, small.datamodule.batch_size) == (4, 1)
     assert small.trainer.val_check_interval == 50 * 4

@@ -31,7 +31,7 @@ class GumbelSubset(PerWeightSampler):
         compiled: Whether large layers may go through compiled code; the same masks up to rounding.
     """
 
-    method = "roi-subset"
+    method = "roi"
 
     compiled: bool = True
 
