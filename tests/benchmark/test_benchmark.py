@@ -48,6 +48,7 @@ def test_the_most_that_is_held_at_once():
 # The sampler.
 
 
+@pytest.mark.slow
 def test_the_sampler_keeps_nothing_and_its_rivals_do(lab, capsys):
     rows = rows_of(lab, "sampler", "--pattern", "2:4,2:8", "--weights", "65536", "--baselines")
     for spec, candidates in (("2:4", 6), ("2:8", 28)):

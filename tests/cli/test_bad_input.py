@@ -102,6 +102,7 @@ def test_refused(bench, capsys, make, command, says):
     assert_refused(bench, capsys, command(bench, make(bench)), says)
 
 
+@pytest.mark.slow
 def test_the_process_ends_the_same_way(bench):
     make, command, says = TABLE["N above M"]
     assert_process_refused(bench, command(bench, make(bench)), says)

@@ -136,6 +136,7 @@ def test_a_gguf_model_is_exported_in_bf16_on_every_cpu(lab, tmp_path, half_width
         assert all(torch.equal(weights[1][name], tensor) for name, tensor in weights[0].items())
 
 
+@pytest.mark.slow
 def test_evaluate_computes_in_fp32(lab, tmp_path, half_width):
     half_width(False)
     source = resolve_model(str(lab.model))
