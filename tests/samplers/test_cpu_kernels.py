@@ -153,7 +153,7 @@ def test_the_number_of_threads_changes_no_bit(sampler, openmp, monkeypatch):
         assert torch.equal(gradient, results[0][1])
 
 
-@pytest.mark.parametrize("sampler", [*KINDS.values()], ids=str)
+@pytest.mark.parametrize("sampler", [GumbelTopK(), StraightThrough(), Categorical(), GumbelSubset()], ids=str)
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_logits_that_are_nan_show(sampler, bad, dtype):

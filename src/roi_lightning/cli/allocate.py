@@ -10,8 +10,8 @@ from pathlib import Path
 import yaml
 from torch import nn
 
+from roi_lightning.cli.calibration import calibration_data
 from roi_lightning.cli.options import parse_options
-from roi_lightning.data import CalibrationDataModule, Corpus, parse_corpus
 from roi_lightning.errors import UserError
 from roi_lightning.learning.sensitivity import layer_costs
 from roi_lightning.masks.layer_patterns import DENSE, LayerPatterns
@@ -107,21 +107,6 @@ class AllocateOptions:
             )
         return [*sorted(patterns, key=lambda pattern: (pattern.n / pattern.m, pattern.m)), *dense]
 
-    def text(self) -> CalibrationDataModule:
-        """The text in the model's tokens."""
-        corpora: list[Corpus | str] = [parse_corpus(text) for text in self.corpora]
-        data = CalibrationDataModule(
-            self.lm,
-            tokenizer_revision=self.revision,
-            trust_remote_code=self.trust_remote_code,
-            corpora=corpora,
-            val_corpora=corpora,  # so that all of what is given is for measuring
-            seq_len=self.seq_len,
-            seed=self.seed,
-        )
-        data.use_device(choose_device(self.device))
-        return data
-
 
 def main(argv: Sequence[str]) -> int:
     """Measure, choose, write, and say what was chosen.
@@ -139,9 +124,17 @@ def main(argv: Sequence[str]) -> int:
     free = {name: dict.fromkeys(layer.choices, 0.0) for name, layer in layers.items()}
     choose(layers, free, budget)  # so that a budget that is too small is refused before anything is read
     longest = max_positions(load_config(source, options.trust_remote_code))
-    data = options.text()
-    windows = calibration_windows(data, options.windows, longest)
     device = choose_device(options.device)
+    data = calibration_data(
+        options.lm,
+        options.corpora,
+        seq_len=options.seq_len,
+        seed=options.seed,
+        device=device,
+        revision=options.revision,
+        trust_remote_code=options.trust_remote_code,
+    )
+    windows = calibration_windows(data, options.windows, longest)
     lm = load_language_model(source, options.dtype, options.trust_remote_code, device=device)
     lm.to(device)  # type: ignore[arg-type]  # transformers' wrapper has no types
     patterns = {name: [c for c in layer.choices if c is not None] for name, layer in layers.items()}

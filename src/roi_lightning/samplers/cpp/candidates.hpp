@@ -1,5 +1,6 @@
 /* The candidate masks of a group, in lexicographic order: -DC= of them, -DN= elements kept by each. */
 #pragma once
+#include "math.hpp"
 #include "memory.hpp"
 
 struct Candidates {
@@ -26,6 +27,22 @@ static constexpr Candidates candidates;
 #endif
 #define KEPT_BY_C _Pragma("GCC unroll 8") for (int j = 0; j < N; j++)
 
+/* Scores to each candidate's probability, not yet divided by their sum; returns one over it. */
+static inline vec probabilities_of(vec e[C], const Draw *d)
+{
+    vec best = all(-3e38f), total = {};
+    vec sum = {}; /* NaN where a score is not finite, which must show */
+    CANDIDATES {
+        best = larger(best, e[c]);
+        sum += e[c];
+    }
+    CANDIDATES {
+        e[c] = exp2_(larger(all(MIN_EXPONENT / d->over_tau), e[c] - best), d->over_tau);
+        total += e[c];
+    }
+    return over(total + (sum - sum));
+}
+
 static inline void soft_mask(const vec e[C], vec scale, vec mask[M])
 {
     ELEMENTS mask[m] = vec{};
@@ -33,10 +50,10 @@ static inline void soft_mask(const vec e[C], vec scale, vec mask[M])
     ELEMENTS mask[m] *= scale;
 }
 
-/* What the mask's gradient makes of a candidate's probability. */
-static inline vec of_probability(const vec of_mask[M], int c)
+/* The sum over the elements that a candidate keeps. */
+static inline vec sum_over(const vec of_element[M], int c)
 {
     vec sum = {};
-    KEPT_BY_C sum += of_mask[candidates.members[c][j]];
+    KEPT_BY_C sum += of_element[candidates.members[c][j]];
     return sum;
 }

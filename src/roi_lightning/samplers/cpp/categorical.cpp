@@ -3,7 +3,6 @@
  * Compiled as gumbel_top_k.cpp is, and with -DC= candidates of a group, in lexicographic order. 
  * The logit of candidate c of group g is at c * groups + g, and its noise has the index g * C + c.
  */
-#include "math.hpp"
 #include "candidates.hpp"
 
 static inline vec logit_at(const float *logits, int64_t group, int lanes)
@@ -14,24 +13,16 @@ static inline vec logit_at(const float *logits, int64_t group, int lanes)
     return x;
 }
 
-/* Each candidate's probability, not yet divided by their sum; returns one over it. */
+/* See `probabilities_of`. */
 static inline vec probabilities(const float *logits, int64_t group, int lanes, const Draw *d, vec e[C])
 {
     uvec index = (count_up() + (uint32_t)group) * C;
     float sharpness = d->over_lam * LOG2_E;
-    vec best = all(-3e38f), total = {};
-    vec sum = {}; /* NaN where a key is not finite, which must show */
     CANDIDATES {
         vec noise = noise_log(index + (uint32_t)c, d->key0, d->key1);
         e[c] = logit_at(logits + c * d->groups, group, lanes) * sharpness - noise;
-        best = larger(best, e[c]);
-        sum += e[c];
     }
-    CANDIDATES {
-        e[c] = exp2_(larger(all(MIN_EXPONENT / d->over_tau), e[c] - best), d->over_tau);
-        total += e[c];
-    }
-    return over(total + (sum - sum));
+    return probabilities_of(e, d);
 }
 
 static inline void masked_weight_part(
@@ -65,11 +56,11 @@ static inline void logits_gradient_part(
             soft_mask(e, scale, mask);
             ELEMENTS of_mask[m] -= d->factor * mask[m] * value[m] * value[m];
         }
-        CANDIDATES mean += e[c] * of_probability(of_mask, c);
+        CANDIDATES mean += e[c] * sum_over(of_mask, c);
         mean *= scale;
         vec factor = scale * d->over_lam * d->over_tau;
         CANDIDATES {
-            vec x = (of_probability(of_mask, c) - mean) * e[c] * factor;
+            vec x = (sum_over(of_mask, c) - mean) * e[c] * factor;
             float *at = out + c * d->groups + g;
             if (b.lanes == LANES) std::memcpy(at, &x, sizeof x);
             else for (int w = 0; w < b.lanes; w++) at[w] = x[w];

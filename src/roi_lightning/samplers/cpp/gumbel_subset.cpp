@@ -5,21 +5,13 @@
 #include "candidates.hpp"
 #include "keys.hpp"
 
-/* Each candidate's probability, not yet divided by their sum; returns one over it. */
+/* See `probabilities_of`. */
 static inline vec probabilities(const float *logits, const Block &b, const Draw *d, vec e[C])
 {
-    vec key[M], best = all(-3e38f), total = {};
+    vec key[M];
     keys_of(logits, b, d, key);
-    vec flaw = flaw_of(key);
-    CANDIDATES {
-        e[c] = of_probability(key, c);
-        best = larger(best, e[c]);
-    }
-    CANDIDATES {
-        e[c] = exp2_(larger(all(MIN_EXPONENT / d->over_tau), e[c] - best), d->over_tau);
-        total += e[c];
-    }
-    return over(total + flaw);
+    CANDIDATES e[c] = sum_over(key, c);
+    return probabilities_of(e, d);
 }
 
 static inline void masked_weight_part(
@@ -53,10 +45,10 @@ static inline void logits_gradient_part(
             soft_mask(e, scale, mask);
             ELEMENTS of_mask[m] -= d->factor * mask[m] * value[m] * value[m];
         }
-        CANDIDATES mean += e[c] * of_probability(of_mask, c);
+        CANDIDATES mean += e[c] * sum_over(of_mask, c);
         mean *= scale;
         CANDIDATES {
-            vec x = (of_probability(of_mask, c) - mean) * e[c];
+            vec x = (sum_over(of_mask, c) - mean) * e[c];
             KEPT_BY_C total[candidates.members[c][j]] += x;
         }
         ELEMENTS total[m] *= scale * d->over_lam * d->over_tau;
