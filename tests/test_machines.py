@@ -30,6 +30,7 @@ FILES += [
 ]
 FILES += ["objectives", "losses", "nonfinite", "export", "evaluation", "loading", "architectures"]
 FILES += ["resume", "interruption", "maskllm", "proxsparse"]
+FILES += ["api", "examples", "plan"]
 OLD = {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_CBWR": "COMPATIBLE"}
 AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_CBWR": "AVX2"}
 # Environment, and what is believed of instructions for bf16 and fp16.

@@ -86,7 +86,8 @@ def assert_same_masks(one, other):
     assert (one.pattern, one.base, one.updated) == (other.pattern, other.base, other.updated)
 
 
-def test_learn_learns_what_fit_does(lab, learned):
+def test_learn_learns_what_fit_does(lab, learned, half_width):
+    half_width(True)
     options = {
         "tau": Linear(0.2, 0.05),
         "lam": Linear(0.005, 0.002),
@@ -177,7 +178,8 @@ def test_stacked_experts_are_pruned_where_they_lie(tmp_path):
 
 
 @pytest.mark.parametrize("method", ["wanda", "sparsegpt"])
-def test_prune_chooses_what_the_command_does(method, lab, tmp_path):
+def test_prune_chooses_what_the_command_does(method, lab, tmp_path, half_width):
+    half_width(True)
     lm, tokenizer = load(lab.model)
     before = state(lm)
     pruned = prune(lm, tokenizer, str(lab.corpus), method=method, **TEXT)
@@ -194,7 +196,8 @@ def test_prune_chooses_what_the_command_does(method, lab, tmp_path):
     assert all(torch.equal(*pair) for pair in zip(lm.parameters(), exported.parameters(), strict=True))
 
 
-def test_evaluate_measures_what_the_command_does(lab, learned, tmp_path):
+def test_evaluate_measures_what_the_command_does(lab, learned, tmp_path, half_width):
+    half_width(True)
     text = tmp_path / "text.txt"
     text.write_text("The cat saw two dogs run far from home. " * 20)
     learned.save(tmp_path / "mask.safetensors")

@@ -103,7 +103,9 @@ def test_the_table_and_the_json_say_the_same(doctor):
     assert all(check["facts"] for check in report["checks"].values())
 
 
-def test_it_fits_a_screen(monkeypatch):
+@pytest.mark.parametrize("able", [True, False])
+def test_it_fits_a_screen(monkeypatch, half_width, able):
+    half_width(able)
     out = io.StringIO()
     monkeypatch.setattr(tables, "standard_output", lambda: Console(file=out, width=100))
     assert run("doctor") == 0

@@ -17,6 +17,7 @@ from roi_lightning.errors import UserError
 from roi_lightning.learning.losses import objective
 from roi_lightning.learning.memory_tracker import step_bytes
 from roi_lightning.learning.roi import RoILightningModule
+from roi_lightning.models.config import compute_dtype
 from roi_lightning.samplers import Categorical, Draw
 from roi_lightning.samplers.masked_linear import in_mode
 from roi_lightning.samplers.schedules import Exponential
@@ -86,7 +87,8 @@ def test_the_docs_show_what_plan_says(qwen_half_b, capsys):
 
 @pytest.mark.parametrize("builder", [tiny_qwen2, tiny_gpt2])
 @pytest.mark.parametrize("dtype", ["auto", "float32", "float16"])
-def test_bytes_are_those_of_real_tensors(lab, builder, dtype):
+def test_bytes_are_those_of_real_tensors(lab, builder, dtype, half_width):
+    half_width(True)
     model = builder(lab.folder / "m")
     lm = AutoModelForCausalLM.from_pretrained(model, dtype=dtype)
     plan = make_plan(["--config", "quickstart.yaml", *lab.options(model=model), "--model.dtype", dtype])
@@ -112,7 +114,8 @@ def test_the_optimizers_state_is_the_configured_optimizers(lab):
     assert plan["bytes"]["optimizer"] == 4 * plan["logits"]
 
 
-def test_what_each_of_several_devices_keeps(lab):
+def test_what_each_of_several_devices_keeps(lab, half_width):
+    half_width(True)
     command = ["--config", "quickstart.yaml", *lab.options(), "--trainer.devices", "4"]
     assert make_plan([*command, "--config", "overlays/ddp.yaml"])["spread"] is None
     command += ["--config", "overlays/fsdp2.yaml", "--trainer.devices", "4", "--trainer.num_nodes", "2"]
@@ -181,7 +184,8 @@ def test_a_step_holds_what_was_planned(wide_llama, settings, accumulating):
     learner = RoILightningModule(
         wide_llama, lam=Exponential(0.01, 0.002), tau=Exponential(0.5, 0.05), **settings
     )
-    planned = step_bytes(learner, torch.bfloat16, (8, 256), accumulating, learner.activation_checkpointing)
+    dtype = compute_dtype(torch.bfloat16, torch.device("cpu"))
+    planned = step_bytes(learner, dtype, (8, 256), accumulating, learner.activation_checkpointing)
     lm, ids = learner.model, torch.arange(8 * 256).view(8, 256)
     learner.state.draw = Draw(0, 0, 0.01, 0.3)
     learned = [p for p in learner.parameters() if p.requires_grad]
@@ -256,7 +260,8 @@ COUNTED = {
 
 
 @pytest.mark.parametrize(("accumulate", "more"), [(x, y) for x, *y in COUNTED.values()], ids=COUNTED)
-def test_what_fits_learns_from_as_many_windows_and_validates_as_often(lab, accumulate, more):
+def test_what_fits_learns_from_as_many_windows_and_validates_as_often(lab, accumulate, more, half_width):
+    half_width(True)  # as the GPU that --fit_in asks about
     base = [
         "--config",
         "quickstart.yaml",

@@ -221,7 +221,8 @@ def test_the_method_s_mask_is_what_a_slow_one_gives(lab):
     assert min(agreed) > 0.999, "sums in another order round differently"
 
 
-def test_a_class_path_prunes_as_the_object_does(lab):
+def test_a_class_path_prunes_as_the_object_does(lab, half_width):
+    half_width(True)
     from my_method import PoweredWanda
 
     lm, tokenizer = AutoModelForCausalLM.from_pretrained(lab.model), AutoTokenizer.from_pretrained(lab.model)

@@ -286,7 +286,7 @@ def _half_precision() -> Finding:
     means = f"the CPU holds {' and '.join(wide)} weights in fp32, in twice the memory"
     if "bf16" not in wide:
         return Finding("ok", found, f"{means}; bf16 ones as they are", facts)
-    return Finding("warning", found, f"{means}; `dtype: bfloat16` saves it and is slower", facts)
+    return Finding("warning", found, f"{means}; `dtype: bfloat16` saves it, slowly", facts)
 
 
 def _plain(dtype: "torch.dtype") -> str:
