@@ -60,8 +60,10 @@ class MaskNetwork:
             torch.manual_seed(seed)
             sizes = (pattern.m + 2 * embedding, hidden, hidden, hidden, candidates)
             layers = [nn.Linear(size, after) for size, after in pairwise(sizes)]
+            for layer in layers:
+                nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+                nn.init.zeros_(layer.bias)
         nn.init.zeros_(layers[-1].weight)
-        nn.init.zeros_(layers[-1].bias)
         self._layers = nn.ModuleList(layers).to(device)
 
     def begin(self, block: int, kinds: set[str]) -> list[nn.Parameter]:
@@ -81,7 +83,9 @@ class MaskNetwork:
         last = next(reversed(self._blocks.values()), torch.zeros(self._embedding))
         self._blocks[block] = self._parameter(last.detach().clone())
         for kind in sorted(kinds - self._kinds.keys()):
-            self._kinds[kind] = self._parameter(torch.randn(self._embedding, generator=self._generator))
+            # Of length 1: groups, whose numbers are about 1, are to decide more.
+            start = torch.randn(self._embedding, generator=self._generator) / self._embedding**0.5
+            self._kinds[kind] = self._parameter(start)
         return [*self._layers.parameters(), self._blocks[block], *(self._kinds[x] for x in sorted(kinds))]
 
     def logits(self, groups: Tensor, block: int, kind: str) -> Tensor:
