@@ -58,6 +58,8 @@ class HyperPrune(BlockMethod):
         prior: The mask that logits start from: none, magnitude, wanda or sparsegpt (its mask alone).
         prior_strength: Added to a candidate's logit for each weight that it keeps of the prior, and taken off for
             each that it does not; Gumbel noise has a standard deviation of 1.3.
+        spread: The largest root mean square of the logits that the network gives a layer; more are scaled down, so
+            that groups go on trying candidates until the last step.
         features: What the network reads of a group: its weights over the root mean square of the layer's, or its
             scores, the same of weight × norm of its input.
         hidden: Width of the network's three hidden layers.
@@ -76,6 +78,7 @@ class HyperPrune(BlockMethod):
     windows_per_step: int = 2
     prior: Prior = "wanda"
     prior_strength: float = 1.0
+    spread: float = 2.0
     features: Features = "weights"
     hidden: int = 256
     embedding: int = 16
@@ -92,7 +95,7 @@ class HyperPrune(BlockMethod):
         for name in ("prior_strength", "outlier", "continual"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise UserError(f"hyperprune: {name} is {getattr(self, name)}; give 0 or more")
-        for name in ("lr", "tau", "tau_end"):
+        for name in ("lr", "tau", "tau_end", "spread"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise UserError(f"hyperprune: {name} is {getattr(self, name)}; give a number above 0")
         for name, known in (("prior", get_args(Prior)), ("features", get_args(Features))):
@@ -168,9 +171,8 @@ class HyperPrune(BlockMethod):
             zeros = torch.zeros(shape, device=weight.device)
             start = _SAMPLER.initial_logits(zeros, mask, self.prior_strength, pattern)
         groups = group_features(layer, self.features)
-        return _Layer(
-            weight, layer.inputs.squares, pattern, layer.kind, groups, start, self._networks[pattern]
-        )
+        squares, network = layer.inputs.squares, self._networks[pattern]
+        return _Layer(weight, squares, pattern, layer.kind, groups, start, network, self.spread)
 
     def _backward(self, block: Block, layers: Mapping[str, "_Layer"], step: int) -> None:
         """Add the gradients of one step."""
@@ -201,6 +203,7 @@ class _Layer:
         groups: What the network reads, fp32 [groups, M].
         start: The prior's logits, fp32 [C, out, in/M].
         network: Of its pattern.
+        spread: See `HyperPrune`.
     """
 
     weight: Tensor
@@ -210,11 +213,13 @@ class _Layer:
     groups: Tensor
     start: Tensor | None
     network: MaskNetwork
+    spread: float
 
     def logits(self, block: int) -> Tensor:
-        """The network's and the prior's, fp32 [C, out, in/M]."""
+        """The network's, held to the spread, and the prior's, fp32 [C, out, in/M]."""
         shape = -1, len(self.weight), self.weight.shape[1] // self.pattern.m
         learned = self.network.logits(self.groups, block, self.kind).view(shape)
+        learned = learned * self.spread * learned.square().mean().clamp(min=self.spread**2).rsqrt()
         return learned if self.start is None else learned + self.start
 
     def drawn(self, draw: Draw, block: int, name: str) -> Tensor:
