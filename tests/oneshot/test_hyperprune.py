@@ -90,7 +90,7 @@ def test_the_terms_equal_direct_sums():
 
 
 def test_the_reward_for_outliers_keeps_more_of_them():
-    block, _, weight = linear_block("2:4", 1)
+    block, _, weight = linear_block("1:4", 8)
     (name, layer), *_ = block.layers.items()
     kept = []
     for outlier in (0, 100):
@@ -100,8 +100,7 @@ def test_the_reward_for_outliers_keeps_more_of_them():
         kept.append(float(outlier_term(weight * mask, weight, layer.inputs.squares)))
     wanda = Wanda().prune(weight, layer.inputs, layer.pattern, name).mask
     most = float(outlier_term(weight * wanda, weight, layer.inputs.squares))
-    assert kept[0] + 0.01 < kept[1] <= most * 1.0001
-    assert kept[1] > 0.98 * most
+    assert kept[0] + 0.05 < kept[1] <= most * 1.0001
 
 
 def drift_of_the_first_block(continual):

@@ -87,7 +87,7 @@ class PruneOptions(PruneConfig):
             name: (kind, value)
             for kind, names in _OPTIONS.items()
             for name in names
-            if (value := getattr(self, name)) not in (None, False)
+            if (value := getattr(self, name)) is not None and value is not False
         }
         for name, (kind, _) in given.items():
             if kind != self.method:

@@ -129,6 +129,8 @@ class HyperPrune(BlockMethod):
     @override
     @torch.enable_grad()
     def learn(self, block: Block) -> None:
+        if not block.layers:  # no expert of it received a token
+            return
         layers = {name: self._prepared(name, layer) for name, layer in block.layers.items()}
         learned = [
             parameter
@@ -219,8 +221,8 @@ class _Layer:
         """The network's, held to the spread, and the prior's, fp32 [C, out, in/M]."""
         shape = -1, len(self.weight), self.weight.shape[1] // self.pattern.m
         learned = self.network.logits(self.groups, block, self.kind).view(shape)
-        learned = learned * self.spread * learned.square().mean().clamp(min=self.spread**2).rsqrt()
-        return learned if self.start is None else learned + self.start
+        held = learned * (self.spread * learned.square().mean().clamp(min=self.spread**2).rsqrt())
+        return held if self.start is None else held + self.start
 
     def drawn(self, draw: Draw, block: int, name: str) -> Tensor:
         """The weight under a soft mask, differentiable in the network."""
