@@ -1,5 +1,6 @@
 """HyperPrune against exhaustive search, direct sums, and whole forward passes."""
 
+from dataclasses import replace
 from itertools import combinations, product
 
 import pytest
@@ -270,7 +271,8 @@ def test_what_it_can_t_prune_is_refused_before_the_work(tmp_path):
         prune(lm, method="hyperprune")
 
 
-def test_a_network_that_diverges_is_one_clear_error():
+def test_an_output_that_is_no_number_is_one_clear_error():
     block, *_ = linear_block("2:4")
-    with pytest.raises(UserError, match="infinite or NaN in block 0; lower lr"):
-        HyperPrune(steps=20, hidden=8, lr=1e30).learn(block)
+    broken = replace(block, output=lambda window, weights: block.output(window, weights) * torch.nan)
+    with pytest.raises(UserError, match="infinite or NaN in block 0; lower lr, or load the model in another"):
+        HyperPrune(steps=1, hidden=8).learn(broken)
