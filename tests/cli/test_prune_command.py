@@ -76,6 +76,15 @@ def test_sparsegpt_updates_kept_weights_and_says_so(lab, tmp_path, builder):
     assert "Nothing else was changed" not in card
 
 
+def test_hyperprune_records_its_settings_and_the_seed(lab, tmp_path):
+    few = ["--steps", 2, "--hidden", 8, "--prior", "sparsegpt", "--seed", 3, "--targets", "mlp.*"]
+    assert prune(lab, tmp_path / "out", *few, method="hyperprune") == 0
+    verified(tmp_path / "out", lab.model)
+    recipe = json.loads((tmp_path / "out/roi_sparsity.json").read_text())["training"]
+    wanted = {"method": "hyperprune", "steps": 2, "hidden": 8, "prior": "sparsegpt", "seed": 3}
+    assert wanted.items() <= recipe.items()
+
+
 def test_mask_only_leaves_kept_weights_alone(lab, tmp_path):
     assert prune(lab, tmp_path / "only", "--mask_only", method="sparsegpt") == 0
     checks = verified(tmp_path / "only", lab.model)
@@ -182,6 +191,14 @@ REFUSED = {
     "unknown method": (["--method", "wandda"], "no method 'wandda'.*did you mean wanda"),
     "option of another method": (["--damping", "0.1"], "--damping is an option of sparsegpt"),
     "mask_only without sparsegpt": (["--mask_only"], "--mask_only is an option of sparsegpt"),
+    "option of hyperprune": (
+        ["--steps", "3"],
+        "--steps is an option of hyperprune and means nothing to wanda",
+    ),
+    "too many candidates": (
+        ["--method", "hyperprune", "--pattern", "8:16"],
+        "8:16 has 12,870 candidate masks",
+    ),
     "zero damping": (["--method", "sparsegpt", "--damping", "0"], "damping 0.0 must be above 0"),
     "pattern that does not divide": (["--pattern", "2:5"], "5 does not divide"),
     "pattern that is none": (["--pattern", "4:2"], "4:2"),
@@ -248,7 +265,7 @@ def test_a_disk_without_room_for_the_updates_is_noticed_before_the_walk(lab, tmp
 
 def test_the_help_names_the_methods_there_are(capsys):
     assert run("prune", "--help") == 0
-    told = re.search(r"  --method METHOD +(.*)", capsys.readouterr().out)[1]
+    told = re.search(r"  --method METHOD +(.*?)\n  --", capsys.readouterr().out, re.DOTALL)[1]
     assert re.findall(r"\w+", told.replace("(reads no text)", ""))[: len(METHODS)] == list(METHODS)
 
 

@@ -15,7 +15,7 @@ from roi_lightning.models.freezing import freeze
 from roi_lightning.models.layers import input_dim, prunable_layers
 from roi_lightning.models.loading import load_language_model
 from roi_lightning.models.source import resolve_model
-from roi_lightning.oneshot import Calibration, Magnitude, SparseGPT, Wanda, prune_layers
+from roi_lightning.oneshot import Calibration, HyperPrune, Magnitude, SparseGPT, Wanda, prune_layers
 from roi_lightning.oneshot.pipeline import prune_layer
 from tiny_models import tiny_gemma2, tiny_gpt2, tiny_llama, tiny_mixtral, tiny_qwen2, tiny_qwen3_moe
 
@@ -143,7 +143,7 @@ def hooks_of(lm):
     return {name: own for name, own in hooks.items() if own}
 
 
-@pytest.mark.parametrize("method", [Wanda(), SparseGPT()])
+@pytest.mark.parametrize("method", [Wanda(), SparseGPT(), HyperPrune(steps=1, hidden=8)])
 def test_the_model_is_left_as_it_was(lm, windows, method):
     before = {name: tensor.clone() for name, tensor in lm.state_dict().items()}
     hooks = hooks_of(lm)

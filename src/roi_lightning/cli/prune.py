@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from typing_extensions import override
 
@@ -20,10 +20,24 @@ from roi_lightning.models.config import DType, load_config, max_positions
 from roi_lightning.models.layers import check_model, choose_layers
 from roi_lightning.models.loading import load_language_model
 from roi_lightning.models.source import resolve_model
-from roi_lightning.oneshot import CalibratedMethod, OneShotMethod, SparseGPT, TensorStore, prune_model
+from roi_lightning.oneshot import (
+    CalibratedMethod,
+    HyperPrune,
+    OneShotMethod,
+    SparseGPT,
+    TensorStore,
+    prune_model,
+)
 from roi_lightning.oneshot.config import PruneConfig
+from roi_lightning.oneshot.hyperprune import Prior
 from roi_lightning.utils.devices import choose_device
 from roi_lightning.utils.tables import print_table
+
+# Of one method alone.
+_OPTIONS: Final = {
+    "sparsegpt": ("mask_only", "damping", "block_size"),
+    "hyperprune": ("steps", "hidden", "prior"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +48,7 @@ class PruneOptions(PruneConfig):
 
     Attributes:
         lm: Hub id, directory, or GGUF file.
-        method: magnitude (reads no text), wanda, sparsegpt, or a class path, with options as
+        method: magnitude (reads no text), wanda, sparsegpt, hyperprune, or a class path, with options as
             '{class_path: my_method.Mine, init_args: {exponent: 0.5}}'.
         out: The directory to write.
         overwrite: Replace an earlier export there.
@@ -46,6 +60,9 @@ class PruneOptions(PruneConfig):
         mask_only: With sparsegpt, keep the values of what is kept; otherwise they are updated.
         damping: Of sparsegpt, as a fraction of the Hessian's mean diagonal (default: 0.01).
         block_size: Of sparsegpt, columns at a time (default: 128).
+        steps: Of hyperprune, steps of Adam per block (default: 100).
+        hidden: Of hyperprune, width of its network's hidden layers (default: 256).
+        prior: Of hyperprune, the mask it starts from: none, magnitude, wanda or sparsegpt (default: wanda).
     """
 
     lm: str = field(kw_only=False)
@@ -59,19 +76,29 @@ class PruneOptions(PruneConfig):
     mask_only: bool = False
     damping: float | None = None
     block_size: int | None = None
+    steps: int | None = None
+    hidden: int | None = None
+    prior: Prior | None = None
 
     @cached_property
     @override
     def chosen(self) -> OneShotMethod:
-        given: dict[str, Any] = {"mask_only": self.mask_only or None}
-        given |= {"damping": self.damping, "block_size": self.block_size}
-        options = {name: value for name, value in given.items() if value is not None}
+        given = {
+            name: (kind, value)
+            for kind, names in _OPTIONS.items()
+            for name in names
+            if (value := getattr(self, name)) is not None and value is not False
+        }
+        for name, (kind, _) in given.items():
+            if kind != self.method:
+                raise UserError(
+                    f"--{name} is an option of {kind} and means nothing to {self.method}; leave it out"
+                )
+        options: dict[str, Any] = {name: value for name, (_, value) in given.items()}
         if not options:
             return super().chosen
-        if self.method != "sparsegpt":
-            raise UserError(
-                f"--{next(iter(options))} is an option of sparsegpt and means nothing to {self.method}; leave it out"
-            )
+        if self.method == "hyperprune":
+            return HyperPrune(**options)
         return SparseGPT(not options.pop("mask_only", False), **options)
 
     def check_space(self, base: BaseTensors | None) -> None:

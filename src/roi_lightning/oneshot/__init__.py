@@ -1,17 +1,32 @@
-"""Masks without training: magnitude, Wanda and SparseGPT, block after block."""
+"""Masks without training the model: magnitude, Wanda, SparseGPT and HyperPrune, block after block."""
 
-from roi_lightning.oneshot.methods import CalibratedMethod, LayerResult, Magnitude, OneShotMethod, Wanda
+from roi_lightning.oneshot.hyperprune import HyperPrune
+from roi_lightning.oneshot.methods import (
+    BlockMethod,
+    CalibratedMethod,
+    LayerResult,
+    Magnitude,
+    OneShotMethod,
+    Wanda,
+)
 from roi_lightning.oneshot.pipeline import Activations, Calibration, prune_layers
 from roi_lightning.oneshot.prune import TensorStore, calibration_windows, prune_model
 from roi_lightning.oneshot.sparsegpt import SparseGPT
 
-METHODS: dict[str, type[OneShotMethod]] = {"magnitude": Magnitude, "wanda": Wanda, "sparsegpt": SparseGPT}
+METHODS: dict[str, type[OneShotMethod]] = {
+    "magnitude": Magnitude,
+    "wanda": Wanda,
+    "sparsegpt": SparseGPT,
+    "hyperprune": HyperPrune,
+}
 
 __all__ = [
     "METHODS",
     "Activations",
+    "BlockMethod",
     "CalibratedMethod",
     "Calibration",
+    "HyperPrune",
     "LayerResult",
     "Magnitude",
     "OneShotMethod",

@@ -6,7 +6,7 @@ attention) is taken from real forward passes of the whole model, so that no arch
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any, Final, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.utils._pytree import tree_leaves, tree_map
 from transformers.modeling_utils import PreTrainedModel
 
@@ -34,7 +35,7 @@ class BlockCall:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
-    def __call__(self, block: nn.Module, hidden: Tensor) -> Tensor:
+    def __call__(self, block: Callable[..., Any], hidden: Tensor) -> Tensor:
         """Run a block on hidden states, on their device."""
         args, kwargs = _moved((self.args, self.kwargs), hidden.device)
         if self.positional:
@@ -93,11 +94,29 @@ class BlockRunner:
             index: Of the block.
             keep: Replace the hidden states by the block's output.
         """
-        for window, hidden in enumerate(self._hidden):
-            calls = self._calls[window if len(self._calls) > 1 else 0]
-            output = calls[index](self._blocks[index], hidden.to(self._device))
+        for window in range(len(self._hidden)):
+            output = self._call(index, window)(self._blocks[index], self.hidden(window))
             if keep:
                 self._hidden[window] = output
+
+    def hidden(self, window: int) -> Tensor:
+        """The hidden states of a window that are kept, [1, seq_len, hidden], where blocks run."""
+        return self._hidden[window].to(self._device)
+
+    def output(self, index: int, window: int, weights: Mapping[str, Tensor]) -> Tensor:
+        """A block's output on the hidden states of a window, in the shape of these; the block is on its device.
+
+        Args:
+            index: Of the block.
+            window: Of the window.
+            weights: Take the place of parameters, by their names in the block; the output is differentiable in them.
+        """
+        block = self._blocks[index]
+
+        def replaced(*args: Any, **kwargs: Any) -> Any:
+            return functional_call(block, dict(weights), args, kwargs)
+
+        return self._call(index, window)(replaced, self.hidden(window))
 
     def logits(self, index: int, window: int = 0) -> Tensor:
         """Next-token logits of a window, [seq_len, vocabulary], in the model's dtype.
@@ -106,17 +125,19 @@ class BlockRunner:
             index: Of the block from which on the model is run, on the hidden states that are kept.
             window: Of the window.
         """
-        calls = self._calls[window if len(self._calls) > 1 else 0]
-        hidden = self._hidden[window].to(self._device)
+        hidden = self.hidden(window)
         for i in range(index, len(self)):
             with self.on_device(i):
-                hidden = calls[i](self._blocks[i], hidden)
+                hidden = self._call(i, window)(self._blocks[i], hidden)
         with self._handing_on(hidden.to(self._lm_device)):
             output = self._lm(
                 input_ids=self._windows[window].unsqueeze(0).to(self._lm_device), use_cache=False
             )
         logits: Tensor = output.logits[0]
         return logits
+
+    def _call(self, index: int, window: int) -> BlockCall:
+        return self._calls[window if len(self._calls) > 1 else 0][index]
 
     @contextmanager
     def _handing_on(self, hidden: Tensor) -> Iterator[None]:
@@ -175,7 +196,7 @@ class BlockRunner:
 
     def _refuse(self, what: str) -> NoReturn:
         raise UserError(
-            f"{type(self._lm).__name__} {what}; Wanda and SparseGPT can't follow it block by block: "
+            f"{type(self._lm).__name__} {what}; Wanda, SparseGPT and HyperPrune can't follow it block by block: "
             "use magnitude, or Wanda with --activations dense --device cpu (in fit: the prior 'activation')"
         )
 

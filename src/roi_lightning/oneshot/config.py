@@ -16,6 +16,7 @@ from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.oneshot import (
     METHODS,
     Activations,
+    BlockMethod,
     CalibratedMethod,
     Calibration,
     OneShotMethod,
@@ -36,14 +37,15 @@ class PruneConfig:
     """How to prune.
 
     Attributes:
-        method: magnitude, wanda, sparsegpt, the class path of a method, `{class_path: …, init_args: {…}}` of one with
-            options, or the method itself (`SparseGPT(update_weights=False)`).
+        method: magnitude, wanda, sparsegpt, hyperprune, the class path of a method,
+            `{class_path: …, init_args: {…}}` of one with options, or the method itself
+            (`SparseGPT(update_weights=False)`).
         pattern: N:M, N kept of every M consecutive inputs.
         patterns: Another N:M, or dense, of some layers, by name or glob: '{"*.down_proj": "4:8", "*.k_proj": dense}',
             or a YAML file, as allocate writes it. A full name wins over globs, of several globs the last.
         windows: How many windows of calibration text.
         seq_len: Tokens of each.
-        seed: Of the choice of windows.
+        seed: Of the choice of windows, and of what a method draws.
         activations: What the layers of a block see: sequential, what the pruned blocks before it give; dense, in half
             the passes, what the unpruned ones would.
         device: Where blocks run, one at a time: auto, cpu, cuda or cuda:N.
@@ -76,6 +78,11 @@ class PruneConfig:
         if chosen and not isinstance(self.chosen, CalibratedMethod):
             method = type(self.chosen).__name__.lower()
             raise UserError(f"--{chosen[0]} means nothing to {method}, which reads no text; leave it out")
+        if isinstance(self.chosen, BlockMethod) and self.activations == "dense":
+            raise UserError(
+                f"--activations dense means nothing to {self.method_name}, which learns on what the pruned blocks "
+                "give; leave it out"
+            )
 
     @cached_property
     def chosen(self) -> OneShotMethod:
@@ -94,9 +101,13 @@ class PruneConfig:
         """Of all layers, or by glob where there are `patterns`.
 
         Raises:
-            UserError: If one can't be read.
+            UserError: If one can't be read, or the method can't prune to it.
         """
-        return mixed_pattern(NMPattern(self.pattern), read_patterns(self.patterns))
+        pattern = mixed_pattern(NMPattern(self.pattern), read_patterns(self.patterns))
+        if isinstance(self.chosen, BlockMethod):
+            for one in pattern.distinct:
+                self.chosen.check_pattern(one)
+        return pattern
 
     @property
     def method_name(self) -> str:
@@ -116,7 +127,7 @@ class PruneConfig:
         """
         device = choose_device(self.device)
         windows = calibration_windows(data, self.windows, max_positions)
-        return Calibration(windows, self.activations, device, self.offload_dir)
+        return Calibration(windows, self.activations, device, self.offload_dir, self.seed)
 
 
 def read_patterns(given: str | Mapping[str, str | int] | None) -> Mapping[str, str | int]:

@@ -1,8 +1,8 @@
 """What a one-shot method is, and the two that need no second-order information: magnitude and Wanda."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 from typing_extensions import override
@@ -62,7 +62,80 @@ class CalibratedMethod(OneShotMethod):
         observer: The sums it needs of a layer's inputs.
     """
 
-    observer: ClassVar[type[InputObserver]]
+    observer: type[InputObserver]
+
+
+@dataclass(frozen=True)
+class BlockLayer:
+    """A layer of a block that is to be pruned.
+
+    Attributes:
+        weight: [out, in], any float dtype.
+        inputs: Sums over what it received.
+        pattern: N:M along the inputs.
+        kind: Its name in the block without numbers, the same in every block: `self_attn.q_proj`.
+    """
+
+    weight: Tensor
+    inputs: InputObserver
+    pattern: NMPattern
+    kind: str
+
+
+@dataclass(frozen=True)
+class Block:
+    """A decoder block, as a method sees it that prunes by the block's output.
+
+    Attributes:
+        index: In the model, from 0.
+        layers: To be pruned, by full name.
+        windows: How many windows of calibration text there are.
+        inputs: The hidden states [1, seq_len, hidden] that the block receives for a window, by its number.
+        output: The block's output of the same shape for a window, differentiable in the weights [out, in] that take
+            the place of its own, by full name.
+        advance: To be called after every step, for the progress that is shown.
+    """
+
+    index: int
+    layers: Mapping[str, BlockLayer]
+    windows: int
+    inputs: Callable[[int], Tensor]
+    output: Callable[[int, Mapping[str, Tensor]], Tensor]
+    advance: Callable[[], None]
+
+
+class BlockMethod(CalibratedMethod):
+    """A method that learns the masks of a block together; afterwards `prune` gives each layer's.
+
+    Attributes:
+        steps: Of a block.
+    """
+
+    steps: int
+
+    @abstractmethod
+    def check_pattern(self, pattern: NMPattern) -> None:
+        """Refuse a pattern before text or weights are read.
+
+        Raises:
+            UserError: If the method can't prune to it.
+        """
+
+    @abstractmethod
+    def start(self, seed: int) -> None:
+        """Begin with a model, and forget any earlier one.
+
+        Args:
+            seed: Of all that is random.
+        """
+
+    @abstractmethod
+    def learn(self, block: Block) -> None:
+        """Learn the masks of one block; called in the model's order.
+
+        Raises:
+            UserError: If the block's numbers can't be used.
+        """
 
 
 class Magnitude(OneShotMethod):

@@ -39,6 +39,11 @@ class InputObserver(ABC):
         self._accumulate(rows)
         self.tokens += len(rows)
 
+    @property
+    def squares(self) -> Tensor:
+        """Sum of squares of every input, fp32 [in]."""
+        return self.total if self.axes == 1 else self.total.diagonal()
+
     @abstractmethod
     def _accumulate(self, rows: Tensor) -> None: ...
 

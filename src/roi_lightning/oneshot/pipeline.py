@@ -4,8 +4,9 @@ Memory holds the hidden states between two blocks and the sums of one block's in
 The model is left as it was.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -20,10 +21,18 @@ from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.experts import expert_layers, warn_unrouted_experts
 from roi_lightning.models.layers import input_dim
 from roi_lightning.oneshot.block_runner import BlockRunner
-from roi_lightning.oneshot.methods import CalibratedMethod, LayerResult, Magnitude, OneShotMethod
+from roi_lightning.oneshot.methods import (
+    Block,
+    BlockLayer,
+    BlockMethod,
+    CalibratedMethod,
+    LayerResult,
+    Magnitude,
+    OneShotMethod,
+)
 from roi_lightning.oneshot.observers import InputObserver, ObserverGroup
 from roi_lightning.utils.dtensor import full_tensor
-from roi_lightning.utils.progress import progress
+from roi_lightning.utils.progress import Advance, progress
 
 Activations = Literal["sequential", "dense"]
 
@@ -38,12 +47,14 @@ class Calibration:
             unpruned ones would, in one pass instead of two.
         device: Where blocks run.
         offload_dir: A folder for the hidden states, else they stay in memory.
+        seed: Of what a method draws.
     """
 
     windows: Tensor
     activations: Activations = "sequential"
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     offload_dir: Path | None = None
+    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -71,11 +82,15 @@ class _PruningRun:
     def observers(self) -> ObserverGroup:
         return ObserverGroup(self.method.observer, self.calibration.device)
 
+    def is_idle(self, name: str, inputs: InputObserver) -> bool:
+        """Whether a layer belongs to an expert that received no token."""
+        return name in self.experts and not inputs.tokens
+
     def prune(self, name: str, observers: ObserverGroup) -> LayerResult:
         """Prune one layer by what it received."""
         layer, pattern, dtype = self.layers[name], self.pattern.of(name), self.dtypes.get(name)
         inputs = observers.of(name, layer)
-        if name in self.experts and not inputs.tokens:
+        if self.is_idle(name, inputs):
             self.idle.append(name)
             return prune_layer(layer, Magnitude(), None, pattern, name, dtype)
         return prune_layer(layer, self.method, inputs, pattern, name, dtype)
@@ -114,6 +129,7 @@ def prune_layers(
             yield name, prune_layer(layers[name], method, None, pattern.of(name), name)
         return
     assert calibration is not None, "this method reads text"
+    assert calibration.activations == "sequential" or not isinstance(method, BlockMethod)
     run = _PruningRun(layers, method, pattern, calibration, expert_layers(lm), dtypes or {})
     yield from _prune_at_once(lm, run) if _fits_one_pass(lm, run) else _prune_blocks(lm, run)
     warn_unrouted_experts(run.idle, len(run.experts))
@@ -154,15 +170,21 @@ def observed(
 
 
 def _prune_blocks(lm: PreTrainedModel, run: _PruningRun) -> Iterator[tuple[str, LayerResult]]:
-    calibration = run.calibration
+    calibration, method = run.calibration, run.method
     blocks = BlockRunner(lm, calibration.windows, calibration.device, calibration.offload_dir)
-    last = max(i for i in range(len(blocks)) if _inside(run.layers, blocks.prefix(i)))
-    for index in progress(range(last + 1), f"pruning blocks of {calibration.windows.numel():,} tokens"):
-        yield from _prune_block(blocks, index, run, index == last)
+    count = 1 + max(i for i in range(len(blocks)) if _inside(run.layers, blocks.prefix(i)))
+    steps, what = 1, f"pruning blocks of {calibration.windows.numel():,} tokens"
+    if isinstance(method, BlockMethod):
+        method.start(calibration.seed)
+        steps, what = method.steps, f"learning the masks of {count} blocks, in steps"
+    with closing(Advance(count * steps, what)) as report:
+        for index in range(count):
+            yield from _prune_block(blocks, index, run, index == count - 1, report)
+            report.go_to((index + 1) * steps)
 
 
 def _prune_block(
-    blocks: BlockRunner, index: int, run: _PruningRun, is_last: bool
+    blocks: BlockRunner, index: int, run: _PruningRun, is_last: bool, report: Advance
 ) -> Iterator[tuple[str, LayerResult]]:
     layers = _inside(run.layers, blocks.prefix(index))
     sequential = run.calibration.activations == "sequential"
@@ -170,6 +192,8 @@ def _prune_block(
         observers = run.observers()
         with observers.observing(layers):
             blocks.run(index, keep=not sequential)
+        if isinstance(run.method, BlockMethod) and layers:
+            run.method.learn(_block(blocks, index, run, observers, lambda: report.go_to(report.done + 1)))
         with ExitStack() as pruned:
             for name, layer in layers.items():
                 result = run.prune(name, observers)
@@ -179,6 +203,34 @@ def _prune_block(
             del observers
             if sequential and not is_last:
                 blocks.run(index, keep=True)
+
+
+def _block(
+    blocks: BlockRunner, index: int, run: _PruningRun, observers: ObserverGroup, advance: Callable[[], None]
+) -> Block:
+    """A block, on its device, as a `BlockMethod` sees it; without experts that received no token."""
+    prefix, found = blocks.prefix(index), dict[str, BlockLayer]()
+    layers = _inside(run.layers, prefix)
+    for name, layer in layers.items():
+        inputs = observers.of(name, layer)
+        if not run.is_idle(name, inputs):
+            inputs.check(name)
+            assert isinstance(layer.weight, Tensor)
+            weight, kind = layer.weight.detach(), re.sub(r"\b\d+\.", "", name.removeprefix(prefix))
+            found[name] = BlockLayer(_oriented(weight, layer), inputs, run.pattern.of(name), kind)
+
+    def output(window: int, weights: Mapping[str, Tensor]) -> Tensor:
+        own = {
+            f"{name.removeprefix(prefix)}.weight": _oriented(x, layers[name]) for name, x in weights.items()
+        }
+        return blocks.output(index, window, own)
+
+    return Block(index, found, len(run.calibration.windows), blocks.hidden, output, advance)
+
+
+def _oriented(weight: Tensor, layer: nn.Module) -> Tensor:
+    """A weight as [out, in], or one of these as the layer has it."""
+    return weight.T if input_dim(layer) == 0 else weight
 
 
 def _inside(layers: Mapping[str, nn.Module], prefix: str) -> dict[str, nn.Module]:

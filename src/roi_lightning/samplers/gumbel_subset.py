@@ -20,7 +20,7 @@ from roi_lightning.samplers import ops
 from roi_lightning.samplers.base import Draw, DrawArgs, KeptNorm, PerWeightSampler
 from roi_lightning.samplers.noise import noise_key
 
-_MAX_CANDIDATES: Final = 512
+MAX_CANDIDATES: Final = 512
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,10 @@ class GumbelSubset(PerWeightSampler):
             UserError: If the pattern has more than 512 candidate masks.
         """
         count = comb(pattern.m, pattern.n)
-        if count > _MAX_CANDIDATES:
+        if count > MAX_CANDIDATES:
             raise UserError(
                 f"pattern {pattern} has {count:,} candidate masks, and GumbelSubset goes through all of them in "
-                f"every group (at most {_MAX_CANDIDATES}); use GumbelTopK"
+                f"every group (at most {MAX_CANDIDATES}); use GumbelTopK"
             )
         return weight
 
