@@ -95,7 +95,7 @@ def test_the_reward_for_outliers_keeps_more_of_them():
     (name, layer), *_ = block.layers.items()
     kept = []
     for outlier in (0, 100):
-        method = HyperPrune(steps=60, windows_per_step=1, hidden=32, prior="none", lr=3e-3, outlier=outlier)
+        method = HyperPrune(steps=30, windows_per_step=1, hidden=32, prior="none", lr=3e-3, outlier=outlier)
         method.learn(block)
         mask = method.prune(weight, layer.inputs, layer.pattern, name).mask
         kept.append(float(outlier_term(weight * mask, weight, layer.inputs.squares)))
@@ -107,7 +107,7 @@ def test_the_reward_for_outliers_keeps_more_of_them():
 def drift_of_the_first_block(continual):
     first, *_ = linear_block("2:4", 0)
     second, *_ = linear_block("2:4", 1)
-    method = HyperPrune(steps=40, windows_per_step=1, hidden=16, prior="none", lr=3e-3, continual=continual)
+    method = HyperPrune(steps=16, windows_per_step=1, hidden=16, prior="none", lr=3e-3, continual=continual)
     method.learn(first)
     (layer,) = first.layers.values()
     network, groups = method._networks[layer.pattern], group_features(layer, "weights")
