@@ -52,6 +52,16 @@ class CutAt(Callback):
             raise PowerCutError
 
 
+class Batches(Callback):
+    """The micro-batches of a run, in order."""
+
+    def __init__(self):
+        self.seen = []
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.seen.append(batch["input_ids"].clone())
+
+
 class Lab:
     """A folder to work in, with a tiny Qwen2 and a text file that are made once and shared."""
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, get_linear_schedule_with_warmup
 
-from cli_helpers import QUICK_TRAINER, CutAt, PowerCutError, brute_top, fit, make_lab, run
+from cli_helpers import QUICK_TRAINER, Batches, CutAt, PowerCutError, brute_top, fit, make_lab, run
 from roi_lightning.cli.lightning import build
 from roi_lightning.errors import UserError
 from roi_lightning.learning.callbacks import SparseExport
@@ -39,16 +39,6 @@ def learn(lab, steps, model=None, callbacks=(), trainer=None, ckpt_path=None, **
     fitter = RoITrainer(**QUICK_TRAINER | plain | (trainer or {}))
     fit(fitter, learner, lab.data(), ckpt_path)
     return learner, fitter
-
-
-class Batches(Callback):
-    """The micro-batches of a run, in order."""
-
-    def __init__(self):
-        self.seen = []
-
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        self.seen.append(batch["input_ids"].clone())
 
 
 def slow_prox(weight, strength):

@@ -9,6 +9,7 @@ from pathlib import PurePath
 from typing import Any, Final
 
 from roi_lightning.export.card_metadata import MeasuredQuality, Publication, front_matter, hub_id, public_name
+from roi_lightning.export.sidecar import RECOVERED
 from roi_lightning.masks.layer_patterns import LayerPatterns
 from roi_lightning.masks.mask_set import MASK_FILE, MaskSet
 from roi_lightning.masks.overlap import by_kind, kind_of
@@ -96,7 +97,7 @@ model, whose weights are not the updated ones."""
 
 def _summary(masks: MaskSet, description: Mapping[str, Any], base: str) -> str:
     return (
-        f"`{base}` with {_sparsity(masks)} {_rest(masks)} "
+        f"`{base}` with {_sparsity(masks)} {_rest(masks, description.get('training', {}))} "
         f"{masks.total - masks.kept:,} of {description['parameters']:,} parameters are zeros of the mask, "
         f"{description['zero_fraction']:.1%} of the whole model: embeddings, norms, biases and the output "
         "head stay dense. Made with roi_lightning "
@@ -118,9 +119,11 @@ def _sparsity(masks: MaskSet) -> str:
     )
 
 
-def _rest(masks: MaskSet) -> str:
+def _rest(masks: MaskSet, training: Mapping[str, Any]) -> str:
     if not masks.updated:
         return "Nothing else was changed."
+    if training.get("method") == RECOVERED:
+        return f"The kept weights of {len(masks.updated)} layers were trained on under the mask."
     return f"The kept weights of {len(masks.updated)} layers were adjusted to make up for the loss."
 
 

@@ -22,6 +22,8 @@ from roi_lightning.utils.progress import progress
 EXPORTED: Final = "roi_lightning.sparsity"
 PACKED: Final = "roi_lightning.packed"
 PERMUTED: Final = "roi_lightning.permuted"
+# The method of exports whose kept weights were trained on.
+RECOVERED: Final = "recovered"
 PACKED_VERSION: Final = 2
 # The versions that are read; the last is written.
 _VERSIONS: Final = {EXPORTED: (1,), PACKED: (1, PACKED_VERSION), PERMUTED: (1,)}

@@ -2,7 +2,8 @@
 
 from roi_lightning.learning.maskpro import MaskProModule
 from roi_lightning.learning.proxsparse import ProxSparseModule
+from roi_lightning.learning.recover import RecoveryModule
 from roi_lightning.learning.roi import RoILightningModule
 from roi_lightning.learning.trainer import RoITrainer
 
-__all__ = ["MaskProModule", "ProxSparseModule", "RoILightningModule", "RoITrainer"]
+__all__ = ["MaskProModule", "ProxSparseModule", "RecoveryModule", "RoILightningModule", "RoITrainer"]

@@ -15,7 +15,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from transformers.modeling_utils import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
@@ -39,12 +39,13 @@ from roi_lightning.masks.layer_patterns import LayerPatterns, Pattern, mixed_pat
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.base_tensors import BaseTensors, open_base
-from roi_lightning.models.config import GGUF_DTYPE, DType
+from roi_lightning.models.config import GGUF_DTYPE, DType, load_config
 from roi_lightning.models.fingerprint import base_model
-from roi_lightning.models.freezing import enable_checkpointing
-from roi_lightning.models.layers import check_model, choose_layers
+from roi_lightning.models.freezing import enable_checkpointing, meta_language_model
+from roi_lightning.models.layers import ChosenLayers, check_causal, choose_layers
 from roi_lightning.models.loading import load_language_model
 from roi_lightning.models.source import ModelSource, resolve_model
+from roi_lightning.models.stored_tensors import tensor_sha256
 from roi_lightning.models.weight_names import stored_weights
 from roi_lightning.oneshot import Magnitude, prune_layers
 from roi_lightning.samplers.masked_linear import MaskedLinear
@@ -144,7 +145,25 @@ class MaskLearningModule(MaskedSteps):
         """What the method's own schedules give for the current step, by tag, to be logged."""
         return {}
 
+    def updates(self) -> dict[str, Tensor]:
+        """The masked weights that the method has changed, by their names on disk and as they are written there.
+
+        On the CPU; every rank has to call it, and gets all.
+        """
+        return {}
+
     # Building.
+
+    def choose(self, lm: PreTrainedModel) -> ChosenLayers:
+        """The layers of a model that are learned on, and what becomes of the others.
+
+        Args:
+            lm: The model; shapes are enough.
+
+        Raises:
+            UserError: If globs match nothing, no layer remains, or M does not divide a layer.
+        """
+        return choose_layers(lm, self.pattern, self.targets, self.ignore)
 
     def preflight(self, trainer: pl.Trainer) -> None:
         """Check all settings, and names and shapes on the meta device, before text or weights are read.
@@ -160,7 +179,8 @@ class MaskLearningModule(MaskedSteps):
         self.check_settings()
         if isinstance(trainer.strategy, ModelParallelStrategy):
             check_sharded_optimizer(self.optimizer)
-        check_model(self.source, self.pattern, self.targets, self.ignore, self.trust_remote_code)
+        lm = meta_language_model(load_config(self.source, self.trust_remote_code), self.trust_remote_code)
+        check_causal(self.source.spec, lm, self.choose(lm).pruned)
 
     def check_settings(self) -> None:
         """Check what only shows when it is used.
@@ -202,7 +222,7 @@ class MaskLearningModule(MaskedSteps):
         lm = self.load_lm()
         if self.activation_checkpointing:
             enable_checkpointing(lm)
-        chosen = choose_layers(lm, self.pattern, self.targets, self.ignore)
+        chosen = self.choose(lm)
         self.pattern, self.kept_of_prunable = chosen.pattern, (chosen.kept, chosen.prunable)
         self.dense_layers = {name: layer.weight.numel() for name, layer in chosen.dense.items()}
         self.layers = self._attached(lm, chosen.pruned)
@@ -251,7 +271,8 @@ class MaskLearningModule(MaskedSteps):
     def on_fit_start(self) -> None:
         # Asked now, so that a model whose tensors go by other names on disk is refused before it is trained.
         _ = self.stored_weights
-        self.__dict__.pop("final_masks", None)  # an earlier fit's
+        for name in ("final_masks", "final_updates"):  # an earlier fit's
+            self.__dict__.pop(name, None)
 
     @override
     def on_train_start(self) -> None:
@@ -333,6 +354,11 @@ class MaskLearningModule(MaskedSteps):
         return self.packed_masks()
 
     @cached_property
+    def final_updates(self) -> dict[str, Tensor]:
+        """`updates` at the end of a run, likewise."""
+        return self.updates()
+
+    @cached_property
     def magnitude_masks(self) -> dict[str, LayerMask]:
         """The magnitude mask of the frozen weights by layer name; every rank has to ask, and gets all."""
         pruned = prune_layers(self.model, self.layers, Magnitude(), self.pattern)
@@ -346,19 +372,25 @@ class MaskLearningModule(MaskedSteps):
         prior = getattr(self, "prior", "prior")
         return prior if prior in NAMED_PRIORS else "prior"
 
-    def mask_set(self, packed: Mapping[str, LayerMask] | None = None) -> MaskSet:
+    def mask_set(
+        self,
+        packed: Mapping[str, LayerMask] | None = None,
+        updates: Mapping[str, Tensor] | None = None,
+    ) -> MaskSet:
         """The hard masks of all layers, with the base model they belong to.
 
         Args:
             packed: From `packed_masks`, on a rank that uses them alone.
+            updates: From `updates`: the weights that these masks go with.
         """
+        updated = {name: tensor_sha256(tensor) for name, tensor in (updates or {}).items()}
         packed = self.packed_masks() if packed is None else packed
         pattern, dense = self.pattern, {}
         if isinstance(pattern, LayerPatterns):
             kept_dense = stored_weights(self.source, self.model, self.dense_layers)
             pattern = pattern.renamed(self.stored_weights | kept_dense)
             dense = {kept_dense[name]: weights for name, weights in self.dense_layers.items()}
-        return MaskSet(pattern, dict(packed), base_model(self.base, packed), dense=dense)
+        return MaskSet(pattern, dict(packed), base_model(self.base, packed), updated, dense)
 
     @cached_property
     def base(self) -> BaseTensors:

@@ -18,7 +18,6 @@ from roi_lightning.learning.base import MaskLearningModule
 from roi_lightning.learning.memory_tracker import LiveBytes, step_bytes
 from roi_lightning.models.config import GGUF_DTYPE, compute_dtype, load_config
 from roi_lightning.models.freezing import meta_language_model
-from roi_lightning.models.layers import choose_layers
 from roi_lightning.utils.devices import memory_of
 
 # Large enough for tables that a tensor has once not to count.
@@ -66,7 +65,7 @@ class Planner:
         self._lives: dict[tuple[tuple[int, int], bool, bool], LiveBytes] = {}
         config = load_config(learner.source, learner.trust_remote_code)
         lm = meta_language_model(config, learner.trust_remote_code)
-        self.chosen = choose_layers(lm, learner.pattern, learner.targets, learner.ignore)
+        self.chosen = learner.choose(lm)
         layers = self.chosen.pruned
         self.layers = len(layers) + len(self.chosen.dense)
         self.dtype = _dtype(learner, config, device)

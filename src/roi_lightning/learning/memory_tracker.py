@@ -23,7 +23,6 @@ from roi_lightning.learning.losses import objective
 from roi_lightning.models.config import load_config
 from roi_lightning.models.experts import SplitExperts, split_experts
 from roi_lightning.models.freezing import cast_weights, enable_checkpointing, freeze
-from roi_lightning.models.layers import choose_layers
 from roi_lightning.samplers import Draw
 from roi_lightning.samplers.masked_linear import SharedState, in_mode
 from roi_lightning.samplers.ops import GRADIENTS
@@ -106,9 +105,7 @@ def step_bytes(
         lm = _language_model(learner, dtype)
         if checkpointing:
             enable_checkpointing(lm)
-        layers = learner.attach(
-            lm, choose_layers(lm, learner.pattern, learner.targets, learner.ignore).pruned
-        )
+        layers = learner.attach(lm, learner.choose(lm).pruned)
         live = LiveBytes(lm.config.get_text_config().vocab_size)
         for parameter in lm.parameters():
             live.count(parameter, "weights")

@@ -263,6 +263,9 @@ class RoITrainer(Trainer):
         step, text = checkpoint["global_step"], dict[str, object]()
         if isinstance(datamodule, CalibrationDataModule):
             text = datamodule.facts(step * self._windows_per_step(datamodule))
-        recipe, masks = learned_with or {}, model.mask_set()
-        path = export_learned(model, self, masks, Path(out), step, text, recipe, overwrite=overwrite)
+        recipe, updates = learned_with or {}, model.updates()
+        masks = model.mask_set(updates=updates)
+        path = export_learned(
+            model, self, masks, Path(out), step, text, recipe, updates=updates, overwrite=overwrite
+        )
         rank_zero_info(f"wrote and verified {path}")

@@ -213,12 +213,21 @@ def checked_layers(
         UserError: For an encoder, patterns that match nothing, or a layer M does not divide.
     """
     chosen = choose_layers(lm, pattern, targets, ignore)
-    _check_causal(spec, lm, chosen.pruned)
+    check_causal(spec, lm, chosen.pruned)
     return chosen
 
 
-def _check_causal(spec: str, lm: PreTrainedModel, layers: Iterable[str]) -> None:
-    """Refuse an encoder, which transformers would run as if it were a decoder that sees what it is to predict."""
+def check_causal(spec: str, lm: PreTrainedModel, layers: Iterable[str]) -> None:
+    """Refuse an encoder, which transformers would run as if it were a decoder that sees what it is to predict.
+
+    Args:
+        spec: The model's name, for the error.
+        lm: The model; shapes are enough.
+        layers: Names of those to be pruned.
+
+    Raises:
+        UserError: If it is one.
+    """
     owners = [lm.get_submodule(name.rpartition(".")[0]) for name in layers]
     causal = {owner.is_causal for owner in owners if hasattr(owner, "is_causal")}
     if causal == {False}:

@@ -53,10 +53,11 @@ class HardenMasks(FinishCallback):
     def _write(self, trainer: Trainer, learner: LightningModule, name: str) -> None:
         assert isinstance(learner, MaskLearningModule)
         masks = learner.final_masks if name == MASK else learner.packed_masks()
+        updates = learner.final_updates if name == MASK else None
         path = run_folder(trainer) / name
         if trainer.is_global_zero:
             path.parent.mkdir(parents=True, exist_ok=True)
-            learner.mask_set(masks).save(path)
+            learner.mask_set(masks, updates).save(path)
             rank_zero_info(f"hardened {learner.pattern} mask: {path}")
 
 
@@ -100,7 +101,7 @@ class SparseExport(FinishCallback):
     @override
     def finish(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, MaskLearningModule)
-        masks, recipe = pl_module.final_masks, pl_module.run_recipe
+        masks, updates, recipe = pl_module.final_masks, pl_module.final_updates, pl_module.run_recipe
         if not trainer.is_global_zero:
             return
         perplexity = trainer.callback_metrics.get("val/perplexity")
@@ -111,11 +112,12 @@ class SparseExport(FinishCallback):
         self.path = export_learned(
             pl_module,
             trainer,
-            pl_module.mask_set(masks),
+            pl_module.mask_set(masks, updates),
             self.destination(trainer),
             steps,
             text,
             recipe,
+            updates=updates,
             perplexity=None if perplexity is None else {"held-out": float(perplexity)},
             overwrite=self.overwrite,
             run=fingerprint(recipe),

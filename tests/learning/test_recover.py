@@ -1,0 +1,190 @@
+"""Recovery: what is trained and what stays, against a loop in plain PyTorch; the export, and that a run can go on."""
+
+import json
+import math
+from functools import partial
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from safetensors.torch import load_file
+from torch.nn import functional as F
+from transformers import AutoModelForCausalLM
+
+from cli_helpers import QUICK_TRAINER, Batches, CutAt, PowerCutError, fit, make_lab, run
+from roi_lightning.errors import UserError
+from roi_lightning.export import write_export
+from roi_lightning.learning import RecoveryModule
+from roi_lightning.learning.callbacks import SparseExport
+from roi_lightning.learning.trainer import RoITrainer
+from roi_lightning.masks.mask_set import MaskSet
+from roi_lightning.models.base_tensors import SIDECAR
+from roi_lightning.models.source import resolve_model
+from tiny_models import random_masks, tiny_gpt2, tiny_qwen2
+
+lab = pytest.fixture(make_lab)
+RATE, DECAY, CLIP = 1e-2, 0.1, 0.5
+
+
+def pruned(lab, builder=tiny_qwen2, pattern="2:4", **options):
+    """A base model, and an export of it under a random mask."""
+    source = resolve_model(str(builder(lab.folder / "base", dtype=torch.float32, **options)))
+    return source.path, write_export(source, random_masks(source, pattern), lab.folder / "pruned")
+
+
+def recover(lab, export, steps, callbacks=(), trainer=None, ckpt_path=None, **options):
+    """Fit without the command line; the learner."""
+    optimizer = partial(torch.optim.AdamW, lr=RATE, weight_decay=DECAY)
+    learner = RecoveryModule(str(export), **{"optimizer": optimizer, "lr_end": RATE / 10} | options)
+    plain = {"max_steps": steps, "callbacks": list(callbacks), "default_root_dir": str(lab.folder)}
+    fitter = RoITrainer(**QUICK_TRAINER | plain | {"gradient_clip_val": CLIP} | (trainer or {}))
+    fit(fitter, learner, lab.data(), ckpt_path=ckpt_path)
+    return learner
+
+
+def reference(base, export, batches, parts, steps, distillation):
+    """The same by hand: pruned weights' gradients are dropped, the others' clipped together."""
+    lm, dense = (AutoModelForCausalLM.from_pretrained(x, dtype=torch.float32) for x in (export, base))
+    masks = MaskSet.load(export).layers
+    named = dict(lm.named_parameters())
+    lm.requires_grad_(False)
+    weights = {name: named[name if name in named else f"transformer.{name}"] for name in masks}
+    optimizer = torch.optim.AdamW([w.requires_grad_() for w in weights.values()], lr=RATE, weight_decay=DECAY)
+    for step in range(steps):
+        optimizer.param_groups[0]["lr"] = RATE * (0.1 + 0.45 * (1 + math.cos(math.pi * step / steps)))
+        for ids in batches[step * parts : (step + 1) * parts]:
+            logits = lm(input_ids=ids).logits[:, :-1].flatten(0, 1)
+            with torch.no_grad():
+                wanted = dense(input_ids=ids).logits[:, :-1].flatten(0, 1).log_softmax(-1)
+            nll = F.cross_entropy(logits, ids[:, 1:].flatten())
+            kl = F.kl_div(logits.log_softmax(-1), wanted, log_target=True, reduction="batchmean")
+            (((1 - distillation) * nll + distillation * kl) / parts).backward()
+        for name, weight in weights.items():
+            weight.grad[~masks[name].to_bool()] = 0
+        torch.nn.utils.clip_grad_norm_(weights.values(), CLIP)
+        optimizer.step()
+        optimizer.zero_grad()
+    return {name: weight.detach() for name, weight in weights.items()}
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("builder", [tiny_qwen2, tiny_gpt2])
+def test_kept_weights_are_trained_as_by_hand(lab, builder, parts):
+    off = {"attn_pdrop": 0, "resid_pdrop": 0, "embd_pdrop": 0} if builder is tiny_gpt2 else {}
+    base, export = pruned(lab, builder, **off)
+    batches, out = Batches(), lab.folder / "out"
+    steps = {"accumulate_grad_batches": parts}
+    learner = recover(lab, export, 4, [batches, SparseExport(str(out))], steps, distillation=0.6)
+    wanted = reference(base, export, batches.seen, parts, 4, 0.6)
+    written, before = load_file(out / "model.safetensors"), load_file(export / "model.safetensors")
+    masks = MaskSet.load(export)
+    assert MaskSet.load(out).layers.keys() == wanted.keys()
+    for name, weight in wanted.items():
+        torch.testing.assert_close(written[name], weight, rtol=0, atol=1e-5)
+        assert not written[name][~masks.layers[name].to_bool()].any()
+        assert not torch.equal(written[name], before[name])
+    others = before.keys() - wanted.keys()
+    assert all(torch.equal(written[name], before[name]) for name in others)
+    assert run("verify", out, "--base", base) == 0
+    ids = torch.arange(40).reshape(2, 20) * 5 % 256
+    exported = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
+    with learner.under_masks(), torch.no_grad():
+        torch.testing.assert_close(learner.model(ids).logits, exported(ids).logits)
+
+
+def test_zeros_are_exact_at_every_step(lab):
+    class Zeros(Batches):
+        def on_train_batch_end(self, trainer, learner, *args):
+            for layer in learner.layers.values():
+                pruned = layer.kept[~layer.hard_mask()]
+                assert not pruned.view(torch.int32).any(), "every bit is zero"
+                self.seen.append(len(pruned))
+
+    zeros = Zeros()
+    noisy = partial(torch.optim.SGD, lr=RATE, momentum=0.9, weight_decay=DECAY, nesterov=True)
+    recover(lab, pruned(lab)[1], 5, [zeros], optimizer=noisy)
+    assert len(zeros.seen) == 5 * len(set(MaskSet.load(lab.folder / "pruned").layers))
+
+
+def test_mixed_patterns_and_layers_left_alone_stay_as_they_are(lab):
+    options = ["--method", "magnitude", "--patterns", '{"*.down_proj": "1:4", "k_proj": dense}']
+    assert run("prune", lab.model, *options, "--ignore", "o_proj", "--out", lab.folder / "mixed") == 0
+    out = lab.folder / "out"
+    learner = recover(lab, lab.folder / "mixed", 2, [SparseExport(str(out))])
+    before, after = MaskSet.load(lab.folder / "mixed"), MaskSet.load(out)
+    assert before.pattern == after.pattern
+    assert before.dense == after.dense
+    assert not any("o_proj" in name or "k_proj" in name for name in learner.layers)
+    assert learner.kept_of_prunable == (
+        before.kept + sum(before.dense.values()),
+        before.total + sum(before.dense.values()),
+    )
+    for name, layer in before.layers.items():
+        assert torch.equal(layer.packed, after.layers[name].packed)
+    assert run("verify", out, "--base", lab.model) == 0
+
+
+def test_weights_that_pruning_changed_are_where_it_starts(lab):
+    options = ["--method", "sparsegpt", "--corpora", lab.corpus, "--windows", 4, "--seq_len", 32]
+    assert run("prune", lab.model, *options, "--out", lab.folder / "sparsegpt") == 0
+    learner = RecoveryModule(str(lab.folder / "sparsegpt"))
+    ids = torch.arange(40).reshape(2, 20) * 5 % 256
+    exported = AutoModelForCausalLM.from_pretrained(
+        lab.folder / "sparsegpt", dtype=next(learner.model.parameters()).dtype
+    )
+    with learner.under_masks(), torch.no_grad():
+        assert torch.equal(learner.model(ids).logits, exported(ids).logits)
+
+
+def test_a_run_of_the_shipped_configuration(lab, capsys):
+    _, export = pruned(lab)
+    options = lab.options(model=export)
+    assert run("fit", "--config", "recover.yaml", *options, "--run", "again") == 0
+    folder = lab.folder / "runs" / "again"
+    summary = json.loads((folder / "summary.json").read_text())
+    assert list(summary["perplexity"]) == ["dense", "magnitude", "mask only", "recovered"]
+    sidecar = json.loads((folder / "export" / SIDECAR).read_text())
+    assert sidecar["updated"] == list(sidecar["layers"])
+    assert sidecar["training"]["method"] == "recovered"
+    assert sidecar["training"]["export"] == str(export)
+    assert "trained on" in (folder / "export" / "README.md").read_text()
+    capsys.readouterr()
+    assert run("apply", lab.folder / "base", folder / "mask.safetensors", "--out", lab.folder / "no") == 1
+    assert "belong to weights that their method updated" in capsys.readouterr().err
+    assert run("plan", "--config", "recover.yaml", *options) == 0
+    assert "weights to learn" in capsys.readouterr().out
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
+def test_a_resumed_run_ends_with_the_same_bits(lab):
+    _, export = pruned(lab)
+
+    def six_steps(name, *more, ckpt_path=None):
+        saves = ModelCheckpoint(lab.folder / name, "{step}", every_n_train_steps=3, save_top_k=-1)
+        trainer = {"enable_checkpointing": True, "accumulate_grad_batches": 2}
+        return recover(lab, export, 6, [saves, *more], trainer, ckpt_path)
+
+    whole = six_steps("whole")
+    with pytest.raises(PowerCutError):
+        six_steps("cut", CutAt(4))
+    saved = lab.folder / "cut" / "step=3.ckpt"
+    assert torch.load(saved, weights_only=True)["state_dict"].keys() == whole.learned_names()
+    resumed = six_steps("cut", ckpt_path=str(saved))
+    for name, layer in whole.layers.items():
+        assert torch.equal(layer.kept, resumed.layers[name].kept), name
+
+
+def test_what_is_no_export_is_refused(lab):
+    with pytest.raises(UserError, match=r"which is no exported directory: recovery trains the kept weights"):
+        RecoveryModule(str(lab.model))
+
+
+def test_another_base_is_refused(lab):
+    _, export = pruned(lab)
+    other = tiny_qwen2(lab.folder / "other", hidden_size=128)
+    with pytest.raises(UserError, match=r"was not made from .*other.*set model\.base"):
+        recover(lab, export, 1, base=str(other))
+    alike = tiny_qwen2(lab.folder / "alike", seed=1, dtype=torch.float32)
+    with pytest.raises(UserError, match=r"has other values"):
+        recover(lab, export, 1, base=str(alike))
