@@ -132,7 +132,9 @@ def updates(export: Exported) -> str:
     hashes, tensors = export.masks.updated, export.tensors
     wrong = [n for n in progress(list(hashes), "hashing updates") if tensor_sha256(tensors[n]) != hashes[n]]
     _require(wrong, "updated weights changed since in")
-    return f"{len(hashes)} tensors with updated survivors have the recorded SHA-256"
+    others = len(hashes.keys() - export.masks.layers.keys())
+    rest = f", {others} without a mask" if others else ""
+    return f"{len(hashes) - others} tensors with updated survivors{rest} have the recorded SHA-256"
 
 
 def copied(export: Exported, base: BaseTensors) -> str:
@@ -208,9 +210,9 @@ def survivors(export: Exported, base: BaseTensors) -> str:
 
 
 def others(export: Exported, base: BaseTensors) -> str:
-    """Tensors without a mask are the base model's, bit for bit."""
+    """Tensors without a mask are the base model's, bit for bit, but for those that were updated."""
     masks, tensors = export.masks, export.tensors
-    names = [name for name in base.files if name not in masks.layers]
+    names = [name for name in base.files if name not in masks.layers and name not in masks.updated]
     wrong = [n for n in progress(names, "comparing tensors") if not same(tensors[n], base[n])]
     _require(wrong, "differs from the base model's")
     return f"{len(names)} unmasked tensors are bit for bit the base model's"

@@ -35,8 +35,8 @@ def write_export(
         source: The base model; a GGUF model is cast to what the masks were made for.
         masks: Made for exactly this model.
         out: The directory to make.
-        updates: The masked tensors whose survivors were changed, as named in `masks.updated`; in the layout
-            and dtype of the base's.
+        updates: The tensors that were changed, masked or not, as named in `masks.updated`; in the layout and dtype of
+            the base's.
         training: How the masks were made, for the sidecar and the card; anything JSON can spell.
         perplexity: By name, likewise.
         overwrite: Replace an earlier export at `out`.
@@ -87,9 +87,9 @@ def _permuted_from(directory: Path) -> dict[str, str | None] | None:
 def _write_weights(base: BaseTensors, masks: MaskSet, updates: Mapping[str, Tensor], folder: Path) -> None:
     for file_name in progress(sorted(set(base.files.values())), "writing weights"):
         base.write_weights(file_name, folder)
-        masked = {
-            name: (updates[name] if name in updates else base[name]).masked_fill(~layer.to_bool(), 0)
-            for name, layer in masks.layers.items()
-            if base.files[name] == file_name
-        }
-        overwrite_tensors(folder / file_name, masked)
+        changed = {name: tensor for name, tensor in updates.items() if base.files[name] == file_name}
+        for name, layer in masks.layers.items():
+            if base.files[name] == file_name:
+                kept = changed[name] if name in changed else base[name]
+                changed[name] = kept.masked_fill(~layer.to_bool(), 0)
+        overwrite_tensors(folder / file_name, changed)

@@ -15,6 +15,7 @@ from typing_extensions import override
 from roi_lightning.errors import UserError
 from roi_lightning.export.sidecar import RECOVERED, read_sidecar
 from roi_lightning.learning.base import MaskLearningModule
+from roi_lightning.learning.trained_beside import train_beside
 from roi_lightning.masks.layer_mask import LayerMask, unpack_bits
 from roi_lightning.masks.layer_patterns import DENSE, layer_patterns
 from roi_lightning.masks.mask_set import MaskSet
@@ -87,7 +88,7 @@ class KeptLinear(MaskedLinear):
 
 
 class RecoveryModule(MaskLearningModule):
-    """Trains the weights that a mask keeps, in float32; the mask, the zeros and everything else stay.
+    """Trains the weights that a mask keeps, in float32; the mask, the zeros, embeddings and the head stay.
 
     The loss is that of `MaskLearningModule`: cross-entropy on the text, and with `distillation` the divergence from
     the dense model that the mask was made for. Gradients of pruned weights are zero before they are clipped, and
@@ -96,6 +97,8 @@ class RecoveryModule(MaskLearningModule):
     Args:
         lm: An exported directory, or a hub model that is one.
         base: The dense model it was made from, if that is no longer where the export says.
+        norms: Train the norms' weights, too.
+        biases: Train the biases, too.
         kwargs: As in `MaskLearningModule`.
 
     Raises:
@@ -105,7 +108,9 @@ class RecoveryModule(MaskLearningModule):
     learns = "weights"
     layers: Mapping[str, KeptLinear]
 
-    def __init__(self, lm: str, *, base: str | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, lm: str, *, base: str | None = None, norms: bool = False, biases: bool = False, **kwargs: Any
+    ) -> None:
         self._export = _exported(lm)
         self._sidecar = read_sidecar(self._export)
         recorded = self._sidecar["base"]
@@ -118,7 +123,8 @@ class RecoveryModule(MaskLearningModule):
             ignore=(),
             **kwargs,
         )
-        self.start_from = lm
+        self.start_from, self.norms, self.biases = lm, norms, biases
+        self._beside: dict[str, str] = {}  # names of other parameters → of their trained copies
         self.state = LayerState(self.pattern)
         self._dtypes: dict[str, torch.dtype] = {}
 
@@ -184,11 +190,24 @@ class RecoveryModule(MaskLearningModule):
         if self.lm is not None:
             return
         super().configure_model()
+        assert self.lm is not None
+        for name, _ in [x for x in self.lm.named_parameters() if self._trains(*x)]:
+            owner, _, own = name.rpartition(".")
+            self._beside[name] = f"{owner}.{train_beside(self.lm.get_submodule(owner), own, self.state)}"
         tensors = StoredTensors(self._export)
         for name, stored in progress(list(self.stored_weights.items()), "reading kept weights"):
             tensor, mask = tensors[stored], self.masks.layers[stored]
             self.layers[name].start(mask, tensor.masked_fill(~mask.to_bool(), 0))
             self._dtypes[name] = tensor.dtype
+
+    def _trains(self, name: str, parameter: Tensor) -> bool:
+        """Whether a parameter that is no layer's weight is trained, too."""
+        kind = name.rpartition(".")[2]
+        return (self.norms and kind == "weight" and parameter.ndim == 1) or (self.biases and kind == "bias")
+
+    @override
+    def learned_names(self) -> set[str]:
+        return super().learned_names() | {f"lm.{copy}" for copy in self._beside.values()}
 
     @override
     def on_fit_start(self) -> None:
@@ -226,10 +245,15 @@ class RecoveryModule(MaskLearningModule):
 
     @override
     def updates(self) -> dict[str, Tensor]:
-        return {
+        changed = {
             stored: self.layers[name].as_stored(self._dtypes[name])
             for name, stored in self.stored_weights.items()
         }
+        tensors = StoredTensors(self._export)
+        for name, stored in stored_names(self.model, self._beside, tensors).items():
+            trained = full_tensor(self.model.get_parameter(self._beside[name]).detach())
+            changed[stored] = trained.cpu().to(tensors[stored].dtype)
+        return changed
 
     @property
     @override
@@ -239,7 +263,7 @@ class RecoveryModule(MaskLearningModule):
     @override
     def settings(self) -> dict[str, object]:
         started = {"export": self.start_from, "export_checksum": self._sidecar["checksum"]}
-        return super().settings() | started
+        return super().settings() | started | {"norms": self.norms, "biases": self.biases}
 
 
 def _exported(lm: str) -> Path:

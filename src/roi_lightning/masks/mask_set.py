@@ -62,7 +62,7 @@ class MaskSet:
         layers: By the tensor's name on disk, in the model's order.
         base: The model they belong to; hashes exactly these layers.
         updated: For layers whose surviving weights the method changed, the hash of the new masked tensor
-            (`tensor_sha256`). Such a mask is worth little without those weights.
+            (`tensor_sha256`), and for other tensors that it changed theirs. Such a mask is worth little without them.
         dense: Tensors that their pattern leaves dense, and how many weights each has.
     """
 
@@ -107,8 +107,6 @@ class MaskSet:
             raise UserError("the masks cover no layer")
         if self.layers.keys() != self.base.sha256.keys():
             raise UserError("the masked layers are not the ones that have a hash of the base tensor")
-        if not self.updated.keys() <= self.layers.keys():
-            raise UserError("the updated layers are not all among the masked ones")
         if isinstance(self.pattern, LayerPatterns):
             self._check_patterns(self.pattern)
         for name, layer in self.layers.items():

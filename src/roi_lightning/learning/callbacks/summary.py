@@ -86,6 +86,5 @@ def _candidates(module: MaskLearningModule) -> Iterator[tuple[str, AbstractConte
 def _zero_fractions(module: MaskLearningModule) -> dict[str, float]:
     """Fraction of zeros that the patterns make among the prunable weights, and among all parameters."""
     kept, prunable = module.kept_of_prunable
-    learned = sum(layer.get_parameter(layer.learned).numel() for layer in module.layers.values())
-    every = sum(p.numel() for p in module.model.parameters()) - learned
+    every = sum(p.numel() for p in module.model.parameters() if not p.requires_grad)
     return {"prunable": (prunable - kept) / prunable, "model": (prunable - kept) / every}
