@@ -107,6 +107,11 @@ def test_norms_and_biases_are_trained_where_they_are_asked_for(lab, builder):
         lm = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
         with context, torch.no_grad():
             torch.testing.assert_close(learner.model(ids).logits, lm(ids).logits)
+    again = RecoveryModule(str(out), norms=True, biases=True)
+    with again.under_masks(), learner.under_masks(), torch.no_grad():
+        torch.testing.assert_close(again.model(ids).logits, learner.model(ids).logits)
+    with pytest.raises(UserError, match=r"trained norms or biases.*would be put back"):
+        _ = RecoveryModule(str(out)).model
 
 
 def test_zeros_are_exact_at_every_step(lab):

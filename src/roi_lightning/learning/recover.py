@@ -183,27 +183,46 @@ class RecoveryModule(MaskLearningModule):
     @override
     def attach(self, lm: PreTrainedModel, layers: dict[str, nn.Linear | Conv1D]) -> dict[str, KeptLinear]:
         self.state.pattern = self.pattern
-        return attach(lm, layers, self.state, KeptLinear)
+        attached = attach(lm, layers, self.state, KeptLinear)
+        self._train_beside(attached)
+        return attached
+
+    @override
+    def load_lm(self) -> PreTrainedModel:
+        lm = super().load_lm()
+        pruned = self.choose(lm).pruned
+        self._train_beside({name: x for name, x in lm.named_modules() if name not in pruned})
+        return lm
+
+    def _train_beside(self, modules: Mapping[str, nn.Module]) -> None:
+        """Before anything is sharded, so that the copies are sharded with what they stand beside."""
+        for owner, module in modules.items():
+            for name, parameter in list(module.named_parameters(recurse=False)):
+                if (self.norms and name == "weight" and parameter.ndim == 1) or (
+                    self.biases and name == "bias"
+                ):
+                    self._beside[f"{owner}.{name}"] = f"{owner}.{train_beside(module, name, self.state)}"
 
     @override
     def configure_model(self) -> None:
         if self.lm is not None:
             return
         super().configure_model()
-        assert self.lm is not None
-        for name, _ in [x for x in self.lm.named_parameters() if self._trains(*x)]:
-            owner, _, own = name.rpartition(".")
-            self._beside[name] = f"{owner}.{train_beside(self.lm.get_submodule(owner), own, self.state)}"
         tensors = StoredTensors(self._export)
         for name, stored in progress(list(self.stored_weights.items()), "reading kept weights"):
             tensor, mask = tensors[stored], self.masks.layers[stored]
             self.layers[name].start(mask, tensor.masked_fill(~mask.to_bool(), 0))
             self._dtypes[name] = tensor.dtype
-
-    def _trains(self, name: str, parameter: Tensor) -> bool:
-        """Whether a parameter that is no layer's weight is trained, too."""
-        kind = name.rpartition(".")[2]
-        return (self.norms and kind == "weight" and parameter.ndim == 1) or (self.biases and kind == "bias")
+        stored_beside = stored_names(self.model, self._beside, tensors)
+        for name, stored in stored_beside.items():
+            trained = self.model.get_parameter(self._beside[name]).detach()
+            trained.copy_(distribute_like(tensors[stored].float(), trained))
+        changed = self._sidecar["updated"]
+        if lost := set(changed).difference(self.stored_weights.values(), stored_beside.values()):
+            raise UserError(
+                f"{self.start_from!r} has {len(lost)} trained norms or biases, {min(lost)!r} first, which would be put "
+                "back to the dense model's; set model.norms and model.biases as they were"
+            )
 
     @override
     def learned_names(self) -> set[str]:
