@@ -220,8 +220,8 @@ class RecoveryModule(MaskLearningModule):
         changed = self._sidecar["updated"]
         if lost := set(changed).difference(self.stored_weights.values(), stored_beside.values()):
             raise UserError(
-                f"{self.start_from!r} has {len(lost)} trained norms or biases, {min(lost)!r} first, which would be put "
-                "back to the dense model's; set model.norms and model.biases as they were"
+                f"{self.start_from!r} has {len(lost)} trained norms or biases, {min(lost)!r} first, which would be "
+                "put back to the dense model's; set model.norms and model.biases as they were"
             )
 
     @override
