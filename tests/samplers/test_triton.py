@@ -46,7 +46,7 @@ def test_packed_kernels_multiply_as_in_double_precision(found):
 
 
 def test_kernels_are_as_exact_as_the_eager_form(errors):
-    assert_as_exact(errors, 8)
+    assert_as_exact(errors, 16)
 
 
 @pytest.mark.slow

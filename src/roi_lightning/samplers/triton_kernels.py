@@ -80,10 +80,10 @@ def logits_gradient(
     value = tl.load(weight + offset, inside, 0.0).to(tl.float32)
     of_mask = tl.load(grad + offset, inside, 0.0).to(tl.float32) * value
     if SUBSET:
+        mask = _subset_mask(key, over_tau, element, M, N, WIDTH)
         if KEPT_NORM:
-            mask = _subset_mask(key, over_tau, element, M, N, WIDTH)
             of_mask -= tl.load(factor) * mask * value * value
-        of_keys = _subset_gradient(key, of_mask, over_tau, element, M, N, WIDTH)
+        of_keys = _subset_gradient(key, mask, of_mask, over_tau, element, M, N, WIDTH)
     else:
         keys = _all_keys(key, over_tau, push, element, M, N)
         if KEPT_NORM:
@@ -123,19 +123,16 @@ def _subset_mask(key, over_tau, element, M: tl.constexpr, N: tl.constexpr, WIDTH
 
 
 @triton.jit
-def _subset_gradient(key, of_mask, over_tau, element, M: tl.constexpr, N: tl.constexpr, WIDTH: tl.constexpr):
+def _subset_gradient(
+    key, mask, of_mask, over_tau, element, M: tl.constexpr, N: tl.constexpr, WIDTH: tl.constexpr
+):
     best = tl.sum(key * _hard_mask(key, element, N, WIDTH), 1)
-    total, mean = tl.zeros_like(best), tl.zeros_like(best)
+    mean = tl.sum(of_mask * mask, 1)  # of what the candidates' gradients are
+    total, of_keys = tl.zeros_like(best), tl.zeros_like(key)
     for c in tl.static_range(_count(M, N)):
         kept = _candidate(element, c, M, N)
         e = _odds(key, kept, best, over_tau)
         total += e
-        mean += e * tl.sum(of_mask * kept, 1)
-    mean /= total
-    of_keys = tl.zeros_like(key)
-    for c in tl.static_range(_count(M, N)):
-        kept = _candidate(element, c, M, N)
-        e = _odds(key, kept, best, over_tau)
         of_keys += (e * (tl.sum(of_mask * kept, 1) - mean))[:, None] * kept
     return of_keys / total[:, None] * over_tau
 
