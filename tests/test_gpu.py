@@ -64,7 +64,7 @@ def test_masked_weight_agrees_with_the_cpu(sampler, coefficient, spec):
         assert torch.allclose(one, other, rtol=1e-3, atol=1e-3 * float(one.abs().max()))
 
 
-@pytest.mark.parametrize("sampler", [GumbelTopK(), StraightThrough()], ids=str)
+@pytest.mark.parametrize("sampler", [GumbelTopK(), StraightThrough(), GumbelSubset()], ids=str)
 @pytest.mark.parametrize("spec", ["2:4", "4:8", "3:6"])
 @pytest.mark.parametrize("kept_norm", [False, True])
 def test_triton_draws_what_the_eager_form_draws(sampler, spec, kept_norm):
@@ -85,7 +85,7 @@ def test_triton_draws_what_the_eager_form_draws(sampler, spec, kept_norm):
     assert relative(of_fast, of_slow) < 1e-5
 
 
-@pytest.mark.parametrize("sampler", [GumbelTopK(), StraightThrough(), Categorical()], ids=str)
+@pytest.mark.parametrize("sampler", [GumbelTopK(), StraightThrough(), Categorical(), GumbelSubset()], ids=str)
 def test_a_step_never_waits_for_the_device(tmp_path, sampler):
     learner = RoILightningModule(tiny_llama(tmp_path / "m"), sampler=sampler, distillation=0.5)
     lm, ids = learner.model.cuda(), torch.randint(0, 250, (2, 32)).cuda()

@@ -6,7 +6,15 @@ from itertools import product
 import torch
 
 from roi_lightning.masks.pattern import NMPattern
-from roi_lightning.samplers import Draw, GumbelTopK, StraightThrough, top_k_eager, triton_launch
+from roi_lightning.samplers import (
+    Draw,
+    GumbelSubset,
+    GumbelTopK,
+    StraightThrough,
+    subset_eager,
+    top_k_eager,
+    triton_launch,
+)
 from roi_lightning.samplers.base import DrawArgs
 from roi_lightning.samplers.noise import noise_key
 from sampler_truth import FACTOR, exactly, relative, tensors
@@ -20,10 +28,14 @@ def both_ways(sampler, spec, draw, kept_norm, dtype=torch.float32):
     """The drawn weight and the logits' gradient, of the eager form and of the kernels."""
     weight, upstream, logits = (x.detach() for x in tensors(sampler, spec, dtype, SHAPE))
     pattern, key = NMPattern(spec), noise_key(draw.seed, draw.index, "layer")
-    push = 1.0 if sampler.push_down == "paper" else 1 / draw.tau
-    numbers = pattern.n, pattern.m, *key, draw.lam, draw.tau, kept_norm, True
-    args = DrawArgs(*numbers, push, sampler.hard_forward)
-    for kernel in (top_k_eager, triton_launch):
+    args = DrawArgs(pattern.n, pattern.m, *key, draw.lam, draw.tau, kept_norm, True)
+    if isinstance(sampler, GumbelSubset):
+        ways = subset_eager, triton_launch.subset
+    else:
+        push = 1.0 if sampler.push_down == "paper" else 1 / draw.tau
+        args = args._replace(push=push, hard=sampler.hard_forward)
+        ways = top_k_eager, triton_launch.top_k
+    for kernel in ways:
         out, gradient = torch.empty_like(weight), torch.empty_like(logits)
         assert kernel.masked_weight(weight, logits, args, out), "no kernel"
         factor = torch.tensor(FACTOR)
@@ -41,7 +53,7 @@ def errors(sampler, spec, draw, kept_norm):
 def main(every=False):
     """All cases, or of each sampler and pattern one of the four settings in turn."""
     found = {}
-    samplers = GumbelTopK(), GumbelTopK("scaled"), StraightThrough()
+    samplers = GumbelTopK(), GumbelTopK("scaled"), StraightThrough(), GumbelSubset()
     settings = list(product(TEMPERATURES.items(), (False, True)))
     for number, (sampler, spec) in enumerate(product(samplers, PATTERNS)):
         turn = (number + number // len(PATTERNS)) % len(settings)
@@ -52,8 +64,11 @@ def main(every=False):
     apart = (ours[0].double() - eager[0].double()).abs() / eager[0].double().abs().clamp(min=2**-14)
     found["fp16"] = [float((apart > 0).double().mean()), float(apart.max()), relative(ours[1], eager[1])]
     out, bad = torch.empty(4, 8), torch.full((4, 8), torch.nan)
-    triton_launch.masked_weight(torch.ones(4, 8), bad, DrawArgs(2, 4, 1, 2, 1.0, 1.0, False, True), out)
-    found["nan"] = [float(out.isnan().all()), float(triton_launch.kernels.disabled)]
+    args = DrawArgs(2, 4, 1, 2, 1.0, 1.0, False, True)
+    for kernel in (triton_launch.top_k, triton_launch.subset):
+        kernel.masked_weight(torch.ones(4, 8), bad, args, out.zero_())
+        found.setdefault("nan", []).append(bool(out.isnan().all()))
+    found["nan"].append(triton_launch.kernels.disabled)
     print(json.dumps(found))
 
 

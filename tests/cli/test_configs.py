@@ -156,6 +156,15 @@ def test_what_the_overlays_change(lab):
     assert model.distillation == 0, "the paper learns from the text alone"
 
 
+def test_paper_plus_is_the_papers_recipe_with_two_changes(lab):
+    cli = instantiate("-c", "recipes/paper_plus.yaml", "--model.lm", lab.model)
+    check_the_papers_numbers(cli.model, cli.datamodule, cli.trainer)
+    assert cli.model.distillation == 0.5
+    sources = [corpus.source for corpus in cli.datamodule.corpora]
+    assert sources == ["HuggingFaceFW/fineweb-edu", "wikimedia/wikipedia"]
+    assert len({corpus.weight for corpus in cli.datamodule.corpora}) == 1
+
+
 def test_one_24gb_gpu_changes_memory_and_no_number_of_windows(lab):
     pytest.importorskip("torchao")
     cli = instantiate("-c", "qwen1.5b_2of4", "-c", "overlays/one_24gb_gpu", "--model.lm", lab.model)

@@ -216,3 +216,57 @@ def test_a_pruned_directory_with_updated_weights_is_a_prior_too(tmp_path, lab):
     assert masks.updated
     for name, mask in learner.prior_masks.items():
         assert torch.equal(mask.packed, masks.layers[stored[name]].packed)
+
+
+@pytest.mark.parametrize("builder", BUILDERS.values(), ids=BUILDERS)
+@pytest.mark.parametrize(
+    "sampler", [GumbelTopK(), Categorical()], ids=["a logit per weight", "per candidate"]
+)
+def test_with_a_margin_only_what_leads_by_it_leaves_the_prior(tmp_path, lab, builder, sampler):
+    margin = 0.01
+    learner, _ = learner_of(
+        builder(tmp_path / "m"), lab, prior="magnitude", sampler=sampler, prior_margin=margin
+    )
+    names = [name for name in learner.layers if "layers.0" in name or "h.0" in name][:2]
+    for name, layer in ((name, learner.layers[name]) for name in names):
+        prior = learner.prior_masks[name].to_rows()
+        with torch.no_grad():
+            layer.logits.add_(torch.randn_like(layer.logits), alpha=0.02)
+        if isinstance(sampler, GumbelTopK):
+            wanted = brute_top(layer.logits.detach() + margin * (2.0 * prior - 1), 2, 4)
+        else:
+            wanted = best_candidates(layer.logits.detach(), prior, margin)
+        assert torch.equal(layer.hard_mask(), wanted), name
+        plain = sampler.hard_mask(layer.logits, NMPattern("2:4"))
+        assert 0 < (wanted & ~prior).sum() < (plain & ~prior).sum()
+
+
+def best_candidates(logits, prior, margin):
+    """Of each group's six masks the one with the largest logit plus margin * (2 * overlap - 2), by loops."""
+    candidates, mask = list(combinations(range(4), 2)), torch.zeros_like(prior)
+    for row, column in [(i, j) for i in range(prior.shape[0]) for j in range(prior.shape[1] // 4)]:
+        kept = prior[row, 4 * column : 4 * column + 4]
+        scores = [
+            float(logits[c, row, column] + margin * (2 * int(kept[list(members)].sum()) - 2))
+            for c, members in enumerate(candidates)
+        ]
+        for member in candidates[scores.index(max(scores))]:
+            mask[row, 4 * column + member] = True
+    return mask
+
+
+def test_a_checkpoint_is_exported_with_any_margin(lab):
+    options = lab.quick("--run", "plain", "--trainer.callbacks.every_n_train_steps", "4")
+    assert run("fit", *options, "--model.optimizer.init_args.lr", "0.02") == 0
+    checkpoint = next((lab.folder / "runs/plain/checkpoints").glob("step*.ckpt"))
+    prior, flips = torch.load(checkpoint, weights_only=True)["prior_masks"], []
+    for margin in ("0", "1"):
+        out = lab.folder / margin
+        again = ["--model.prior_margin", margin, "--ckpt_path", checkpoint, "--out", out]
+        settings = [*options[:-4], "--model.optimizer.init_args.lr", "0.02"]
+        assert run("export", *settings, *again, "--allow_changed_settings") == 0
+        masks = MaskSet.load(out).layers
+        flips.append(
+            sum(int((masks[f"{name}.weight"].packed & ~x).count_nonzero()) for name, x in prior.items())
+        )
+    assert flips[0] > flips[1] == 0

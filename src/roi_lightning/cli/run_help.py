@@ -51,7 +51,7 @@ _LINKED: Final = {
 _GROUPS: Final = {
     "model": ("lm", "pattern", "patterns", "dtype", "targets", "ignore", "activation_checkpointing"),
     "method": (
-        *("sampler", "tau", "lam", "prior", "prior_strength", "init_std", "draw_per"),
+        *("sampler", "tau", "lam", "prior", "prior_strength", "prior_margin", "init_std", "draw_per"),
         *("optimizer", "lr_end", "distillation", "kept_norm"),
     ),
     "text": ("corpora", "val_corpora", "seq_len", "batch_size", "windows_per_step", "val_windows"),

@@ -55,6 +55,9 @@ class LogitLearningModule(MaskLearningModule):
             model's activations, one pass), `wanda` or `sparsegpt` (layer after layer, see `oneshot`; the weights
             stay the base's), a mask file, or an exported directory.
         prior_strength: Added to the logits of weights the prior keeps and taken from the others.
+        prior_margin: Added likewise when the mask is hardened, so that a weight takes the place of one that the prior
+            keeps only if it leads by more than twice this. It plays no part in training, but for MaskPro's
+            reference masks.
         prior_windows: Training windows on which `activation`, `wanda` and `sparsegpt` are measured.
         kwargs: As in `MaskLearningModule`.
 
@@ -74,18 +77,25 @@ class LogitLearningModule(MaskLearningModule):
         init_std: float = 0.01,
         prior: str = "none",
         prior_strength: float = 0.015,
+        prior_margin: float = 0.0,
         prior_windows: int = 24,
         **kwargs: Any,
     ) -> None:
         super().__init__(lm, **kwargs)
-        if not (0 <= init_std < math.inf and 0 <= prior_strength < math.inf and prior_windows >= 1):
-            raise UserError(
-                f"model.init_std {init_std} and model.prior_strength {prior_strength} must be numbers, 0 or above, "
-                f"model.prior_windows {prior_windows} must be at least 1"
-            )
+        numbers = {"init_std": init_std, "prior_strength": prior_strength, "prior_margin": prior_margin}
+        for name, value in numbers.items():
+            if not 0 <= value < math.inf:
+                raise UserError(f"model.{name} is {value}; set it to a number, 0 or above")
+        if prior_windows < 1:
+            raise UserError(f"model.prior_windows is {prior_windows}; it must be at least 1")
         check_prior(prior)
+        if prior_margin and prior == "none":
+            raise UserError(
+                f"model.prior_margin is {prior_margin}, and there is no prior to lean to; choose a model.prior"
+            )
         self.init_std, self.prior = init_std, prior
         self.prior_strength, self.prior_windows = prior_strength, prior_windows
+        self.prior_margin = prior_margin
 
     @property
     @abstractmethod
@@ -152,7 +162,11 @@ class LogitLearningModule(MaskLearningModule):
             if not sharded:
                 copy_from_first_rank(layer.logits.detach())
             if prior is not None:
-                self.prior_masks[name] = prior
+                self._keep_prior(name, prior)
+
+    def _keep_prior(self, name: str, prior: LayerMask) -> None:
+        self.prior_masks[name] = prior
+        self.layers[name].prior, self.layers[name].prior_margin = prior, self.prior_margin
 
     def _packed_prior(self) -> Iterator[tuple[str, LayerMask | None]]:
         if self.prior == "none":
@@ -199,7 +213,8 @@ class LogitLearningModule(MaskLearningModule):
         if self.prior == "none":
             return settings
         measured = {"prior_windows": self.prior_windows} if self.prior in MEASURED_PRIORS else {}
-        return settings | {"prior_strength": self.prior_strength} | measured
+        margin = {"prior_margin": self.prior_margin} if self.prior_margin else {}
+        return settings | {"prior_strength": self.prior_strength} | margin | measured
 
     # Checkpoints.
 
@@ -213,4 +228,5 @@ class LogitLearningModule(MaskLearningModule):
         super().on_load_checkpoint(checkpoint)
         for name, packed in checkpoint["prior_masks"].items():
             outputs, inputs = self.layers[name].weight.shape
-            self.prior_masks[name] = LayerMask(packed.cpu(), (outputs, inputs), self.layers[name].transposed)
+            prior = LayerMask(packed.cpu(), (outputs, inputs), self.layers[name].transposed)
+            self._keep_prior(name, prior)

@@ -126,11 +126,18 @@ class MaskedLinear(nn.Module, ABC):
 
 
 class SparseLinear(MaskedLinear):
-    """A layer with `logits`, from which every forward pass in `sample` mode draws a mask."""
+    """A layer with `logits`, from which every forward pass in `sample` mode draws a mask.
+
+    Attributes:
+        prior: The mask from which the logits start; None without one.
+        prior_margin: How far the hard mask leans to it: added to the logits as a start's strength is.
+    """
 
     learned = "logits"
     logits: nn.Parameter
     state: SharedState
+    prior: LayerMask | None = None
+    prior_margin: float = 0.0
 
     def __init__(self, dense: nn.Linear | Conv1D, name: str, state: SharedState) -> None:
         super().__init__(dense, name, state)
@@ -153,7 +160,11 @@ class SparseLinear(MaskedLinear):
 
     @override
     def hard_mask(self) -> Tensor:
-        return self.state.sampler.hard_mask(full_tensor(self.logits), self.pattern)
+        logits = full_tensor(self.logits.detach())
+        if self.prior is not None and self.prior_margin:
+            prior = self.prior.to_rows().to(logits.device)
+            logits = self.state.sampler.initial_logits(logits, prior, self.prior_margin, self.pattern)
+        return self.state.sampler.hard_mask(logits, self.pattern)
 
     @override
     def choices(self) -> Tensor:

@@ -148,11 +148,11 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
     ctx.save_for_backward(weight, logits)
 
 
-top_k_weight = _define("top_k", top_k_eager, cpu=cpu_kernels.top_k, cuda=triton_launch)
+top_k_weight = _define("top_k", top_k_eager, cpu=cpu_kernels.top_k, cuda=triton_launch.top_k)
 categorical_weight = _define(
     "categorical", categorical_eager, cpu=cpu_kernels.categorical, cuda=compiled_categorical
 )
-subset_weight = _define("subset", subset_eager, cpu=cpu_kernels.subset)
+subset_weight = _define("subset", subset_eager, cpu=cpu_kernels.subset, cuda=triton_launch.subset)
 # Of the backward passes.
 GRADIENTS: Final = (
     torch.ops.roi_lightning.top_k_gradient.default,

@@ -1,7 +1,10 @@
 """RoI's sampler in one pass over memory each way, in Triton: the arithmetic of `top_k_eager`, many groups at a time.
 
-A tile is [groups, elements], elements padded to a power of two.
+With SUBSET it is that of `subset_eager`, candidate by candidate. A tile is [groups, elements], elements padded to a
+power of two.
 """
+
+from itertools import combinations
 
 import triton
 import triton.language as tl
@@ -33,13 +36,16 @@ def masked_weight(
     N: tl.constexpr,
     WIDTH: tl.constexpr,
     HARD: tl.constexpr,
+    SUBSET: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Write weight * mask into `out`; the mask is the relaxed one, or the hard top-N of its keys."""
+    """Write weight * mask into `out`; the mask is a relaxed one, or the hard top-N of its keys."""
     offset, inside, element = _offsets(groups, M, WIDTH, TILE)
     key = _keys(logits, offset, inside, element, key0, key1, over_lam, M)
     if HARD:
         mask = _hard_mask(key, element, N, WIDTH)
+    elif SUBSET:
+        mask = _subset_mask(key, over_tau, element, M, N, WIDTH)
     else:
         mask = _soft_mask(_all_keys(key, over_tau, push, element, M, N), over_tau, element, M)
     mask += tl.where(element < M, key - key, 0.0)  # NaN and infinite logits must show
@@ -64,19 +70,31 @@ def logits_gradient(
     N: tl.constexpr,
     WIDTH: tl.constexpr,
     HARD: tl.constexpr,
+    SUBSET: tl.constexpr,
     KEPT_NORM: tl.constexpr,
     TILE: tl.constexpr,
 ):
     """Write the gradient of the logits into `out`."""
     offset, inside, element = _offsets(groups, M, WIDTH, TILE)
-    keys = _all_keys(
-        _keys(logits, offset, inside, element, key0, key1, over_lam, M), over_tau, push, element, M, N
-    )
+    key = _keys(logits, offset, inside, element, key0, key1, over_lam, M)
     value = tl.load(weight + offset, inside, 0.0).to(tl.float32)
     of_mask = tl.load(grad + offset, inside, 0.0).to(tl.float32) * value
-    if KEPT_NORM:
-        mask = _hard_mask(keys[0], element, N, WIDTH) if HARD else _soft_mask(keys, over_tau, element, M)
-        of_mask -= tl.load(factor) * mask * value * value
+    if SUBSET:
+        mask = _subset_mask(key, over_tau, element, M, N, WIDTH)
+        if KEPT_NORM:
+            of_mask -= tl.load(factor) * mask * value * value
+        of_keys = _subset_gradient(key, mask, of_mask, over_tau, element, M, N, WIDTH)
+    else:
+        keys = _all_keys(key, over_tau, push, element, M, N)
+        if KEPT_NORM:
+            mask = _hard_mask(key, element, N, WIDTH) if HARD else _soft_mask(keys, over_tau, element, M)
+            of_mask -= tl.load(factor) * mask * value * value
+        of_keys = _picks_gradient(keys, of_mask, over_tau, push, element, M, N)
+    tl.store(out + offset, of_keys * over_lam, inside)
+
+
+@triton.jit
+def _picks_gradient(keys, of_mask, over_tau, push, element, M: tl.constexpr, N: tl.constexpr):
     total = tl.zeros_like(of_mask)
     for k in tl.static_range(N - 1, -1, -1):
         mu, others, leads, rest, _ = _pick(keys[k], over_tau, element, M)
@@ -88,7 +106,57 @@ def logits_gradient(
             rest_through = tl.sum(tl.where(leads, 0.0, through), 1)
             step += (others * leader[:, None] + mu * rest_through[:, None] - through) * push
         total += step * over_tau
-    tl.store(out + offset, total * over_lam, inside)
+    return total
+
+
+@triton.jit
+def _subset_mask(key, over_tau, element, M: tl.constexpr, N: tl.constexpr, WIDTH: tl.constexpr):
+    """Σ_c p_c · candidate_c."""
+    best = tl.sum(key * _hard_mask(key, element, N, WIDTH), 1)
+    total, mask = tl.zeros_like(best), tl.zeros_like(key)
+    for c in tl.static_range(_count(M, N)):
+        kept = _candidate(element, c, M, N)
+        e = _odds(key, kept, best, over_tau)
+        total += e
+        mask += e[:, None] * kept
+    return mask / total[:, None]
+
+
+@triton.jit
+def _subset_gradient(
+    key, mask, of_mask, over_tau, element, M: tl.constexpr, N: tl.constexpr, WIDTH: tl.constexpr
+):
+    best = tl.sum(key * _hard_mask(key, element, N, WIDTH), 1)
+    mean = tl.sum(of_mask * mask, 1)  # of what the candidates' gradients are
+    total, of_keys = tl.zeros_like(best), tl.zeros_like(key)
+    for c in tl.static_range(_count(M, N)):
+        kept = _candidate(element, c, M, N)
+        e = _odds(key, kept, best, over_tau)
+        total += e
+        of_keys += (e * (tl.sum(of_mask * kept, 1) - mean))[:, None] * kept
+    return of_keys / total[:, None] * over_tau
+
+
+@triton.jit
+def _odds(key, kept, best, over_tau):
+    """The likelihood of a candidate by the best one's."""
+    behind = tl.sum(tl.where(kept > 0, key, 0.0), 1) - best
+    return tl.exp(tl.maximum(behind * over_tau, MIN_EXPONENT))
+
+
+@triton.jit
+def _candidate(element, c: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
+    return ((_bits(c, M, N) >> element) & 1).to(tl.float32)
+
+
+@triton.constexpr_function
+def _count(m, n):
+    return len(list(combinations(range(m), n)))
+
+
+@triton.constexpr_function
+def _bits(c, m, n):
+    return sum(1 << i for i in list(combinations(range(m), n))[c])
 
 
 @triton.jit

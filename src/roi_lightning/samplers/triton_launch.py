@@ -2,7 +2,11 @@
 
 import importlib
 import logging
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
+from math import comb
+from operator import mul
 from typing import Any, Final
 
 import torch
@@ -14,38 +18,55 @@ from roi_lightning.utils.cpp_extension import FastPath
 kernels = FastPath("Triton's kernels can't be used here", logging.INFO)
 # Weights of one program: eight for each of its threads.
 _TILE: Final = 1024
-# Code grows with elements times picks: beyond, compiling takes minutes.
-_MAX_TERMS: Final = 256
 
 
-def masked_weight(weight: Tensor, logits: Tensor, args: DrawArgs, out: Tensor) -> bool:
-    """Write weight * mask into `out`; see `ops.Kernel`."""
-    return _launch("masked_weight", args, logits, weight, out)
+@dataclass(frozen=True)
+class TritonKernel:
+    """The passes of one sampler; see `ops.Kernel`.
 
+    Attributes:
+        subset: Whether the relaxation goes over whole masks.
+        code_size: What the code grows with, by M and N.
+        max_size: Beyond, compiling would take minutes.
+    """
 
-def logits_gradient(
-    weight: Tensor, logits: Tensor, grad: Tensor, factor: Tensor, args: DrawArgs, out: Tensor
-) -> bool:
-    """Write the gradient of the logits into `out`; see `ops.Kernel`."""
-    return _launch("logits_gradient", args, logits, weight, grad, out, factor, KEPT_NORM=args.kept_norm)
+    subset: bool
+    code_size: Callable[[int, int], int]
+    max_size: int
 
+    def masked_weight(self, weight: Tensor, logits: Tensor, args: DrawArgs, out: Tensor) -> bool:
+        """Write weight * mask into `out`."""
+        return self._launch("masked_weight", args, logits, weight, out)
 
-def _launch(name: str, args: DrawArgs, *tensors: Tensor, **constants: bool) -> bool:
-    if args.m * args.n > _MAX_TERMS:
-        return False
-    width = 1 << (args.m - 1).bit_length()
-    tile, groups = max(1, _TILE // width), tensors[1].numel() // args.m
-    numbers = groups, args.key0, args.key1, 1 / args.lam, 1 / args.tau, args.push
-    fixed = {"M": args.m, "N": args.n, "WIDTH": width, "HARD": args.hard, "TILE": tile, **constants}
+    def logits_gradient(
+        self, weight: Tensor, logits: Tensor, grad: Tensor, factor: Tensor, args: DrawArgs, out: Tensor
+    ) -> bool:
+        """Write the gradient of the logits into `out`."""
+        return self._launch(
+            "logits_gradient", args, logits, weight, grad, out, factor, KEPT_NORM=args.kept_norm
+        )
 
-    def launch() -> None:
-        with torch.cuda.device_of(tensors[1]):
-            getattr(_module(), name)[-(-groups // tile),](*tensors, *numbers, **fixed)
+    def _launch(self, name: str, args: DrawArgs, *tensors: Tensor, **constants: bool) -> bool:
+        if self.code_size(args.m, args.n) > self.max_size:
+            return False
+        width = 1 << (args.m - 1).bit_length()
+        tile, groups = max(1, _TILE // width), tensors[1].numel() // args.m
+        numbers = groups, args.key0, args.key1, 1 / args.lam, 1 / args.tau, args.push
+        constants |= {"HARD": args.hard, "SUBSET": self.subset}
+        sizes = {"M": args.m, "N": args.n, "WIDTH": width, "TILE": tile}
 
-    return kernels.attempt(launch)
+        def launch() -> None:
+            with torch.cuda.device_of(tensors[1]):
+                getattr(_module(), name)[-(-groups // tile),](*tensors, *numbers, **sizes, **constants)
+
+        return kernels.attempt(launch)
 
 
 @cache
 def _module() -> Any:
     # Imported when first needed: it needs Triton, which machines without a GPU may lack.
     return importlib.import_module("roi_lightning.samplers.triton_kernels")
+
+
+top_k = TritonKernel(subset=False, code_size=mul, max_size=256)
+subset = TritonKernel(subset=True, code_size=comb, max_size=128)
