@@ -15,6 +15,7 @@ from roi_lightning.data import CalibrationDataModule
 from roi_lightning.learning.maskpro import MaskProModule
 from roi_lightning.learning.proxsparse import ProxSparseModule
 from roi_lightning.learning.recipe import spelled
+from roi_lightning.learning.recover import RecoveryModule
 from roi_lightning.learning.roi import RoILightningModule
 from roi_lightning.learning.trainer import RoITrainer
 from roi_lightning.samplers import Sampler
@@ -43,6 +44,7 @@ TRAINER_DEFAULTS: Final = {
 _SET: Final = {"trainer.max_steps": _REQUIRED} | {
     f"trainer.{name}": str(value).lower() for name, value in TRAINER_DEFAULTS.items()
 }
+_OTHERS: Final = (MaskProModule, ProxSparseModule, RecoveryModule)
 _CLASSES: Final = {"model": RoILightningModule, "data": CalibrationDataModule, "trainer": RoITrainer}
 # Links set these: the model's tokenizer and code, the run's seed.
 _LINKED: Final = {
@@ -90,7 +92,8 @@ _FIRST: Final = (
     (
         "--model",
         "CLASS",
-        "What learns: RoILightningModule, MaskProModule, ProxSparseModule, or a class path (default: the first).",
+        "What learns: RoILightningModule, MaskProModule, ProxSparseModule, RecoveryModule (the weights that a mask "
+        "keeps), or a class path (default: the first).",
     ),
     (
         "--seed",
@@ -190,8 +193,8 @@ def _all_sections() -> dict[str, list[Option]]:
         for section, kind in _CLASSES.items()
     }
     roi = _class_options("model", RoILightningModule)
-    for kind in (MaskProModule, ProxSparseModule):
-        own = [option for name, option in _class_options("model", kind).items() if name not in roi]
+    for kind in _OTHERS:
+        own = [option for name, option in _class_options("model", kind).items() if option != roi.get(name)]
         sections[f"{kind.__name__} (model): as above without RoI's own, and"] = own
     return sections
 
