@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from roi_lightning.api.apply import apply
     from roi_lightning.api.evaluate import evaluate
+    from roi_lightning.api.keep_zeros import keep_zeros
     from roi_lightning.api.learn import learn
     from roi_lightning.api.prune import prune
     from roi_lightning.data import CalibrationDataModule
@@ -18,6 +19,7 @@ __all__ = [
     "accelerate",
     "apply",
     "evaluate",
+    "keep_zeros",
     "learn",
     "prune",
 ]
