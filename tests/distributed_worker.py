@@ -34,6 +34,7 @@ from roi_lightning.learning.fsdp import FSDP2Strategy
 from roi_lightning.learning.maskpro import MaskProModule
 from roi_lightning.learning.priors import ONE_SHOT_PRIORS
 from roi_lightning.learning.proxsparse import ProxSparseModule
+from roi_lightning.learning.recover import RecoveryModule
 from roi_lightning.learning.roi import RoILightningModule
 from roi_lightning.learning.trainer import RoITrainer
 from roi_lightning.oneshot import Wanda
@@ -75,6 +76,7 @@ LEARNERS = {
         optimizer=partial(torch.optim.SGD, lr=5.0),
         lr_end=1.0,
     ),
+    "recover": partial(RecoveryModule, distillation=0.5, norms=True, optimizer=adamw(1e-3)),
 }
 STEPS, SAVED, TOLD = 6, 3, 4
 # Runs that end with a report: one process and two ranks, whole and sharded, with a prior and without.

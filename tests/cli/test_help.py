@@ -66,7 +66,7 @@ def test_all_options_are_those_that_parse(lab):
     assert text == parsed(*lab.quick())["data"]["init_args"].keys() - linked
     options = {name.removeprefix("--model.") for name in told if name.startswith("--model.")}
     init_args = parsed(*lab.quick())["model"]["init_args"]
-    of_others = {"strength", "average", "renew_every"}
+    of_others = {"strength", "average", "renew_every", "base", "norms", "biases"}
     assert options - of_others == init_args.keys() - {"seed"}
 
 
@@ -116,7 +116,7 @@ MISTAKES = {
     "a schedule": (("fit", *QUICK, "--model.tau", "Expo"), "tau 'Expo' is no class; .*Exponential, Linear"),
     "a learner": (
         ("fit", *QUICK, "--model", "RoI"),
-        "choose MaskProModule, ProxSparseModule, RoILightningModule",
+        "choose MaskProModule, ProxSparseModule, RecoveryModule, RoILightningModule",
     ),
     "an optimizer": (("fit", *QUICK, "--model.optimizer", "AdmW"), "did you mean AdamW"),
     "a callback": (("fit", *QUICK, "--trainer.callbacks+", "HardenMask"), "did you mean HardenMasks"),
@@ -126,6 +126,10 @@ MISTAKES = {
     ),
     "a value of the trainer": (("fit", *QUICK, "--steps", "many"), "--trainer.max_steps: expected int"),
     "an option of the learner": (("fit", *QUICK, "--model.init_stdd", "3"), "did you mean init_std?"),
+    "an option of another learner": (
+        ("fit", *QUICK, "--model", "RecoveryModule", "--sampler", "StraightThrough"),
+        "'sampler' is not accepted; it is an option of another class than this run's, leave it out",
+    ),
     "an option of a schedule": (("fit", *QUICK, "--model.tau.star", "3"), "did you mean start?"),
     "an option of the text": (("fit", *QUICK, "--data.seqlen", "3"), "did you mean seq_len"),
     "another name": (("fit", *QUICK, "--dataset", "x"), "here it is --corpora"),

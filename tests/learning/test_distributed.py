@@ -17,26 +17,29 @@ from cli_helpers import GOING_ON, Lab, make_lab, plain_text, run
 from distributed_worker import BROKEN, REPORTED, SAVED, STEPS, TOLD, learn, learned_of
 from roi_lightning.cli.lightning import build
 from roi_lightning.errors import UserError
-from roi_lightning.export import verify_export
+from roi_lightning.export import verify_export, write_export
 from roi_lightning.learning.checkpoint_io import read_checkpoint
 from roi_lightning.learning.resume import check_checkpoint
 from roi_lightning.masks.mask_set import MaskSet
+from roi_lightning.models.source import resolve_model
 from roi_lightning.reports import read_record
-from tiny_models import tiny_gpt2, tiny_llama, tiny_mixtral
+from tiny_models import random_masks, tiny_gpt2, tiny_llama, tiny_mixtral
 
 lab = pytest.fixture(make_lab)
 TESTS = Path(__file__).parents[1]
 # What is learned, on which model: the tiny Llama where it says nothing of one.
 KINDS = {"llama": "roi", "gpt2": "roi", "mixtral": "roi"}
 KINDS |= {"maskllm": "maskllm", "maskpro": "maskpro", "proxsparse": "proxsparse"}
-SLOW_KINDS = {"gpt2", "mixtral", "maskpro"}
+KINDS |= {"recover": "recover"}
+SLOW_KINDS = {"gpt2", "mixtral", "maskpro", "recover"}
 MEASURED = ["ddp-measured", "sharded-measured"]
 WHOLE = ["ddp-llama", "sharded-llama", "gathered-llama", "sharded-gpt2", "ddp-mixtral", "sharded-mixtral"]
 WHOLE += ["sharded-maskllm", "ddp-maskpro", "sharded-maskpro", "sharded-proxsparse"]
+WHOLE += ["ddp-recover", "sharded-recover"]
 # Resumed runs: from a file of one process, and from a folder of shards.
 ON = {"ddp-on": "one-llama", "sharded-on": "one-llama", "sharded-shards": "sharded-llama"}
 SLOW = {"gathered-llama", "sharded-gpt2", "ddp-mixtral", "sharded-mixtral", "ddp-maskpro", "sharded-maskpro"}
-SLOW |= {"ddp-on", "sharded-on"}
+SLOW |= {"ddp-on", "sharded-on", "ddp-recover", "sharded-recover"}
 MAKERS = {"llama": tiny_llama, "mixtral": tiny_mixtral, "gpt2": tiny_gpt2}
 pytestmark = [
     *GOING_ON,
@@ -85,6 +88,9 @@ def learn_alone(root, kinds):
     for kind in kinds:
         if kind in MAKERS:
             MAKERS[kind](root / kind)
+        if kind == "recover":
+            source = resolve_model(str(root / "llama"))
+            write_export(source, random_masks(source, "2:4"), root / kind)
         folder = root / f"one-{kind}"
         module, recorder, _ = learn(model_of(root, kind), folder, root / "shared", learner=KINDS[kind])
         torch.save(learned_of(module), folder / "learned.pt")

@@ -200,6 +200,8 @@ def test_a_resumed_run_ends_with_the_same_bits(lab):
 def test_what_is_no_export_is_refused(lab):
     with pytest.raises(UserError, match=r"which is no exported directory: recovery trains the kept weights"):
         RecoveryModule(str(lab.model))
+    with pytest.raises(UserError, match=r"'smollm2-135m', which is no exported directory"):
+        RecoveryModule("smollm2-135m")
 
 
 def test_another_base_is_refused(lab):

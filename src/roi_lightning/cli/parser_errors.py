@@ -67,7 +67,9 @@ def explained(message: str, command: str) -> tuple[str, str]:
         return f"{key[1]} {path[1]!r} can't be used: {path[2]}{_near_path(path[1], path[2])}", remedy
     told = _TYPE.sub(r"\1", _KEY.sub(_option, parser_error(message))).replace("Expected a ", "expected ")
     if unknown := _NO_OPTION.search(told):
-        return f"{told}{did_you_mean(unknown[1], _class_option_names())}", remedy
+        known = _class_option_names()
+        other = "; it is an option of another class than this run's, leave it out"
+        return f"{told}{other if unknown[1] in known else did_you_mean(unknown[1], known)}", remedy
     return with_near_options(told, option_names()), remedy
 
 

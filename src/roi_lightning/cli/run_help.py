@@ -44,7 +44,11 @@ TRAINER_DEFAULTS: Final = {
 _SET: Final = {"trainer.max_steps": _REQUIRED} | {
     f"trainer.{name}": str(value).lower() for name, value in TRAINER_DEFAULTS.items()
 }
-_OTHERS: Final = (MaskProModule, ProxSparseModule, RecoveryModule)
+_DIFFERENCES: Final = {
+    MaskProModule: "as above without RoI's own",
+    ProxSparseModule: "as above without RoI's own",
+    RecoveryModule: "as above without RoI's own, patterns and globs; --lm is an exported directory",
+}
 _CLASSES: Final = {"model": RoILightningModule, "data": CalibrationDataModule, "trainer": RoITrainer}
 # Links set these: the model's tokenizer and code, the run's seed.
 _LINKED: Final = {
@@ -193,9 +197,9 @@ def _all_sections() -> dict[str, list[Option]]:
         for section, kind in _CLASSES.items()
     }
     roi = _class_options("model", RoILightningModule)
-    for kind in _OTHERS:
-        own = [option for name, option in _class_options("model", kind).items() if option != roi.get(name)]
-        sections[f"{kind.__name__} (model): as above without RoI's own, and"] = own
+    for kind in _DIFFERENCES:
+        own = [option for name, option in _class_options("model", kind).items() if name not in roi]
+        sections[f"{kind.__name__} (model): {_DIFFERENCES[kind]}, and"] = own
     return sections
 
 

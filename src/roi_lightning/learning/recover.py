@@ -286,10 +286,10 @@ class RecoveryModule(MaskLearningModule):
 
 
 def _exported(lm: str) -> Path:
-    directory = resolve_model(lm).directory
-    if not (directory / SIDECAR).is_file():
+    source = resolve_model(lm)
+    if source.kind == "gguf" or not (source.directory / SIDECAR).is_file():
         raise UserError(
             f"model.lm is {lm!r}, which is no exported directory: recovery trains the kept weights of one; give what "
             "fit, prune, apply or export wrote"
         )
-    return directory
+    return source.directory
