@@ -485,6 +485,7 @@ def test_without_the_handle_lora_is_peft_s_own(lab):
 
 
 @pytest.mark.filterwarnings("ignore")  # of TRL's own habits
+@pytest.mark.slow
 def test_supervised_fine_tuning_with_trl(lab):
     trl = pytest.importorskip("trl")
     datasets, peft = pytest.importorskip("datasets"), pytest.importorskip("peft")
