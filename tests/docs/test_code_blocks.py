@@ -86,7 +86,7 @@ def small(arguments):
 def options_of_small(words):
     """Which options of a command have values for tiny runs."""
     options = dict(SMALL.get(words[0], {}))
-    if words[0] in CONFIGURED and "--model" not in words:
+    if words[0] in CONFIGURED and "--model" not in words and "recover.yaml" not in words:
         prox = any("proxsparse" in word for word in words)
         options |= {("--model.strength",): "1"} if prox else {("--model.prior_windows",): "2"}
     return {} if "magnitude" in words else options
