@@ -177,9 +177,12 @@ def _own_cache(tmp_path_factory):
     """Prepared data stays out of the user's cache, compiled libraries stay for the next run, disks don't wait."""
     import datasets
 
+    from roi_lightning.utils.cpp_extension import cache_folder
+
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:  # one for all workers
         folder = folder.parent
     os.fsync = lambda handle: None  # no test pulls the plug
-    os.environ["ROI_CACHE"] = str(CACHE / "libraries")
+    # Named by all that they are made of, so that any checkout may take them.
+    os.environ["ROI_CACHE"] = str((cache_folder() or CACHE) / "tests")
     datasets.config.HF_DATASETS_CACHE = folder / "datasets"

@@ -259,7 +259,7 @@ def hugging_face(lab, lm, **options):
     return trainer
 
 
-@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("bf16", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_hugging_face_trainer(lab, bf16):
     base, export = pruned(lab)
     lm = load(export)

@@ -102,6 +102,8 @@ def test_norms_and_biases_are_trained_where_they_are_asked_for(lab, builder):
         trained = tensor.ndim == 1 or name in MaskSet.load(out).layers
         assert torch.equal(tensor, before[name]) != trained, name
     assert run("verify", out, "--base", base) == 0
+    others = sum(tensor.ndim == 1 for tensor in after.values())
+    assert f"layers, and {others} other tensors, were trained on" in (out / "README.md").read_text()
     ids = torch.arange(40).reshape(2, 20) * 5 % 256
     for directory, context in ((out, learner.under_masks()), (base, learner.dense())):
         lm = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)

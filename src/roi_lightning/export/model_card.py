@@ -90,8 +90,8 @@ weight; with the base model, `roi-lightning apply BASE {MASK_FILE} --out DIR` ma
 again."""
 
 _UPDATED: Final = f"""tells whether every pruned weight is exactly zero, every group of inputs keeps the right
-number of weights, every tensor that was not pruned is bit for bit the base model's, the updated ones are as they
-were written, and no file has changed since. `{MASK_FILE}` holds one bit per weight; it can't be applied to the base
+number of weights, every tensor that was neither pruned nor updated is bit for bit the base model's, the updated
+ones are as they were written, and no file has changed since. `{MASK_FILE}` holds one bit per weight; it can't be applied to the base
 model, whose weights are not the updated ones."""
 
 
@@ -123,7 +123,10 @@ def _rest(masks: MaskSet, training: Mapping[str, Any]) -> str:
     if not masks.updated:
         return "Nothing else was changed."
     if training.get("method") == RECOVERED:
-        return f"The kept weights of {len(masks.updated)} layers were trained on under the mask."
+        others = len(masks.updated.keys() - masks.layers.keys())
+        rest = f", and {others} other tensors," if others else ""
+        layers = len(masks.updated) - others
+        return f"The kept weights of {layers} layers{rest} were trained on under the mask."
     return f"The kept weights of {len(masks.updated)} layers were adjusted to make up for the loss."
 
 
