@@ -91,8 +91,8 @@ again."""
 
 _UPDATED: Final = f"""tells whether every pruned weight is exactly zero, every group of inputs keeps the right
 number of weights, every tensor that was neither pruned nor updated is bit for bit the base model's, the updated
-ones are as they were written, and no file has changed since. `{MASK_FILE}` holds one bit per weight; it can't be applied to the base
-model, whose weights are not the updated ones."""
+ones are as they were written, and no file has changed since. `{MASK_FILE}` holds one bit per weight; it can't be
+applied to the base model, whose weights are not the updated ones."""
 
 
 def _summary(masks: MaskSet, description: Mapping[str, Any], base: str) -> str:
