@@ -159,7 +159,11 @@ TABLE = {
     "hashes: a list": (resealed(metadata(sha256="[]")), apply, "makes no sense .*not a mapping"),
     "hashes: deep": (resealed(metadata(sha256=DEEP)), apply, "makes no sense"),
     "updates: a number": (resealed(metadata(updated="3")), apply, "makes no sense"),
-    "updates: of no layer": (resealed(metadata(updated='{"x": "y"}')), apply, "updated layers"),
+    "updates: of another tensor": (
+        resealed(metadata(updated='{"x": "y"}')),
+        apply,
+        "belong to weights that their method updated in 1 tensors, 'x' first",
+    ),
     "no hash of a layer": (resealed(no_hash), apply, "have a hash"),
     "another hash": (resealed(other_hash), apply, "another model.*other values"),
     "a shape with other rows": (resealed(layer(shape=[32, 64])), apply, r"packed mask of \[32, 64\]"),

@@ -146,7 +146,7 @@ class MaskLearningModule(MaskedSteps):
         return {}
 
     def updates(self) -> dict[str, Tensor]:
-        """The masked weights that the method has changed, by their names on disk and as they are written there.
+        """The tensors that the method has changed, by their names on disk and as they are written there.
 
         On the CPU; every rank has to call it, and gets all.
         """
