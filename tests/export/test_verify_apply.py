@@ -1,6 +1,5 @@
 import json
 import shutil
-from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +8,6 @@ from safetensors.torch import load_file, save_file
 from roi_lightning.cli import apply, verify
 from roi_lightning.errors import UserError
 from roi_lightning.export import verify_export, write_export
-from roi_lightning.export.checks import CheckFailedError, Exported, updates
 from roi_lightning.export.sidecar import read_sidecar, write_sidecar
 from roi_lightning.models.source import resolve_model
 from tiny_models import random_masks, tiny_gguf, tiny_llama, tiny_qwen2
@@ -197,13 +195,6 @@ def test_apply_to_a_gguf_base(tmp_path):
     assert verify.main([str(out), "--base", gguf]) == 0
     with pytest.raises(UserError, match="other values"):
         apply.main([gguf, str(out), "--out", str(tmp_path / "other"), "--dtype", "float32"])
-
-
-def test_an_update_of_a_tensor_that_is_not_there_fails(export):
-    directory = Exported(export)
-    directory.masks = replace(directory.masks, updated={"x": "y"})
-    with pytest.raises(CheckFailedError, match="updated, but not in the export: x"):
-        updates(directory)
 
 
 def test_apply_refuses_the_wrong_base(original, tmp_path):
