@@ -5,6 +5,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState
 from lightning.pytorch import LightningModule, Trainer
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
@@ -243,6 +245,13 @@ def test_a_resumed_loop_ends_alike(lab):
         assert torch.equal(mine, theirs)
 
 
+@pytest.fixture(autouse=True)
+def _no_earlier_accelerator():
+    """accelerate keeps the precision and the accumulation of a process's first `Accelerator`, a `Trainer`'s too."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+
+
 def hugging_face(lab, lm, **options):
     """Run the `Trainer` of transformers."""
     from transformers import Trainer, TrainingArguments
@@ -280,11 +289,9 @@ def test_hugging_face_trainer(lab, bf16):
 
 
 def test_accelerate(lab):
-    accelerate = pytest.importorskip("accelerate")
-    accelerate.state.GradientState._reset_state()  # what an earlier Trainer of this process has left
     _, export = pruned(lab)
     lm, plain = load(export), load(export)
-    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
     with keep_zeros(lm), keep_zeros(plain):
         wrapped, optimizer = accelerator.prepare(lm, adamw(lm))
         for ids in batches(4):
