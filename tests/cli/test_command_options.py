@@ -11,7 +11,19 @@ import pytest
 from roi_lightning.cli.options import parse_options
 
 MODULES = (
-    *("apply", "compare", "doctor", "evaluate", "generate", "pack", "permute", "prune", "publish", "verify"),
+    *(
+        "apply",
+        "compare",
+        "doctor",
+        "evaluate",
+        "generate",
+        "pack",
+        "permute",
+        "prune",
+        "publish",
+        "refit",
+        "verify",
+    ),
 )
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,17 +12,14 @@ from transformers.pytorch_utils import Conv1D
 from typing_extensions import override
 
 from roi_lightning.errors import UserError
+from roi_lightning.export.recorded import export_directory, recorded_layers, recorded_patterns
 from roi_lightning.export.sidecar import RECOVERED, read_sidecar
 from roi_lightning.learning.base import MaskLearningModule
 from roi_lightning.learning.trained_beside import train_beside
 from roi_lightning.masks.layer_mask import LayerMask, unpack_bits
-from roi_lightning.masks.layer_patterns import DENSE, layer_patterns
 from roi_lightning.masks.mask_set import MaskSet
-from roi_lightning.masks.pattern import NMPattern
-from roi_lightning.models.base_tensors import SIDECAR
 from roi_lightning.models.fingerprint import check_masks_fit
-from roi_lightning.models.layers import ChosenLayers, prunable_layers
-from roi_lightning.models.source import resolve_model
+from roi_lightning.models.layers import ChosenLayers
 from roi_lightning.models.stored_tensors import StoredTensors
 from roi_lightning.models.weight_names import stored_names
 from roi_lightning.samplers.masked_linear import LayerState, MaskedLinear, attach, in_mode
@@ -111,14 +107,14 @@ class RecoveryModule(MaskLearningModule):
     def __init__(
         self, lm: str, *, base: str | None = None, norms: bool = False, biases: bool = False, **kwargs: Any
     ) -> None:
-        self._export = _exported(lm)
+        self._export = export_directory(lm)
         self._sidecar = read_sidecar(self._export)
         recorded = self._sidecar["base"]
         super().__init__(
             base or recorded["spec"],
             revision=None if base else recorded["revision"],
             pattern="2:4" if self._is_mixed else self._sidecar["pattern"],
-            patterns=self._recorded_patterns() if self._is_mixed else None,
+            patterns=recorded_patterns(self._sidecar) if self._is_mixed else None,
             targets=("*",),
             ignore=(),
             **kwargs,
@@ -150,35 +146,7 @@ class RecoveryModule(MaskLearningModule):
 
     @override
     def choose(self, lm: PreTrainedModel) -> ChosenLayers:
-        # By the names of the export's tensors, which are those of its mask file.
-        tensors, layers = StoredTensors(self._export), prunable_layers(lm)
-        stored = stored_names(lm, [f"{name}.weight" for name in layers], tensors)
-        names = {stored[f"{name}.weight"]: name for name in layers}
-        recorded = self._recorded_patterns()
-        for tensor in recorded:
-            shape = tuple(layers[names[tensor]].weight.shape) if tensor in names else None
-            if shape != tensors.shape(tensor):
-                raise UserError(
-                    f"{self.start_from!r} was not made from {self.source.spec!r}: {tensor!r} is "
-                    f"{list(tensors.shape(tensor))} there and {shape and list(shape)} here; set model.base"
-                )
-        patterns = {
-            names[x]: None if pattern == DENSE else NMPattern(pattern) for x, pattern in recorded.items()
-        }
-        own = {name: layer for name, layer in layers.items() if name in patterns}
-        return ChosenLayers(
-            {name: layer for name, layer in own.items() if patterns[name] is not None},
-            {name: layer for name, layer in own.items() if patterns[name] is None},
-            layer_patterns({name: patterns[name] for name in own}),
-        )
-
-    def _recorded_patterns(self) -> dict[str, str]:
-        """N:M or `dense` by the name of a tensor on disk."""
-        layers, whole = self._sidecar["layers"], self._sidecar["pattern"]
-        dense = self._sidecar.get("mixed_patterns", {}).get("dense", {})
-        return {name: entry.get("pattern", whole) for name, entry in layers.items()} | dict.fromkeys(
-            dense, DENSE
-        )
+        return recorded_layers(lm, self._export, self._sidecar, self.source.spec)
 
     @override
     def attach(self, lm: PreTrainedModel, layers: dict[str, nn.Linear | Conv1D]) -> dict[str, KeptLinear]:
@@ -283,13 +251,3 @@ class RecoveryModule(MaskLearningModule):
     def settings(self) -> dict[str, object]:
         started = {"export": self.start_from, "export_checksum": self._sidecar["checksum"]}
         return super().settings() | started | {"norms": self.norms, "biases": self.biases}
-
-
-def _exported(lm: str) -> Path:
-    source = resolve_model(lm)
-    if source.kind == "gguf" or not (source.directory / SIDECAR).is_file():
-        raise UserError(
-            f"model.lm is {lm!r}, which is no exported directory: recovery trains the kept weights of one; give what "
-            "fit, prune, apply or export wrote"
-        )
-    return source.directory

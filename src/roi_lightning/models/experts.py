@@ -156,16 +156,17 @@ def expert_layers(lm: nn.Module) -> set[str]:
     }
 
 
-def warn_unrouted_experts(idle: Sequence[str], total: int) -> None:
-    """Warn that experts' layers received no token of the calibration text, so that magnitude chose there.
+def warn_unrouted_experts(idle: Sequence[str], total: int, fate: str) -> None:
+    """Warn that experts' layers received no token of the calibration text.
 
     Args:
         idle: Layers that received none, by name.
         total: How many layers experts have.
+        fate: What becomes of them.
     """
     if idle:
         warnings.warn(
-            f"{len(idle)} of {total} layers of experts met no token of the calibration text and are pruned by "
-            f"magnitude, {idle[0]} first; more windows would reach more experts",
+            f"{len(idle)} of {total} layers of experts met no token of the calibration text and {fate}, "
+            f"{idle[0]} first; more windows would reach more experts",
             stacklevel=2,
         )

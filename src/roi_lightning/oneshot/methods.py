@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 from typing_extensions import override
@@ -64,6 +65,10 @@ class CalibratedMethod(OneShotMethod):
 
     observer: type[InputObserver]
 
+    def without_inputs(self) -> OneShotMethod:
+        """What takes its place for an expert's layers that no token reaches."""
+        return Magnitude()
+
 
 @dataclass(frozen=True)
 class BlockLayer:
@@ -105,13 +110,15 @@ class Block:
 
 
 class BlockMethod(CalibratedMethod):
-    """A method that learns the masks of a block together; afterwards `prune` gives each layer's.
+    """A method that learns all layers of a block together; afterwards `prune` gives the result of each.
 
     Attributes:
         steps: Of a block.
+        doing: What the progress calls it, before "30 blocks".
     """
 
     steps: int
+    doing: ClassVar[str] = "learning the masks of"
 
     @abstractmethod
     def check_pattern(self, pattern: NMPattern) -> None:
@@ -131,7 +138,7 @@ class BlockMethod(CalibratedMethod):
 
     @abstractmethod
     def learn(self, block: Block) -> None:
-        """Learn the masks of one block; called in the model's order.
+        """Learn one block; called in the model's order.
 
         Raises:
             UserError: If the block's numbers can't be used.

@@ -27,7 +27,6 @@ from roi_lightning.oneshot.methods import (
     BlockMethod,
     CalibratedMethod,
     LayerResult,
-    Magnitude,
     OneShotMethod,
 )
 from roi_lightning.oneshot.observers import InputObserver, ObserverGroup
@@ -68,7 +67,7 @@ class _PruningRun:
         calibration: On what.
         experts: The names of layers that may receive no token.
         dtypes: In which weights are stored, where the model may hold wider ones.
-        idle: Filled with those that received none; magnitude prunes them.
+        idle: Filled with those that received none.
     """
 
     layers: Mapping[str, nn.Module]
@@ -92,7 +91,7 @@ class _PruningRun:
         inputs = observers.of(name, layer)
         if self.is_idle(name, inputs):
             self.idle.append(name)
-            return prune_layer(layer, Magnitude(), None, pattern, name, dtype)
+            return prune_layer(layer, self.method.without_inputs(), None, pattern, name, dtype)
         return prune_layer(layer, self.method, inputs, pattern, name, dtype)
 
 
@@ -105,7 +104,7 @@ def prune_layers(
     calibration: Calibration | None = None,
     dtypes: Mapping[str, torch.dtype] | None = None,
 ) -> Iterator[tuple[str, LayerResult]]:
-    """Prune a model's layers in its order; those of experts that no token reaches by magnitude, with a warning.
+    """Prune a model's layers in its order; those of experts that no token reaches as the method says, with a warning.
 
     Wanda on `dense` activations takes one forward pass of the whole model where that is on the device already, also
     if it is sharded; everything else goes block by block.
@@ -132,7 +131,8 @@ def prune_layers(
     assert calibration.activations == "sequential" or not isinstance(method, BlockMethod)
     run = _PruningRun(layers, method, pattern, calibration, expert_layers(lm), dtypes or {})
     yield from _prune_at_once(lm, run) if _fits_one_pass(lm, run) else _prune_blocks(lm, run)
-    warn_unrouted_experts(run.idle, len(run.experts))
+    fate = "stay as they are" if method.without_inputs() is method else "are pruned by magnitude"
+    warn_unrouted_experts(run.idle, len(run.experts), fate)
 
 
 def _fits_one_pass(lm: PreTrainedModel, run: _PruningRun) -> bool:
@@ -176,7 +176,7 @@ def _prune_blocks(lm: PreTrainedModel, run: _PruningRun) -> Iterator[tuple[str, 
     steps, what = 1, f"pruning blocks of {calibration.windows.numel():,} tokens"
     if isinstance(method, BlockMethod):
         method.start(calibration.seed)
-        steps, what = method.steps, f"learning the masks of {count} blocks, in steps"
+        steps, what = method.steps, f"{method.doing} {count} blocks, in steps"
     with closing(Advance(count * steps, what)) as report:
         for index in range(count):
             yield from _prune_block(blocks, index, run, index == count - 1, report)
