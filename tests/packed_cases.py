@@ -6,6 +6,7 @@ import torch
 
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.runtime import pack, triton_launch, unpack
+from roi_lightning.runtime.packed_format import quantize
 
 # One of each: what is interpreted is not tuned.
 triton_launch.CONFIGS |= {
@@ -25,11 +26,14 @@ def error(out, exact):
     return float((out.double() - exact).norm() / exact.norm())
 
 
-def cases(dtype, shape):
+def cases(dtype, shape, int8):
     weight = numbers(dtype, *shape, seed=1)
     weight = weight.masked_fill(~NMPattern("2:4").top(numbers(torch.float32, *shape, seed=2)), 0)
     packed, bias = pack(weight), numbers(dtype, shape[0], seed=3)
-    yield "unpacked", error(triton_launch.unpacked(packed), unpack(packed).double())
+    if int8:
+        packed = quantize(packed)
+        weight = unpack(packed, torch.float64)
+    yield "unpacked", error(triton_launch.unpacked(packed, dtype), unpack(packed, dtype).double())
     counts = {"few_rows": (1, 3, 8) if triton_launch.takes_few(packed) else (), "tiles": (1, 20, 70)}
     for way, rows in counts.items():
         for count, given in zip(rows, (None, bias, None, bias), strict=False):
@@ -40,10 +44,15 @@ def cases(dtype, shape):
 
 def main():
     found = {
-        f"{name} {list(shape)} {dtype}": value
-        for dtype, shapes in ((torch.float32, SHAPES + ODD), (torch.float16, SHAPES[2:]))
+        f"{name} {list(shape)} {dtype}{' int8' if int8 else ''}": value
+        for dtype, shapes, int8 in (
+            (torch.float32, SHAPES + ODD, False),
+            (torch.float16, SHAPES[2:], False),
+            (torch.float32, [(5, 48), (5, 132)], True),
+            (torch.float16, [(5, 48)], True),
+        )
         for shape in shapes
-        for name, value in cases(dtype, shape)
+        for name, value in cases(dtype, shape, int8)
     }
     print(json.dumps(found))
 

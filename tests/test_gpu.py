@@ -17,6 +17,7 @@ from roi_lightning.models.layers import prunable_layers
 from roi_lightning.oneshot import Calibration, SparseGPT, Wanda, prune_layers
 from roi_lightning.runtime import accelerate, cuda_kernels, pack, unpack
 from roi_lightning.runtime import triton_launch as packed_kernels
+from roi_lightning.runtime.packed_format import quantize
 from roi_lightning.samplers import (
     Categorical,
     Draw,
@@ -142,14 +143,17 @@ def test_perplexity_is_the_same_on_every_device(tmp_path):
     assert window_perplexity(lm, windows) == pytest.approx(window_perplexity(lm.cuda(), windows), rel=1e-4)
 
 
+@pytest.mark.parametrize("int8", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", [(5, 48), (33, 132), (512, 3584), (896, 4864)])
-def test_packed_products_are_those_of_the_dense_matrix(dtype, shape):
+def test_packed_products_are_those_of_the_dense_matrix(dtype, shape, int8):
     torch.manual_seed(0)
     weight = torch.randn(shape, dtype=dtype, device="cuda")
     packed = pack(weight.masked_fill(~NMPattern("2:4").top(weight.abs()), 0))
-    bias, dense = torch.randn(shape[0], dtype=dtype, device="cuda"), unpack(packed)
-    assert torch.equal(packed_kernels.unpacked(packed), dense)
+    packed = quantize(packed) if int8 else packed
+    bias, dense = torch.randn(shape[0], dtype=dtype, device="cuda"), unpack(packed, dtype)
+    assert torch.equal(packed_kernels.unpacked(packed, dtype), dense)
+    dense = unpack(packed)
     ways = dict(cuda_kernels.KERNELS)
     if not packed_kernels.takes_few(packed):
         del ways["few_rows"]

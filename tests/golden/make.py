@@ -1,7 +1,7 @@
 """Writes the files beside it, which today's code must read: a tiny model and one of everything made of it.
 
 Run it (`python tests/golden/make.py`) only when a format changes on purpose, and raise that format's version.
-`older.ckpt` and `older_packed` are of earlier versions and are not written any more.
+`older.ckpt`, `older_packed` and `older_packed_2` are of earlier versions and are not written any more.
 """
 
 import os
@@ -50,7 +50,7 @@ def masks() -> MaskSet:
 
 def main() -> None:
     os.chdir(HERE)
-    for folder in ("model", "export", "packed"):
+    for folder in ("model", "export", "packed", "packed_int8"):
         shutil.rmtree(folder, ignore_errors=True)
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
     tiny_qwen2(Path("model"), **sizes, num_attention_heads=2, num_key_value_heads=1)
@@ -58,6 +58,7 @@ def main() -> None:
     stored.save(Path("mask.safetensors"))
     write_export(resolve_model("model"), stored, Path("export"), training={"method": "roi", "steps": 1})
     write_packed(Path("export"), Path("packed"))
+    write_packed(Path("export"), Path("packed_int8"), weights="int8")
     write_jsonl(
         Path("text.jsonl"), (f"{number} cats sat on a mat and saw two dogs run. " * 5 for number in range(30))
     )

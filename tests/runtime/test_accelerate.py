@@ -18,6 +18,7 @@ from roi_lightning.models.layers import input_dim, prunable_layers
 from roi_lightning.models.loading import load_language_model
 from roi_lightning.models.source import resolve_model
 from roi_lightning.runtime import accelerate, pack, unpack
+from roi_lightning.runtime.packed_format import quantize
 from roi_lightning.runtime.semi_structured import why_not
 from roi_lightning.samplers import GumbelTopK
 from roi_lightning.samplers.masked_linear import SharedState, SparseLinear, attach
@@ -248,7 +249,9 @@ def test_large_batches_need_a_gpu(sparse):
     ],
 )
 def test_what_large_batches_can_hold(dtype, shape, reason):
-    assert why_not(pack(torch.zeros(shape, dtype=dtype))) == reason
+    packed = pack(torch.zeros(shape, dtype=dtype))
+    assert why_not(packed) == reason
+    assert why_not(quantize(packed)) == "the weight is torch.int8"
 
 
 def test_a_sparser_pattern_is_2_of_4_too(sparse):

@@ -7,12 +7,14 @@ import torch
 
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.runtime import cuda_kernels, pack, unpack
+from roi_lightning.runtime.packed_format import quantize
 from roi_lightning.runtime.semi_structured import SemiStructured
 
 
-def packed_matrix(inputs):
+def packed_matrix(inputs, int8=False):
     weight = torch.randn(8, inputs)
-    return pack(weight.masked_fill(~NMPattern("2:4").top(weight.abs()), 0))
+    packed = pack(weight.masked_fill(~NMPattern("2:4").top(weight.abs()), 0))
+    return quantize(packed) if int8 else packed
 
 
 @pytest.fixture(autouse=True)
@@ -57,16 +59,25 @@ def test_two_thresholds_choose_the_kernel(inputs, expected):
     assert {rows: cuda_kernels.kernel_for(packed, rows) for rows in expected} == expected
 
 
+@pytest.mark.parametrize("int8", [False, True])
 @pytest.mark.parametrize("shape", [(32,), (3, 32), (2, 10, 32), (70, 32), (0, 32)])
-def test_every_kernel_is_compiled_ahead_once(seen, shape):
-    packed, x, bias = packed_matrix(32), torch.randn(shape), torch.randn(8)
-    cuda_kernels.warm_up(packed)
+def test_every_kernel_is_compiled_ahead_once(seen, shape, int8):
+    packed, x, bias = packed_matrix(32, int8), torch.randn(shape), torch.randn(8)
+    cuda_kernels.warm_up(packed, torch.float32)
     counts = [1, 2, 4, 8, 16, 32, 64, 65]
     assert seen == list(zip(["few_rows"] * 4 + ["tiles"] * 3 + ["unpacked"], counts, strict=True))
     seen.clear()
     y = cuda_kernels.multiply(x, packed, bias)
     torch.testing.assert_close(y, x @ unpack(packed).T + bias)
     assert len(seen) == 1
+
+
+def test_int8_kernels_are_compiled_for_every_dtype_of_activations(seen):
+    packed = packed_matrix(32, int8=True)
+    for dtype in (torch.float32, torch.bfloat16):
+        assert cuda_kernels.multiply(torch.randn(3, 32).to(dtype), packed, None).dtype == dtype
+        assert len(seen) == 9
+        seen.clear()
 
 
 def test_kernels_that_fail_are_not_tried_again(seen, monkeypatch, caplog):

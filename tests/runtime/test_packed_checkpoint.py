@@ -204,22 +204,23 @@ def test_packing_again_gives_the_same_files(made, tmp_path):
 
 
 class Largest(TorchDispatchMode):
-    """Remembers the most numbers that a tensor of floats on the CPU held."""
+    """Remembers the most numbers that a tensor on the CPU held, but for the raw bytes of files."""
 
     most = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(out):
-            if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu" and leaf.is_floating_point():
+            if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu" and leaf.dtype != torch.uint8:
                 self.most = max(self.most, leaf.numel())
         return out
 
 
-def test_no_dense_weight_is_ever_there(tmp_path):
+@pytest.mark.parametrize("weights", ["stored", "int8"])
+def test_no_dense_weight_is_ever_there(tmp_path, weights):
     source = resolve_model(str(tiny_llama(tmp_path / "base", intermediate_size=1024)))
     dense = write_export(source, random_masks(source), tmp_path / "dense")
-    write_packed(dense, tmp_path / "packed")
+    write_packed(dense, tmp_path / "packed", weights=weights)
     with Largest() as loading:
         lm = from_packed(tmp_path / "packed")
     assert loading.most == 64 * 1024 // 2
@@ -350,7 +351,7 @@ def test_tensors_missing_under_a_right_sidecar_are_noticed(copy):
             from_packed(place)
 
 
-@pytest.mark.parametrize("entry", [{"version": 3}, {"format": "roi_lightning.sparsity"}])
+@pytest.mark.parametrize("entry", [{"version": 4}, {"format": "roi_lightning.sparsity"}])
 def test_other_kinds_of_directory_are_refused(copy, entry):
     content = read_sidecar(copy, (PACKED,))
     write_sidecar(copy, {key: x for key, x in content.items() if key not in ("files", "checksum")} | entry)
@@ -444,15 +445,15 @@ def test_kept_zeros_keep_their_indices(tmp_path):
 
 
 def test_what_does_not_come_out_as_it_went_in_is_not_kept(made, tmp_path, monkeypatch):
-    from roi_lightning.runtime.checkpoint import write
+    from roi_lightning.runtime.checkpoint import tensors
 
     def forgetful(weight, mask, name):
         packed = write_parts(weight, mask, name)
         packed.values[0] = 0
         return packed
 
-    write_parts = write.pack
-    monkeypatch.setattr(write, "pack", forgetful)
+    write_parts = tensors.pack
+    monkeypatch.setattr(tensors, "pack", forgetful)
     with pytest.raises(UserError, match="does not come out"):
         write_packed(made.dense, tmp_path / "out")
     assert not list(tmp_path.iterdir())

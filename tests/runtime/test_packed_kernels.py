@@ -1,6 +1,7 @@
 """Products with packed matrices, against double precision and against each other."""
 
 import logging
+from functools import partial
 
 import pytest
 import torch
@@ -10,11 +11,16 @@ from roi_lightning.errors import UserError
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.runtime import PackedLinear, cpu_kernels, pack, unpack
 from roi_lightning.runtime.dense_linear import SmallBatchLinear, speed_up_dense
-from roi_lightning.runtime.packed_format import Packed
+from roi_lightning.runtime.packed_format import Packed, quantize
 from roi_lightning.runtime.packed_linear import MAX_SMALL_BATCH, packed_linear
 from roi_lightning.utils import cpp_extension
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+# Dtypes of what is multiplied, by matrices of the same dtype and of int8; each pair is a library of its own.
+FORMS = [(dtype, False) for dtype in DTYPES] + [
+    pytest.param(dtype, True, id=f"{dtype}-int8", marks=[pytest.mark.slow] * (dtype is torch.float16))
+    for dtype in DTYPES
+]
 
 
 @pytest.fixture(autouse=True)
@@ -26,9 +32,11 @@ def numbers(dtype, *shape, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def packed_matrix(dtype, outputs, inputs):
+def packed_matrix(dtype, outputs, inputs, int8=False):
     weight = numbers(dtype, outputs, inputs, seed=1)
-    return pack(weight.masked_fill(~NMPattern("2:4").top(numbers(torch.float32, outputs, inputs, seed=2)), 0))
+    mask = NMPattern("2:4").top(numbers(torch.float32, outputs, inputs, seed=2))
+    packed = pack(weight.masked_fill(~mask, 0))
+    return quantize(packed) if int8 else packed
 
 
 def product(x, packed, bias=None):
@@ -44,7 +52,14 @@ def dense_product(x, weight, bias=None):
     return y
 
 
-def in_stated_order(x, dense, inputs, bias):
+def exact_matrix(packed):
+    """The dense matrix in double precision, of a packed one's documented form alone."""
+    scales = 1 if packed.scales is None else packed.scales.double()[:, None]
+    weight = torch.zeros(packed.shape, dtype=torch.float64)
+    return weight.scatter_(1, packed_inputs(packed), packed.values.double() * scales)
+
+
+def in_stated_order(x, dense, inputs, bias, scales=None):
     """The sums of `matmul.cpp`, one number at a time; exact products, as those of 16-bit numbers are in fp32."""
     out = []
     for row in x.flatten(0, -2).float():
@@ -57,7 +72,8 @@ def in_stated_order(x, dense, inputs, bias):
             while len(sums) > 1:
                 half = len(sums) // 2
                 sums = sums[:half] + sums[half:]
-            out.append(sums[0] + (0 if bias is None else bias[o].float()))
+            total = sums[0] * (1 if scales is None else scales[o])
+            out.append(total + (0 if bias is None else bias[o].float()))
     return torch.stack(out).view(*x.shape[:-1], -1).to(x.dtype)
 
 
@@ -74,7 +90,7 @@ def assert_exact(y, x, weight, bias, terms):
     exact = x.double() @ weight.double().T + (0 if bias is None else bias.double())
     # Half a unit of the last place, and what sums in fp32 leave: a unit of each of their additions.
     size = x.double().abs() @ weight.double().abs().T + 1
-    rounding = 0.5 * torch.finfo(y.dtype).eps * exact.abs() + terms / 16 * 2**-23 * size + 8 * 2**-24 * size
+    rounding = 0.5 * torch.finfo(y.dtype).eps * exact.abs() + terms / 16 * 2**-23 * size + 9 * 2**-24 * size
     error = (y.double() - exact).abs()
     assert (error <= rounding).all(), (len(x), float((error / rounding).max()))
 
@@ -90,13 +106,13 @@ def test_dense_products_are_exact_too(dtype, outputs, inputs):
     assert torch.equal(dense_product(x, weight), alone)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("dtype", "int8"), FORMS)
 @pytest.mark.parametrize(("outputs", "inputs"), [(1, 4), (5, 12), (7, 32), (3, 132), (33, 576), (64, 1028)])
-def test_products_are_those_of_the_dense_matrix(dtype, outputs, inputs):
-    packed, bias = packed_matrix(dtype, outputs, inputs), numbers(dtype, outputs, seed=3)
+def test_products_are_those_of_the_dense_matrix(dtype, int8, outputs, inputs):
+    packed, bias = packed_matrix(dtype, outputs, inputs, int8), numbers(dtype, outputs, seed=3)
     for rows, given in ((1, None), (2, bias), (8, None), (9, bias), (20, bias)):
         x = numbers(dtype, rows, inputs)
-        assert_exact(product(x, packed, given), x, unpack(packed), given, inputs // 2)
+        assert_exact(product(x, packed, given), x, exact_matrix(packed), given, inputs // 2)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -112,19 +128,31 @@ def test_sums_are_in_the_stated_order(dtype, inputs):
         assert torch.equal(dense_product(x[:, 1:], dense, given), slow)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_rows_do_not_depend_on_those_beside_them(dtype):
-    packed, x = packed_matrix(dtype, 19, 200), numbers(dtype, 20, 200)
+@pytest.mark.parametrize("inputs", [12, 212])
+def test_sums_with_int8_weights_are_in_the_stated_order(inputs):
+    dtype = torch.bfloat16
+    packed, bias = packed_matrix(dtype, 3, inputs, int8=True), numbers(dtype, 3, seed=3)
+    whole = unpack(packed._replace(scales=None))
+    for rows, given in ((1, bias), (5, None)):
+        x = numbers(dtype, rows, inputs)
+        slow = in_stated_order(x, whole, packed_inputs(packed), given, packed.scales)
+        assert torch.equal(product(x, packed, given), slow)
+
+
+@pytest.mark.parametrize(("dtype", "int8"), FORMS)
+def test_rows_do_not_depend_on_those_beside_them(dtype, int8):
+    packed, x = packed_matrix(dtype, 19, 200, int8), numbers(dtype, 20, 200)
     alone = torch.cat([product(row, packed) for row in x.split(1)])
     assert torch.equal(product(x, packed), alone)
 
 
+@pytest.mark.parametrize("int8", [False, True])
 @pytest.mark.parametrize("openmp", [True, False])
-def test_the_number_of_threads_changes_no_bit(openmp, monkeypatch):
+def test_the_number_of_threads_changes_no_bit(openmp, int8, monkeypatch):
     if not openmp:
         for module in (cpp_extension, cpu_kernels):
             monkeypatch.setattr(module, "openmp", lambda: 0)
-    packed, x = packed_matrix(torch.bfloat16, 1001, 256), numbers(torch.bfloat16, 3, 256)
+    packed, x = packed_matrix(torch.bfloat16, 1001, 256, int8), numbers(torch.bfloat16, 3, 256)
     results = []
     for threads in (1, 2, 3):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
@@ -150,19 +178,21 @@ FEWER = [(), *([("-mavx2",)] if torch.cpu.get_capabilities().get("avx2") else []
 
 @pytest.mark.parametrize("instructions", FEWER, ids=lambda flags: " ".join(flags) or "none")
 @pytest.mark.parametrize(
-    "dtype",
+    ("dtype", "int8"),
     [
-        torch.bfloat16,
-        *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in (torch.float32, torch.float16)),
+        (torch.bfloat16, False),
+        pytest.param(torch.bfloat16, True, marks=pytest.mark.slow),
+        *(pytest.param(dtype, False, marks=pytest.mark.slow) for dtype in (torch.float32, torch.float16)),
     ],
 )
-def test_older_cpus_compute_alike(dtype, instructions, compile_again, monkeypatch):
-    packed, x = packed_matrix(dtype, 19, 212), numbers(dtype, 9, 212)
+def test_older_cpus_compute_alike(dtype, int8, instructions, compile_again, monkeypatch):
+    packed, x = packed_matrix(dtype, 19, 212, int8), numbers(dtype, 9, 212)
     bias = numbers(dtype, 19, seed=3)
-    here = product(x, packed, bias)
+    here, written = product(x, packed, bias), cpu_kernels.unpack(*packed, dtype)
     monkeypatch.setattr(cpp_extension, "_TUNED", (instructions,))
     compile_again()
     there = product(x, packed, bias)
+    assert torch.equal(cpu_kernels.unpack(*packed, dtype), written)
     if dtype is torch.float32:  # multiplied and added in one rounding here, in two there
         torch.testing.assert_close(there, here, rtol=1e-5, atol=1e-5)
     else:
@@ -193,8 +223,9 @@ def test_nan_shows(bad, dtype):
     assert not y[1, 2].isfinite()
 
 
-def test_without_a_compiler_there_is_a_fallback(compile_again, monkeypatch, caplog, tmp_path):
-    packed, x = packed_matrix(torch.bfloat16, 11, 64), numbers(torch.bfloat16, 3, 64)
+@pytest.mark.parametrize("int8", [False, True])
+def test_without_a_compiler_there_is_a_fallback(int8, compile_again, monkeypatch, caplog, tmp_path):
+    packed, x = packed_matrix(torch.bfloat16, 11, 64, int8), numbers(torch.bfloat16, 3, 64)
     fast = packed_linear(x, *packed)
     monkeypatch.setenv("ROI_CACHE", str(tmp_path))
     monkeypatch.setattr(cpp_extension, "_compiler", lambda: "false")
@@ -208,12 +239,13 @@ def test_without_a_compiler_there_is_a_fallback(compile_again, monkeypatch, capl
     ]
 
 
-def test_the_gradient_of_x_is_that_of_the_dense_matrix():
-    packed, x = packed_matrix(torch.float32, 11, 64), numbers(torch.float32, 3, 64).requires_grad_()
+@pytest.mark.parametrize("int8", [False, True])
+def test_the_gradient_of_x_is_that_of_the_dense_matrix(int8):
+    packed, x = packed_matrix(torch.float32, 11, 64, int8), numbers(torch.float32, 3, 64).requires_grad_()
     bias = numbers(torch.float32, 11, seed=3)
     upstream = numbers(torch.float32, 3, 11, seed=4)
     (gradient,) = torch.autograd.grad(packed_linear(x, *packed, bias), x, upstream)
-    torch.testing.assert_close(gradient, upstream @ unpack(packed))
+    torch.testing.assert_close(gradient, upstream @ exact_matrix(packed).float())
     with torch.no_grad():
         assert not packed_linear(x, *packed).requires_grad
 
@@ -229,6 +261,9 @@ def test_the_gradient_of_x_is_that_of_the_dense_matrix():
 def test_what_does_not_fit_is_refused(x, message):
     with pytest.raises(UserError, match=message):
         packed_linear(x, *packed_matrix(torch.bfloat16, 4, 64))
+    bias = torch.zeros(4, dtype=torch.bfloat16)  # of an int8 layer only this has the model's dtype
+    with pytest.raises(UserError, match=message):
+        packed_linear(x, *packed_matrix(torch.bfloat16, 4, 64, int8=True), bias)
 
 
 def test_casting_a_layer_leaves_its_indices():
@@ -243,17 +278,31 @@ def test_casting_a_layer_leaves_its_indices():
     assert sorted(layer.state_dict()) == ["bias", "indices", "values"]
 
 
-def test_the_operator_is_as_torch_expects():
-    packed = packed_matrix(torch.float32, 8, 16)
+def test_casting_an_int8_layer_leaves_weights_and_scales():
+    packed, bias = packed_matrix(torch.float32, 11, 64, int8=True), numbers(torch.float32, 11)
+    layer, x = PackedLinear(packed, bias), numbers(torch.float32, 3, 64)
+    exact = layer(x)
+    for cast in (layer.bfloat16, layer.half, layer.double, partial(layer.to, torch.bfloat16)):
+        cast()
+        assert all(torch.equal(mine, its) for mine, its in zip(layer.packed, packed, strict=True))
+        assert layer.scales.dtype == torch.float32
+    torch.testing.assert_close(layer(x.bfloat16()).float(), exact, rtol=0.02, atol=0.1)
+    assert sorted(layer.state_dict()) == ["bias", "indices", "scales", "values"]
+    assert layer.to("meta").scales.is_meta
+
+
+@pytest.mark.parametrize("int8", [False, True])
+def test_the_operator_is_as_torch_expects(int8):
+    packed = packed_matrix(torch.float32, 8, 16, int8)
     x = torch.linspace(-1, 1, 96).view(2, 3, 16).requires_grad_()
     torch.library.opcheck(torch.ops.roi_lightning.packed_linear, (x, *packed, torch.ones(8)))
 
 
 def test_a_matrix_is_what_it_was():
     packed = packed_matrix(torch.bfloat16, 4, 64)
-    before = Packed(*(part.clone() for part in packed))
+    before = Packed(*(part.clone() for part in packed.parts))
     product(torch.ones(2, 64, dtype=torch.bfloat16), packed)
-    assert all(torch.equal(mine, its) for mine, its in zip(packed, before, strict=True))
+    assert all(torch.equal(mine, its) for mine, its in zip(packed.parts, before.parts, strict=True))
 
 
 def few_rows_linear(dtype=torch.float32):
@@ -302,15 +351,17 @@ def test_layers_of_a_special_kind_are_left_as_they_are():
     assert [type(layer) for layer in model] == [Special, SmallBatchLinear, nn.ReLU]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("dtype", "int8"), FORMS)
 @pytest.mark.parametrize(("outputs", "inputs"), [(1, 4), (5, 12), (33, 68), (1001, 132)])
-def test_a_matrix_is_written_out_as_by_torch(dtype, outputs, inputs):
-    packed = packed_matrix(dtype, outputs, inputs)
-    assert torch.equal(cpu_kernels.unpack(*packed), unpack(packed))
+def test_a_matrix_is_written_out_as_by_torch(dtype, int8, outputs, inputs):
+    packed = packed_matrix(dtype, outputs, inputs, int8)
+    assert torch.equal(cpu_kernels.unpack(*packed, dtype), unpack(packed, dtype))
 
 
-def test_many_rows_are_multiplied_by_the_dense_matrix():
-    packed, bias = packed_matrix(torch.bfloat16, 19, 200), numbers(torch.bfloat16, 19, seed=3)
+@pytest.mark.parametrize("int8", [False, True])
+def test_many_rows_are_multiplied_by_the_dense_matrix(int8):
+    packed, bias = packed_matrix(torch.bfloat16, 19, 200, int8), numbers(torch.bfloat16, 19, seed=3)
     x = numbers(torch.bfloat16, MAX_SMALL_BATCH + 1, 200)
-    assert torch.equal(packed_linear(x, *packed, bias), nn.functional.linear(x, unpack(packed), bias))
+    dense = exact_matrix(packed).bfloat16()
+    assert torch.equal(packed_linear(x, *packed, bias), nn.functional.linear(x, dense, bias))
     assert torch.equal(packed_linear(x[1:], *packed, bias), product(x[1:], packed, bias))

@@ -17,12 +17,13 @@ from triton.compiler import ASTSource
 from roi_lightning.runtime import triton_kernels
 from roi_lightning.runtime.triton_launch import CONFIGS
 
-name, capability, rows = sys.argv[1], *map(int, sys.argv[2:])
+name, capability, rows, int8 = sys.argv[1], *map(int, sys.argv[2:])
 kernel = getattr(triton_kernels, name)
-kinds = dict.fromkeys(("x", "values", "bias", "y"), "*bf16") | {"words": "*i16", "indices": "*u8"}
+kinds = dict.fromkeys(("x", "bias", "y"), "*bf16") | {"words": "*i16", "indices": "*u8", "scales": "*fp32"}
+kinds["values"] = "*i8" if int8 else "*bf16"
 kinds |= dict.fromkeys(("rows", "outputs", "kept"), "i32")
 for sizes, warps, stages in CONFIGS[name]:
-    fixed = {"BIASED": True, "ROWS": rows, **sizes}
+    fixed = {"SCALED": bool(int8), "BIASED": True, "ROWS": rows, **sizes}
     types = {x: "constexpr" if x in fixed else kinds[x] for x in kernel.arg_names}
     constants = {x: value for x, value in fixed.items() if x in types}
     options = {"num_warps": warps, "num_stages": stages}
@@ -36,11 +37,15 @@ for sizes, warps, stages in CONFIGS[name]:
 @pytest.mark.slow
 @pytest.mark.parametrize("gpu", GPUS)
 @pytest.mark.parametrize(
-    ("kernel", "rows"), [("few_rows", 1), ("few_rows", 8), ("tiles", 16), ("tiles", 64), ("unpacked", 1)]
+    ("kernel", "rows", "int8"),
+    [
+        *(("few_rows", 1, 0), ("few_rows", 8, 0), ("tiles", 16, 0), ("tiles", 64, 0), ("unpacked", 1, 0)),
+        *(("few_rows", 8, 1), ("tiles", 64, 1), ("unpacked", 1, 1)),
+    ],
 )
-def test_kernels_compile_for_gpus(kernel, rows, gpu, tmp_path):
+def test_kernels_compile_for_gpus(kernel, rows, int8, gpu, tmp_path):
     pytest.importorskip("triton", reason="Triton is not installed")
     environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_DEFAULT_FP_FUSION": "1"}
-    arguments = [sys.executable, "-c", PROGRAM, kernel, str(GPUS[gpu]), str(rows)]
+    arguments = [sys.executable, "-c", PROGRAM, kernel, str(GPUS[gpu]), str(rows), str(int8)]
     done = subprocess.run(arguments, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -57,7 +57,9 @@ class Weights:
         packed = pack(weight, mask)
         self.copies = -(-min_bytes // weight.nbytes)
         self._dense = [weight.clone() for _ in range(self.copies)]
-        self._packed = [PackedLinear(Packed(*(part.clone() for part in packed))) for _ in range(self.copies)]
+        self._packed = [
+            PackedLinear(Packed(*(part.clone() for part in packed.parts))) for _ in range(self.copies)
+        ]
         self.nbytes = {DENSE: weight.nbytes, PACKED: packed.nbytes}
         if large_batches:
             _add_large(self._packed)
@@ -92,8 +94,12 @@ def _add_large(layers: list[PackedLinear]) -> None:
 
 def _cpu_kernels(layer: PackedLinear, x: Tensor) -> Iterator[tuple[str, Product]]:
     if not cpu_kernels.kernels.disabled:
-        yield "loop", partial(cpu_kernels.multiply, values=layer.values, indices=layer.indices, bias=None)
+        yield "loop", partial(_loop, layer)
     yield _UNPACKED, partial(_unpacked, layer)
+
+
+def _loop(layer: PackedLinear, x: Tensor) -> object:
+    return cpu_kernels.multiply(x, *layer.packed, None)
 
 
 def _gpu_kernels(layer: PackedLinear, x: Tensor) -> Iterator[tuple[str, Product]]:

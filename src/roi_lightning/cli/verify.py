@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class VerifyOptions:
     """Check N:M along the input dimension, exact zeros and every file's hash.
 
-    With --base also that kept weights are bit for bit the base model's and nothing else changed, but for the order of
-    channels where `permute` changed it.
+    With --base also that kept weights are bit for bit the base model's (packed in int8: the base model's in int8) and
+    nothing else changed, but for the order of channels where `permute` changed it.
 
     Attributes:
         directory: An exported, packed or permuted directory.

@@ -24,9 +24,9 @@ PACKED: Final = "roi_lightning.packed"
 PERMUTED: Final = "roi_lightning.permuted"
 # The method of exports whose kept weights were trained on.
 RECOVERED: Final = "recovered"
-PACKED_VERSION: Final = 2
+PACKED_VERSION: Final = 3
 # The versions that are read; the last is written.
-_VERSIONS: Final = {EXPORTED: (1,), PACKED: (1, PACKED_VERSION), PERMUTED: (1,)}
+_VERSIONS: Final = {EXPORTED: (1,), PACKED: (1, 2, PACKED_VERSION), PERMUTED: (1,)}
 _DOWNLOADED: Final = ".cache/huggingface/"
 
 

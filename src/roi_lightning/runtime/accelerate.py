@@ -63,8 +63,8 @@ def accelerate(lm: PreTrainedModel, *, large_batches: bool = False) -> Accelerat
         _leave_stack(modules[name], stacks)
     speed_up_dense(lm)
     refuse_saving(lm)
-    prepare_layers(packed, large_batches)
-    after = _distinct_bytes(part for layer in packed.values() for part in layer.packed)
+    prepare_layers(packed, lm.dtype, large_batches)
+    after = _distinct_bytes(part for layer in packed.values() for part in layer.packed.parts)
     return Accelerated(packed, left, before, after)
 
 

@@ -18,14 +18,14 @@ kernels = FastPath(
 # `few_rows` multiplies up to MAX_FEW rows, `tiles` up to MAX_TILES; beyond, the dense matrix is written out for the
 # vendor's library. Neither threshold has been measured on a GPU: they are a kernel's registers and one tile.
 MAX_TILES: Final = 64
-_warm: set[tuple[tuple[int, int], torch.dtype, torch.device]] = set()
+_warm: set[tuple[tuple[int, int], torch.dtype, torch.dtype, torch.device]] = set()
 
 
 def multiply(x: Tensor, packed: Packed, bias: Tensor | None) -> Tensor:
     """Multiply rows by a packed matrix's transpose and add a bias; no gradient.
 
     Args:
-        x: [..., in], of the matrix's dtype and on its device.
+        x: [..., in], of the matrix's dtype unless that is int8, and on its device.
         packed: The matrix, contiguous.
         bias: [out] or None.
 
@@ -33,7 +33,7 @@ def multiply(x: Tensor, packed: Packed, bias: Tensor | None) -> Tensor:
         [..., out] of the same dtype.
     """
     rows = x.reshape(-1, x.shape[-1])
-    warm_up(packed)
+    warm_up(packed, x.dtype)
     return KERNELS[kernel_for(packed, len(rows))](rows, packed, bias).view(*x.shape[:-1], packed.shape[0])
 
 
@@ -46,27 +46,32 @@ def kernel_for(packed: Packed, rows: int) -> str:
     return "tiles" if rows <= MAX_TILES else "unpacked"
 
 
-def warm_up(packed: Packed) -> None:
-    """Compile and tune the kernels for the first matrix of a shape and dtype on a device."""
-    key = packed.shape, packed.values.dtype, packed.values.device
+def warm_up(packed: Packed, dtype: torch.dtype) -> None:
+    """Compile and tune the kernels for the first matrix of a shape and dtype on a device.
+
+    Args:
+        packed: The matrix.
+        dtype: Of what it will multiply.
+    """
+    key = packed.shape, packed.values.dtype, dtype, packed.values.device
     if key not in _warm:
         _warm.add(key)
-        kernels.attempt(lambda: _run_all(packed))
+        kernels.attempt(lambda: _run_all(packed, dtype))
 
 
-def _run_all(packed: Packed) -> None:
-    x = packed.values.new_ones(MAX_TILES + 1, packed.shape[1])
+def _run_all(packed: Packed, dtype: torch.dtype) -> None:
+    x = packed.values.new_ones(MAX_TILES + 1, packed.shape[1], dtype=dtype)
     # Kernels are tuned for powers of two.
     for rows in (1, 2, 4, 8, 16, 32, MAX_TILES, MAX_TILES + 1):
         KERNELS[kernel_for(packed, rows)](x[:rows], packed, None)
 
 
 def _unpacked(x: Tensor, packed: Packed, bias: Tensor | None) -> Tensor:
-    return F.linear(x, unpacked(packed), bias)
+    return F.linear(x, unpacked(packed, x.dtype), bias)
 
 
 def _plain(x: Tensor, packed: Packed, bias: Tensor | None) -> Tensor:
-    return F.linear(x, unpack(packed), bias)
+    return F.linear(x, unpack(packed, x.dtype), bias)
 
 
 KERNELS: Final[dict[str, Callable[[Tensor, Packed, Tensor | None], Tensor]]] = {

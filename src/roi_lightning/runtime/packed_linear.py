@@ -21,6 +21,8 @@ MAX_SMALL_BATCH: Final = 112
 class PackedLinear(nn.Module):
     """Stands in for an `nn.Linear` or GPT-2's `Conv1D` with a 2:4 weight; frozen.
 
+    With int8 weights it computes in the dtype of what it is given, and casting it leaves weights and scales.
+
     Args:
         packed: The weight.
         bias: [out] or None.
@@ -28,12 +30,14 @@ class PackedLinear(nn.Module):
     Attributes:
         values: See `Packed`; a buffer.
         indices: See `Packed`; a buffer.
+        scales: See `Packed`; a buffer, or None.
         bias: A buffer, or None.
         large: The weight once more, for large batches; dropped when the layer is moved or cast.
     """
 
     values: Tensor
     indices: Tensor
+    scales: Tensor | None
     bias: Tensor | None
 
     def __init__(self, packed: Packed, bias: Tensor | None = None) -> None:
@@ -41,13 +45,14 @@ class PackedLinear(nn.Module):
         self.out_features, self.in_features = packed.shape
         self.register_buffer("values", packed.values)
         self.register_buffer("indices", packed.indices)
+        self.register_buffer("scales", packed.scales)
         self.register_buffer("bias", None if bias is None else bias.detach())
         self.large: SemiStructured | None = None
 
     @property
     def packed(self) -> Packed:
         """The weight."""
-        return Packed(self.values, self.indices)
+        return Packed(self.values, self.indices, self.scales)
 
     @override
     def forward(self, x: Tensor) -> Tensor:
@@ -55,12 +60,14 @@ class PackedLinear(nn.Module):
         if large is not None and large.takes(x):
             return large.multiply(x, self.bias)
         held: dict[str, Any] = self._buffers  # attributes of a module take a microsecond each
-        return packed_linear(x, held["values"], held["indices"], held["bias"])
+        return packed_linear(x, held["values"], held["indices"], held["scales"], held["bias"])
 
     @override
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        before = self.values
+        before, scales = self.values, self.scales
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if scales is not None:
+            self.scales = scales.to(self.values.device)
         if (self.values.device, self.values.dtype) != (before.device, before.dtype):
             self.large = None
         return self
@@ -72,67 +79,80 @@ class PackedLinear(nn.Module):
         )
 
 
-def packed_linear(x: Tensor, values: Tensor, indices: Tensor, bias: Tensor | None = None) -> Tensor:
+def packed_linear(
+    x: Tensor, values: Tensor, indices: Tensor, scales: Tensor | None = None, bias: Tensor | None = None
+) -> Tensor:
     """`torch.nn.functional.linear` with a packed weight, differentiable in x alone.
 
     Args:
         x: [..., in].
-        values: See `Packed`; of the same dtype.
+        values: See `Packed`; of the same dtype, or int8.
         indices: See `Packed`.
-        bias: [out] or None.
+        scales: See `Packed`.
+        bias: [out] or None; of the same dtype.
 
     Returns:
         [..., out] of the same dtype.
 
     Raises:
-        UserError: If x is of another dtype than the weight, or on another device, or has another number of inputs.
+        UserError: If x is of another dtype than the weight, or than the bias of an int8 weight, on another device, or
+            has another number of inputs.
     """
     if (x.requires_grad and is_grad_enabled()) or is_compiling():
-        result: Tensor = _operator(x, values, indices, bias)
+        result: Tensor = _operator(x, values, indices, scales, bias)
         return result
-    return _product(x, values, indices, bias)
+    return _product(x, values, indices, scales, bias)
 
 
-def _product(x: Tensor, values: Tensor, indices: Tensor, bias: Tensor | None) -> Tensor:
+def _product(
+    x: Tensor, values: Tensor, indices: Tensor, scales: Tensor | None, bias: Tensor | None
+) -> Tensor:
     # Decoding notices every microsecond spent here: a model has hundreds of layers.
     inputs = x.shape[-1]
-    if inputs != 2 * values.shape[1] or x.dtype != values.dtype or x.is_cpu != values.is_cpu:
-        raise _misfit(x, values)
+    model = values if scales is None else bias  # which has the dtype of the whole model
+    if (
+        inputs != 2 * values.shape[1]
+        or (model is not None and x.dtype != model.dtype)
+        or x.is_cpu != values.is_cpu
+    ):
+        raise _misfit(x, values, model)
     if x.is_cpu:
         is_small = x.numel() <= inputs * MAX_SMALL_BATCH
-        if is_small and (y := cpu_kernels.multiply(x, values, indices, bias)) is not None:
+        if is_small and (y := cpu_kernels.multiply(x, values, indices, scales, bias)) is not None:
             return y
-        return F.linear(x, cpu_kernels.unpack(values, indices), bias)
+        return F.linear(x, cpu_kernels.unpack(values, indices, scales, x.dtype), bias)
     if x.device != values.device:
-        raise _misfit(x, values)
-    packed = Packed(values, indices)
-    return cuda_kernels.multiply(x, packed, bias) if x.is_cuda else F.linear(x, unpack(packed), bias)
+        raise _misfit(x, values, model)
+    packed = Packed(values, indices, scales)
+    return cuda_kernels.multiply(x, packed, bias) if x.is_cuda else F.linear(x, unpack(packed, x.dtype), bias)
 
 
-def _misfit(x: Tensor, values: Tensor) -> UserError:
-    inputs = 2 * values.shape[1]
+def _misfit(x: Tensor, values: Tensor, model: Tensor | None) -> UserError:
+    inputs, dtype = 2 * values.shape[1], (values if model is None else model).dtype
     return UserError(
-        f"a packed layer of {values.dtype} on {values.device} with {inputs} inputs was given {x.dtype} on {x.device} "
+        f"a packed layer of {dtype} on {values.device} with {inputs} inputs was given {x.dtype} on {x.device} "
         f"with {x.shape[-1]}; move and cast the model as a whole, and run it without autocast"
     )
 
 
 @torch.library.custom_op("roi_lightning::packed_linear", mutates_args=())
-def _operator(x: Tensor, values: Tensor, indices: Tensor, bias: Tensor | None) -> Tensor:
-    return _product(x, values, indices, bias)
+def _operator(
+    x: Tensor, values: Tensor, indices: Tensor, scales: Tensor | None, bias: Tensor | None
+) -> Tensor:
+    return _product(x, values, indices, scales, bias)
 
 
 @_operator.register_fake
-def _shape(x: Tensor, values: Tensor, indices: Tensor, bias: Tensor | None) -> Tensor:
+def _shape(x: Tensor, values: Tensor, indices: Tensor, scales: Tensor | None, bias: Tensor | None) -> Tensor:
     return x.new_empty(*x.shape[:-1], values.shape[0])
 
 
 def _remember(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-    ctx.save_for_backward(inputs[1], inputs[2])
+    ctx.save_for_backward(*inputs[1:4])
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    return F.linear(grad, unpack(Packed(*ctx.saved_tensors)).t()), None, None, None
+    return F.linear(grad, unpack(Packed(*ctx.saved_tensors), grad.dtype).t()), None, None, None, None
 
 
 _operator.register_autograd(_backward, setup_context=_remember)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import NoReturn
 
+import torch
 from transformers.modeling_utils import PreTrainedModel
 
 from roi_lightning.errors import UserError
@@ -14,17 +15,18 @@ from roi_lightning.runtime.semi_structured import pack_semi_structured, why_not
 _SAVING = ("save_pretrained", "push_to_hub")
 
 
-def prepare_layers(packed: Mapping[str, PackedLinear], large_batches: bool) -> None:
+def prepare_layers(packed: Mapping[str, PackedLinear], dtype: torch.dtype, large_batches: bool) -> None:
     """Compile now what a first product would compile.
 
     Args:
         packed: The layers by name, on their final device.
+        dtype: Of the model.
         large_batches: Pack each once more, see `accelerate`; those that can't be are logged.
     """
     reasons: dict[str, str] = {}
     for name, layer in packed.items():
         if layer.values.is_cuda:
-            warm_up(layer.packed)
+            warm_up(layer.packed, dtype)
         if large_batches:
             reason = why_not(layer.packed)
             if reason is None:

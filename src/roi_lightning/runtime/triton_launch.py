@@ -48,23 +48,25 @@ def few_rows(x: Tensor, packed: Packed, bias: Tensor | None) -> Tensor:
     """At most `MAX_FEW` rows [rows, in] times a matrix's transpose, plus a bias: [rows, out]."""
     words = packed.indices.view(torch.int16)
     rows = 1 << (len(x) - 1).bit_length()
-    return _product("few_rows", x, packed.values, words, bias, rows, lambda lines: (lines,))
+    return _product("few_rows", x, packed._replace(indices=words), bias, rows, lambda lines: (lines,))
 
 
 def tiles(x: Tensor, packed: Packed, bias: Tensor | None) -> Tensor:
     """Rows [rows, in] times a matrix's transpose, plus a bias: [rows, out]; on tensor cores."""
     rows = min(_MAX_TILE, max(_MIN_TILE, 1 << (len(x) - 1).bit_length()))
-    return _product("tiles", x, *packed, bias, rows, lambda lines: (lines, -(-len(x) // rows)))
+    return _product("tiles", x, packed, bias, rows, lambda lines: (lines, -(-len(x) // rows)))
 
 
-def unpacked(packed: Packed) -> Tensor:
+def unpacked(packed: Packed, dtype: torch.dtype = torch.float32) -> Tensor:
     """The matrix [out, in], as `unpack` makes it."""
-    (outputs, inputs), kept = packed.shape, packed.values.shape[1]
-    y = packed.values.new_empty(outputs, inputs)
+    values, indices, scales = packed
+    (outputs, inputs), kept = packed.shape, values.shape[1]
+    y = values.new_empty(outputs, inputs, dtype=values.dtype if scales is None else dtype)
     _launch(
         "unpacked",
         lambda meta: (-(-outputs // meta["LINES"]), -(-inputs // (4 * meta["GROUPS"]))),
-        *(*packed, y, outputs, kept),
+        *(values, indices, values if scales is None else scales, y, outputs, kept),
+        SCALED=scales is not None,
     )
     return y
 
@@ -72,18 +74,20 @@ def unpacked(packed: Packed) -> Tensor:
 def _product(
     kernel: str,
     x: Tensor,
-    values: Tensor,
-    indices: Tensor,
+    packed: Packed,
     bias: Tensor | None,
     rows: int,
     grid: Callable[[int], tuple[int, ...]],
 ) -> Tensor:
+    values, indices, scales = packed
     outputs, kept = values.shape
     y = x.new_empty(len(x), outputs)
     _launch(
         kernel,
         lambda meta: grid(-(-outputs // meta["LINES"])),
-        *(x.contiguous(), values, indices, values if bias is None else bias, y, len(x), outputs, kept),
+        *(x.contiguous(), values, indices, values if scales is None else scales),
+        *(values if bias is None else bias, y, len(x), outputs, kept),
+        SCALED=scales is not None,
         BIASED=bias is not None,
         ROWS=rows,
     )

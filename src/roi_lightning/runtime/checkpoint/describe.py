@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, Final
 
 from huggingface_hub import ModelCardData
 
 from roi_lightning.models.base_tensors import StoredBase
-from roi_lightning.runtime.checkpoint.tensors import PackedTensors
+from roi_lightning.runtime.checkpoint.tensors import INT8, STORED, PackedTensors
 
 _TEXT = """Of every masked linear layer only the kept weights are here (`values`), and for each of them a two-bit
 index (`indices`): which input of its group it belongs to. **This is no checkpoint for transformers or an inference
@@ -22,10 +22,16 @@ model = from_packed("PATH")
 tokenizer = AutoTokenizer.from_pretrained("PATH", config=model.config)
 ```
 
-It computes what the dense directory computes that it was packed from. Every file is hashed while it is loaded, this
+COMPUTES Every file is hashed while it is loaded, this
 one included, and a directory in which one has changed is refused. `roi-lightning verify PATH --base BASE`
 compares the kept weights with the base model's. What the base model's licence asks for applies here too.
 """
+_COMPUTES: Final = {
+    STORED: "It computes what the dense directory computes that it was packed from.",
+    INT8: """The kept weights are int8, and each row of outputs has a scale for its own (`scales`, fp32): its largest
+absolute weight / 127. A kept weight differs by at most half of that from the one in the dense directory that this was
+packed from; pruned ones are exactly zero.""",
+}
 
 
 def packed_card(description: Mapping[str, Any]) -> str:
@@ -45,7 +51,9 @@ def packed_card(description: Mapping[str, Any]) -> str:
         pipeline_tag="text-generation",
         tags=["sparsity", "pruning", pattern, "semi-structured", "roi-lightning"],
     )
-    return f"---\n{data.to_yaml()}\n---\n\n# {name}, {pattern} sparse, packed\n\n{_TEXT}"
+    weights = description["weights"]
+    title = f"{name}, {pattern} sparse, packed{' in int8' if weights == INT8 else ''}"
+    return f"---\n{data.to_yaml()}\n---\n\n# {title}\n\n{_TEXT.replace('COMPUTES', _COMPUTES[weights])}"
 
 
 @dataclass(frozen=True)

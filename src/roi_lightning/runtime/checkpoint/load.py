@@ -24,7 +24,6 @@ from roi_lightning.models.source import ModelSource, is_packed, resolve_model
 from roi_lightning.models.weight_names import stored_names
 from roi_lightning.runtime.checkpoint.tensors import PackedTensors, packed_layers
 from roi_lightning.runtime.dense_linear import speed_up_dense
-from roi_lightning.runtime.packed_format import Packed
 from roi_lightning.runtime.packed_linear import PackedLinear
 from roi_lightning.runtime.prepare import prepare_layers, refuse_saving
 from roi_lightning.runtime.semi_structured import check_device
@@ -41,10 +40,10 @@ def from_packed(
 
     Args:
         directory: What `pack` wrote, or a hub id of it.
-        dtype: Of the weights; `auto` takes the stored one. On a CPU without instructions for it `float32` reads long
-            prompts faster, in twice the memory.
+        dtype: Of the activations, and of all weights but int8 ones; `auto` takes the stored one. On a CPU without
+            instructions for it `float32` reads long prompts faster; weights of 16 bits take twice the memory then.
         device: Where to; the CPU if left out.
-        large_batches: Pack each layer once more, see `accelerate`.
+        large_batches: Pack each layer once more, see `accelerate`; int8 ones can't be, which is logged.
 
     Raises:
         UserError: If it is no packed directory, or any of its files is missing or has changed since it was packed;
@@ -62,7 +61,8 @@ def from_packed(
         lm.generation_config = GenerationConfig.from_pretrained(source.directory)
     refuse_saving(lm)
     lm.to(target)  # type: ignore[arg-type]
-    prepare_layers({n: x for n, x in lm.named_modules() if isinstance(x, PackedLinear)}, large_batches)
+    layers = {name: layer for name, layer in lm.named_modules() if isinstance(layer, PackedLinear)}
+    prepare_layers(layers, lm.dtype, large_batches)
     return cast(PreTrainedModel, lm.eval())
 
 
@@ -128,9 +128,11 @@ def _load(source: ModelSource, tensors: PackedTensors, dtype: DType) -> PreTrain
     for name, stored in plan.plain.items():
         lm.get_submodule(name).weight = nn.Parameter(tensors[stored].to(lm.dtype))
     for name, stored in plan.packed.items():
-        values, indices = tensors.packed(stored)
+        packed = tensors.packed(stored)
+        if packed.scales is None:
+            packed = packed._replace(values=packed.values.to(lm.dtype))
         bias = cast("Tensor | None", lm.get_submodule(name).bias)
-        lm.set_submodule(name, PackedLinear(Packed(values.to(lm.dtype), indices), bias))
+        lm.set_submodule(name, PackedLinear(packed, bias))
     return lm
 
 

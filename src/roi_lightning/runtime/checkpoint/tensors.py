@@ -1,12 +1,13 @@
 """The tensors of a packed directory: kept weights and indices of those that were masked, all others as they were.
 
 Of a masked tensor `NAME.weight` there are `NAME.values` and `NAME.indices` (`NAME.places` in the format's version 1),
-see `Packed`. The sidecar lists these tensors and marks those that a dense checkpoint has as [in, out] (GPT-2's).
+see `Packed`; of int8 values, which version 3 brought, `NAME.scales` too. The sidecar says which form the values have,
+lists these tensors with their dtype in a dense checkpoint, and marks those that are [in, out] there (GPT-2's).
 """
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,13 +19,35 @@ from roi_lightning.export.sidecar import PACKED, read_sidecar
 from roi_lightning.masks.layer_mask import LayerMask
 from roi_lightning.models.stored_tensors import PACKED_STEM, StoredTensors
 from roi_lightning.models.weight_names import loaded_names
-from roi_lightning.runtime.packed_format import Packed, kept_inputs, unpack
+from roi_lightning.runtime.packed_format import Packed, kept_inputs, pack, quantize, unpack
+
+# How kept weights are held: in the dtype of the dense checkpoint, or quantised.
+Weights = Literal["stored", "int8"]
+STORED: Final = "stored"
+INT8: Final = "int8"
 
 
-def packed_names(name: str, version: int) -> tuple[str, str]:
-    """What values and indices of a masked tensor are called on disk, in a version of the format."""
-    stem = name.removesuffix(".weight")
-    return f"{stem}.values", f"{stem}.{'places' if version == 1 else 'indices'}"
+def packed_names(name: str, version: int, weights: Weights) -> tuple[str, ...]:
+    """What the parts of a masked tensor are called on disk, in a version of the format."""
+    parts = ("values", "places" if version == 1 else "indices", *(["scales"] if weights == INT8 else []))
+    return tuple(f"{name.removesuffix('.weight')}.{part}" for part in parts)
+
+
+def packed_form(name: str, tensor: Tensor, mask: LayerMask, weights: Weights) -> Packed:
+    """Pack a tensor of a dense checkpoint.
+
+    Args:
+        name: For the error.
+        tensor: As the checkpoint has it.
+        mask: Which of its weights are kept; the others are zero.
+        weights: How to hold those.
+
+    Raises:
+        UserError: If it can't be packed, see `pack`.
+    """
+    kept = mask.to_bool()
+    packed = pack(tensor.T, kept.T, name) if mask.transposed else pack(tensor, kept, name)
+    return quantize(packed) if weights == INT8 else packed
 
 
 class PackedTensors:
@@ -35,6 +58,7 @@ class PackedTensors:
 
     Attributes:
         sidecar: Its content.
+        weights: How kept weights are held.
         layers: Whether a dense checkpoint has the tensor as [in, out], by the name of every packed tensor.
         files: The weight file of every tensor.
 
@@ -45,6 +69,7 @@ class PackedTensors:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.sidecar: dict[str, Any] = read_sidecar(directory, (PACKED,))
+        self.weights: Weights = self.sidecar.get("weights", STORED)  # versions 1 and 2 have no others
         self._stored = StoredTensors(directory, PACKED_STEM)
         self.layers = {name: bool(entry["transposed"]) for name, entry in self.sidecar["layers"].items()}
         parts = {part: name for name in self.layers for part in self._names(name)}
@@ -58,19 +83,23 @@ class PackedTensors:
         return [name for name in self.files if name not in self.layers]
 
     def __getitem__(self, name: str) -> Tensor:
-        """A tensor as the dense checkpoint has it."""
+        """A tensor as the dense checkpoint has it, but for what int8 rounds."""
         if name not in self.layers:
             return self._stored[name]
-        weight = unpack(self.packed(name))
+        weight = unpack(self.packed(name), self._dtype(name))
         return weight.T.contiguous() if self.layers[name] else weight
 
     def packed(self, name: str) -> Packed:
         """A masked tensor, its rows the layer's outputs."""
-        values, indices = self._names(name)
-        return Packed(self._stored[values], self._stored[indices])
+        return Packed(*(self._stored[part] for part in self._names(name)))
 
-    def _names(self, name: str) -> tuple[str, str]:
-        return packed_names(name, self.sidecar["version"])
+    def _names(self, name: str) -> tuple[str, ...]:
+        return packed_names(name, self.sidecar["version"], self.weights)
+
+    def _dtype(self, name: str) -> torch.dtype:
+        """What int8 weights were."""
+        dtype: torch.dtype = getattr(torch, self.sidecar["layers"][name].get("dtype", "float32"))
+        return dtype
 
     def mask(self, name: str) -> LayerMask:
         """Which weights of a masked tensor were kept."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from typing_extensions import override
 
@@ -12,12 +12,15 @@ from roi_lightning.export import checks
 from roi_lightning.export.sidecar import PACKED, read_sidecar
 from roi_lightning.export.verify import Check, VerifyReport, is_reordered, run_check
 from roi_lightning.masks.mask_set import BaseModel, MaskSet
-from roi_lightning.models.base_tensors import INDEX, BaseTensors, open_base
+from roi_lightning.models.base_tensors import INDEX, BaseTensors, open_base, same
 from roi_lightning.models.permutation import PermutedBase
 from roi_lightning.models.source import DENSE_CONFIG, ModelSource
-from roi_lightning.runtime.checkpoint.tensors import PackedTensors
+from roi_lightning.models.stored_tensors import tensor_sha256
+from roi_lightning.runtime.checkpoint.tensors import INT8, PackedTensors, packed_form
 from roi_lightning.runtime.packed_format import PATTERN, check_indices
 from roi_lightning.utils.progress import progress
+
+_UNPROVEN: Final = "can't be compared in int8: only the files' hashes hold them"
 
 
 class _PackedExport(checks.Exported):
@@ -62,13 +65,14 @@ def verify_packed(directory: Path, base: ModelSource | None = None) -> VerifyRep
 
 def _checks(directory: Path, base: ModelSource | None) -> Iterator[Check]:
     export = _PackedExport(directory)
-    yield run_check("sidecar", lambda: f"pattern {export.sidecar['pattern']}, packed, checksum right")
+    yield run_check("sidecar", lambda: _sidecar(export))
     yield run_check("files", lambda: checks.files(export))
     yield run_check("checksums", lambda: checks.checksums(export))
     yield run_check("indices", lambda: _indices(export))
     facts = _readable(export)
+    is_int8 = facts.get("weights") == INT8
     if facts.get("updated"):
-        yield run_check("updates", lambda: checks.updates(export))
+        yield run_check("updates", lambda: (_int8_updates if is_int8 else checks.updates)(export))
     if base is None:
         return
     tensors = open_base(base, facts["base"]["dtype"] if facts else "auto")
@@ -79,8 +83,14 @@ def _checks(directory: Path, base: ModelSource | None) -> Iterator[Check]:
         yield run_check("channels", lambda: checks.channels(export, tensors))
         tensors = PermutedBase(tensors, export.permutation)
     yield run_check("base hashes", lambda: checks.base_hashes(export, tensors))
-    yield run_check("survivors", lambda: checks.survivors(export, tensors))
+    yield run_check("survivors", lambda: (_int8_survivors if is_int8 else checks.survivors)(export, tensors))
     yield run_check("other tensors", lambda: checks.others(export, tensors))
+
+
+def _sidecar(export: _PackedExport) -> str:
+    """The sidecar is intact."""
+    form = "packed in int8" if export.sidecar.get("weights") == INT8 else "packed"
+    return f"pattern {export.sidecar['pattern']}, {form}, checksum right"
 
 
 def _readable(export: _PackedExport) -> dict[str, Any]:
@@ -104,3 +114,26 @@ def _same_tensors(export: _PackedExport, base: BaseTensors) -> str:
     if moved := export.tensors.files.keys() ^ base.files.keys():
         raise checks.CheckFailedError(f"missing or extra: {min(moved)}")
     return f"{len(base.files)} tensors have the base model's names"
+
+
+def _int8_updates(export: _PackedExport) -> str:
+    """Updated tensors without a mask are those the method left."""
+    hashes, tensors = export.masks.updated, export.tensors
+    others = [name for name in hashes if name not in tensors.layers]
+    if wrong := [name for name in others if tensor_sha256(tensors[name]) != hashes[name]]:
+        raise checks.CheckFailedError(f"updated weights changed since in: {wrong[0]}")
+    rest = f"; {len(others)} without a mask have the recorded SHA-256" if others else ""
+    return f"{len(hashes) - len(others)} tensors with updated survivors {_UNPROVEN}{rest}"
+
+
+def _int8_survivors(export: _PackedExport, base: BaseTensors) -> str:
+    """Masking and quantising the base model's tensors gives the packed ones, bit for bit, but for updated ones."""
+    masks, tensors = export.masks, export.tensors
+    plain = {name: layer for name, layer in masks.layers.items() if name not in masks.updated}
+    for name, layer in progress(list(plain.items()), "quantising survivors"):
+        wanted = packed_form(name, base[name].masked_fill(~layer.to_bool(), 0), layer, INT8)
+        if not all(map(same, tensors.packed(name).parts, wanted.parts)):
+            raise checks.CheckFailedError(f"kept weights are not the base model's in int8: {name}")
+    kept = sum(layer.kept for layer in plain.values())
+    rest = f"; {masks.kept - kept:,} updated by the method {_UNPROVEN}" if masks.updated else ""
+    return f"{kept:,} kept weights and their scales are bit for bit the base model's in int8{rest}"

@@ -1,4 +1,7 @@
-"""Pack an exported 2:4 directory to 9/16 of the masked tensors' bytes: at a temporary path, checked, then renamed."""
+"""Pack an exported 2:4 directory to 9/16 of the masked tensors' bytes, or to less in int8.
+
+It is written at a temporary path, checked, then renamed.
+"""
 
 import json
 from collections.abc import Mapping
@@ -20,8 +23,16 @@ from roi_lightning.models.freezing import meta_language_model
 from roi_lightning.models.source import DENSE_CONFIG, ModelSource, is_packed
 from roi_lightning.models.stored_tensors import PACKED_STEM
 from roi_lightning.runtime.checkpoint.describe import PackedSizes, packed_card, packed_sizes
-from roi_lightning.runtime.checkpoint.tensors import PackedTensors, packed_layers, packed_names
-from roi_lightning.runtime.packed_format import PATTERN, pack
+from roi_lightning.runtime.checkpoint.tensors import (
+    INT8,
+    STORED,
+    PackedTensors,
+    Weights,
+    packed_form,
+    packed_layers,
+    packed_names,
+)
+from roi_lightning.runtime.packed_format import PATTERN, is_near
 from roi_lightning.utils.atomic_io import written_aside
 from roi_lightning.utils.progress import progress
 
@@ -38,17 +49,21 @@ _KEPT_FACTS: Final = (
 )
 
 
-def write_packed(directory: Path, out: Path, *, overwrite: bool = False) -> PackedSizes:
+def write_packed(
+    directory: Path, out: Path, *, weights: Weights = STORED, overwrite: bool = False
+) -> PackedSizes:
     """Pack an export.
 
     Args:
         directory: Written by `write_export`, with a 2:4 mask.
         out: The directory to make.
+        weights: How to hold kept weights: in their dtype, or as `int8` with an fp32 scale for each row of outputs.
         overwrite: Replace an earlier one there.
 
     Raises:
         UserError: If the directory is no such export or does not verify, `out` can't be used, or what was written
-            does not unpack to what it was made of; nothing new is left behind then.
+            does not unpack to what it was made of (in int8: to half a step of a row, with the same zeros); nothing
+            new is left behind then.
     """
     out = out.absolute()
     sidecar = _check_packable(directory)
@@ -58,12 +73,12 @@ def write_packed(directory: Path, out: Path, *, overwrite: bool = False) -> Pack
     require_verified(repr(str(directory)), directory)
     masks, base = MaskSet.load(directory), StoredBase(source)
     packed_layers(meta_language_model(load_config(source)), masks.layers)
-    check_destination(out, _needed_bytes(base, masks), overwrite=overwrite)
+    check_destination(out, _needed_bytes(base, masks, weights), overwrite=overwrite)
     with written_aside(out) as partial:
         partial.mkdir()
-        _write_weights(base, masks, partial)
+        _write_weights(base, masks, weights, partial)
         _write_companions(base, partial)
-        description = _describe(sidecar, masks)
+        description = _describe(sidecar, base, masks, weights)
         (partial / "README.md").write_text(packed_card(description), encoding="utf-8")
         write_sidecar(partial, description)
         _require_same(base, PackedTensors(partial))
@@ -98,20 +113,22 @@ def _check_packable(directory: Path) -> dict[str, Any]:
     return sidecar
 
 
-def _needed_bytes(base: StoredBase, masks: MaskSet) -> int:
-    """Half of the masked weights stay, two bits for each, and change."""
+def _needed_bytes(base: StoredBase, masks: MaskSet, weights: Weights) -> int:
+    """Half of the masked weights stay, two bits for each, a scale for each row, and change."""
     masked = sum(base[name].nbytes for name in masks.layers)
-    return base.nbytes - masked // 2 + masks.total // 8 + 2**20
+    values = (masks.total if weights == INT8 else masked) // 2
+    rows = sum(layer.shape[int(layer.transposed)] for layer in masks.layers.values())
+    return base.nbytes - masked + values + masks.total // 8 + 4 * rows + 2**20
 
 
-def _write_weights(base: StoredBase, masks: MaskSet, folder: Path) -> None:
+def _write_weights(base: StoredBase, masks: MaskSet, weights: Weights, folder: Path) -> None:
     files = sorted(set(base.files.values()))
     names = _file_names(len(files))
     weight_map: dict[str, str] = {}
     for file, name in progress(list(zip(files, names, strict=True)), "packing weights"):
         tensors: dict[str, Tensor] = {}
         for stored in (key for key, home in base.files.items() if home == file):
-            tensors |= _parts(stored, base[stored], masks.layers.get(stored))
+            tensors |= _parts(stored, base[stored], masks.layers.get(stored), weights)
         save_tensors(tensors, folder / name, PACKED)
         weight_map |= dict.fromkeys(tensors, name)
     if len(names) > 1:
@@ -128,13 +145,12 @@ def _file_names(count: int) -> list[str]:
     return [f"{PACKED_STEM}-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)]
 
 
-def _parts(name: str, tensor: Tensor, mask: LayerMask | None) -> dict[str, Tensor]:
+def _parts(name: str, tensor: Tensor, mask: LayerMask | None, weights: Weights) -> dict[str, Tensor]:
     """What is written of a tensor."""
     if mask is None:
         return {name: tensor}
-    kept = mask.to_bool()
-    packed = pack(tensor.T, kept.T, name) if mask.transposed else pack(tensor, kept, name)
-    return dict(zip(packed_names(name, PACKED_VERSION), packed, strict=True))
+    packed = packed_form(name, tensor, mask, weights)
+    return dict(zip(packed_names(name, PACKED_VERSION, weights), packed.parts, strict=True))
 
 
 def _write_companions(base: StoredBase, folder: Path) -> None:
@@ -148,20 +164,32 @@ def _write_json(path: Path, content: Mapping[str, object]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def _describe(sidecar: Mapping[str, Any], masks: MaskSet) -> dict[str, Any]:
+def _describe(
+    sidecar: Mapping[str, Any], base: StoredBase, masks: MaskSet, weights: Weights
+) -> dict[str, Any]:
     layers = {
-        name: {"transposed": layer.transposed, "base_sha256": masks.base.sha256[name]}
+        name: {
+            "transposed": layer.transposed,
+            "dtype": str(base[name].dtype).removeprefix("torch."),
+            "base_sha256": masks.base.sha256[name],
+        }
         for name, layer in masks.layers.items()
     }
     facts = {key: sidecar[key] for key in _KEPT_FACTS if key in sidecar}
-    return heading(PACKED) | facts | {"updated": masks.updated, "layers": layers}
+    return heading(PACKED) | facts | {"weights": weights, "updated": masks.updated, "layers": layers}
 
 
 def _require_same(base: StoredBase, packed: PackedTensors) -> None:
     if packed.files.keys() != base.files.keys():
         raise UserError("the packed directory holds other tensors than it was made of, and was not kept")
     for name in progress(list(base.files), "unpacking again"):
-        if not same(packed[name], base[name]):
+        if not _is_in(packed, name, base[name]):
             raise UserError(
                 f"{name!r} does not come out of the packed directory as it went in; it was not kept"
             )
+
+
+def _is_in(packed: PackedTensors, name: str, tensor: Tensor) -> bool:
+    if packed.weights == STORED or name not in packed.layers:
+        return same(packed[name], tensor)
+    return is_near(packed.packed(name), tensor.T if packed.layers[name] else tensor)

@@ -1,9 +1,11 @@
 /* Products of small batches with a packed 2:4 matrix: y[r, o] = sum of values[o, k] * x[r, input of (o, k)] + bias[o]; and
- * with a dense one, whose weight k belongs to input k.
+ * with a dense one, whose weight k belongs to input k. With INT8 the values are int8, and a row's sum is multiplied by
+ * the row's scale before the bias is added.
  *
  * The order of every sum: (kept) weight k of a matrix row goes to partial sum k mod 16, in fp32, in the order of k; the
  * 16 are added by halves (i and i + 8, then i and i + 4, and so on), then the bias; the result is rounded once. It
- * depends on neither the number of threads nor what other rows there are.
+ * depends on neither the number of threads nor what other rows there are. Where a CPU can multiply and add in one
+ * rounding, it does.
  */
 #include <cstdlib>
 #include "numbers.hpp"
@@ -19,10 +21,26 @@
 #define EACH_ROW _Pragma("GCC unroll 8") for (int r = 0; r < R; r++)
 #define EACH_LINE _Pragma("GCC unroll 2") for (int w = 0; w < LINES; w++)
 
-/* A matrix of `kept` weights a line, with indices or dense; its bias, or null; where the product goes. */
+/* A number of the matrix, sixteen of them, and what a line of them is multiplied by. */
+#ifdef INT8
+typedef int8_t value_t;
+typedef int8_t values_t __attribute__((vector_size(LANES)));
+typedef int16_t shorts __attribute__((vector_size(2 * LANES)));
+/* By one width after the other: over all at once GCC goes number by number. */
+static inline vec widen(values_t x)
+{
+    return __builtin_convertvector(__builtin_convertvector(__builtin_convertvector(x, shorts), ivec), vec);
+}
+#else
+typedef weight_t value_t;
+typedef weights_t values_t;
+#endif
+
+/* A matrix of `kept` weights a line, with indices or dense; its scales and bias, or null; where the product goes. */
 struct Product {
-    const weight_t *values;
+    const value_t *values;
     const uint8_t *indices;
+    const float *scales;
     const weight_t *bias;
     weight_t *y;
     int64_t outputs, kept;
@@ -67,7 +85,7 @@ static inline uvec sixteen_indices(const uint8_t *from)
 
 /* The values and indices of some lines of the matrix. */
 struct Lines {
-    const weight_t *values[LINES];
+    const value_t *values[LINES];
     const uint8_t *indices[LINES];
 };
 
@@ -83,8 +101,8 @@ template <bool PACKED, int R>
 static inline void add_step(const float *x, const Lines &lines, int64_t step, vec sum[LINES][R])
 {
     EACH_LINE {
-        const weight_t *from = lines.values[w] + step * LANES;
-        weights_t values;
+        const value_t *from = lines.values[w] + step * LANES;
+        values_t values;
         uvec index = {};
         __builtin_prefetch((const char *)from + AHEAD);
         std::memcpy(&values, from, sizeof values);
@@ -100,14 +118,14 @@ static inline void add_step(const float *x, const Lines &lines, int64_t step, ve
 
 /* What is left of some lines behind the last whole step, with zeros behind. */
 struct Rest {
-    weight_t values[LINES][LANES] = {};
+    value_t values[LINES][LANES] = {};
     uint8_t indices[LINES][LANES / 4] = {};
     Lines lines;
 
     Rest(const Lines &whole, int64_t step, int64_t left)
     {
         EACH_LINE {
-            std::memcpy(values[w], whole.values[w] + step * LANES, left * sizeof(weight_t));
+            std::memcpy(values[w], whole.values[w] + step * LANES, left * sizeof(value_t));
             if (whole.indices[w]) std::memcpy(indices[w], whole.indices[w] + step * LANES / 4, (left + 3) / 4);
             lines.values[w] = values[w], lines.indices[w] = indices[w];
         }
@@ -128,6 +146,9 @@ template <int R> static inline void finish(const vec sum[R], const Product &p, i
     vec total = {};
     weights_t bias = {}, out;
     EACH_ROW total[r] = added_up(sum[r]);
+#ifdef INT8
+    total *= p.scales[o];
+#endif
     if (p.bias) {
         bias[0] = p.bias[o];
         total += widen(bias)[0];
@@ -224,7 +245,26 @@ template <bool PACKED> static int product_of(const Call *call)
 
 /* Non-zero where there is no memory for the rows of x in fp32. */
 extern "C" int multiply_packed(const Call *call) { return product_of<true>(call); }
+#ifndef INT8
 extern "C" int multiply_dense(const Call *call) { return product_of<false>(call); }
+#endif
+
+/* Up to sixteen kept weights as the dense matrix has them, perhaps in `room`. */
+#ifdef INT8
+static inline const weight_t *in_full(const int8_t *values, int64_t count, float scale, weight_t room[LANES])
+{
+    int8_t some[LANES] = {};
+    values_t numbers;
+    weights_t full;
+    std::memcpy(some, values, count);
+    std::memcpy(&numbers, some, sizeof numbers);
+    narrow(widen(numbers) * scale, full);
+    std::memcpy(room, &full, sizeof full);
+    return room;
+}
+#else
+static inline const weight_t *in_full(const weight_t *values, int64_t, float, weight_t *) { return values; }
+#endif
 
 /* Two kept weights of each of four groups, to their indices among sixteen inputs, which are zero. */
 static inline void scatter(const weight_t *values, const uint8_t *indices, int64_t kept, weight_t *to)
@@ -238,13 +278,17 @@ extern "C" int unpack_packed(const Call *call)
     Product p = call->product;
     in_threads(call->from, call->to, call->part, call->parallel, call->threads, [=](int64_t from, int64_t to) {
         int64_t whole = p.kept / 8 * 8;
+        weight_t room[LANES];
         for (int64_t o = from; o < to; o++) {
-            const weight_t *values = p.values + o * p.kept;
+            const value_t *values = p.values + o * p.kept;
+            float scale = p.scales ? p.scales[o] : 1;
             const uint8_t *indices = p.indices + o * ((p.kept + 3) / 4);
             weight_t *line = p.y + o * 2 * p.kept;
             std::memset(line, 0, 2 * p.kept * sizeof *line);
-            for (int64_t k = 0; k < whole; k += 8) scatter(values + k, indices + k / 4, 8, line + 2 * k);
-            scatter(values + whole, indices + whole / 4, p.kept - whole, line + 2 * whole);
+            for (int64_t k = 0; k < whole; k += 8)
+                scatter(in_full(values + k, 8, scale, room), indices + k / 4, 8, line + 2 * k);
+            int64_t left = p.kept - whole;
+            scatter(in_full(values + whole, left, scale, room), indices + whole / 4, left, line + 2 * whole);
         }
     });
     return 0;
