@@ -9,6 +9,7 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 from lightning.pytorch import LightningModule, Trainer
 from safetensors.torch import load_file
+from torch.nn.parallel import DistributedDataParallel
 from transformers import AutoModelForCausalLM
 
 import roi_lightning
@@ -305,6 +306,37 @@ def test_accelerate(lab):
     assert_zeros(lm, export)
     for mine, theirs in zip(lm.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs)
+
+
+def train_on_a_rank(rank, export, folder):
+    """One of two ranks, with every second batch."""
+    torch.set_num_threads(1)
+    rendezvous = f"file://{folder / 'rendezvous'}"
+    torch.distributed.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=2)
+    lm = load(export)
+    wrapped, optimizer = DistributedDataParallel(lm), adamw(lm)
+    with keep_zeros(lm) as zeros:
+        for ids in batches(6)[rank::2]:
+            loss_of(wrapped, ids).backward()
+            torch.nn.utils.clip_grad_norm_(lm.parameters(), 0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+    if rank == 0:
+        zeros.save(folder / "out")
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow  # two processes that import everything
+def test_two_ranks_train_as_one_process(lab):
+    base, export = pruned(lab)
+    torch.multiprocessing.spawn(train_on_a_rank, (export, lab.folder), nprocs=2)
+    plain, both = load(export), load(lab.folder / "out")
+    with keep_zeros(plain):
+        train(plain, adamw(plain), 3, 2)
+    assert_zeros(both, export)
+    for mine, theirs in zip(plain.parameters(), both.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs)
+    assert run("verify", lab.folder / "out", "--base", base) == 0
 
 
 class Plain(LightningModule):
