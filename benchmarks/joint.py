@@ -3,7 +3,8 @@
     python -m roi_lightning fit --config quickstart.yaml --model benchmarks.joint.JointModule …
 
 Every draw masks the weights as they are trained so far. Logits learn as RoI's do; a weight's gradient is the drawn
-weight's times the drawn mask, as if that were fixed. At the end the mask is hardened, and the weights under it exported.
+weight's times the drawn mask, as if that were fixed. At the end the mask is hardened, and the weights under it are
+exported.
 """
 
 from collections.abc import Mapping
