@@ -185,7 +185,10 @@ def test_the_quota_of_a_container_or_job(monkeypatch, tmp_path, check, own, limi
 def test_too_many_and_too_few_threads(monkeypatch, check, threads, variable, status, says):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(2))
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"num_physical_cores": 16})
+    able = torch.cpu.get_capabilities() | {
+        "num_physical_cores": 16
+    }  # of bf16 it says what is so: that is cached
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: able)
     monkeypatch.delenv("OMP_NUM_THREADS")
     if variable:
         monkeypatch.setenv("OMP_NUM_THREADS", variable)
