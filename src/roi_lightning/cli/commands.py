@@ -10,7 +10,7 @@ CONFIGURED: Final = {
 }
 PLAIN: Final = {
     "prune": "a mask without training: magnitude, Wanda, SparseGPT",
-    "refit": "new values for the weights that a mask keeps, block by block, in minutes",
+    "refit": "new values for the weights that a mask keeps, block by block",
     "permute": "hidden channels in an order that N:M masks lose less in",
     "allocate": "mixed patterns: which layers to prune how much, at a total of kept weights",
     "sample": "calibration text that a model writes itself, to a file",

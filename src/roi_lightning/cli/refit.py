@@ -29,8 +29,8 @@ from roi_lightning.utils.tables import print_table
 class RefitOptions:
     """Fit the weights that a mask keeps so that every block gives nearly what the dense one gives.
 
-    The mask stays, pruned weights stay zero, and no gradient goes through more than one block: minutes, and the
-    memory of one block. Longer training of the model as a whole is fit --config recover.yaml.
+    The mask stays, pruned weights stay zero, and no gradient goes through more than one block. Longer training of the
+    model as a whole is fit --config recover.yaml.
 
     Attributes:
         export: What fit, prune, apply or export wrote.
