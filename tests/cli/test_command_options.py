@@ -14,6 +14,7 @@ MODULES = (
     *(
         "apply",
         "compare",
+        "convert",
         "doctor",
         "evaluate",
         "generate",

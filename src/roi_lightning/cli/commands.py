@@ -19,6 +19,7 @@ PLAIN: Final = {
     "publish": "an exported directory made ready for the hub, with a full model card",
     "verify": "check an exported directory: pattern, zeros, kept weights, every byte",
     "pack": "a verified 2:4 directory in fewer bytes, for roi_lightning.runtime.from_packed",
+    "convert": "an exported directory as a GGUF file, for llama.cpp",
     "benchmark": "what masks cost, alone or in a training step, and what 2:4 models save",
     "evaluate": "perplexities and benchmark tasks of models and masks, side by side",
     "generate": "continuations of prompts by models and masks, side by side, or a conversation",

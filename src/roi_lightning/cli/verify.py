@@ -12,6 +12,7 @@ from rich.text import Text
 from roi_lightning.cli.options import parse_options
 from roi_lightning.errors import UserError
 from roi_lightning.utils.atomic_io import check_writable, write_json
+from roi_lightning.utils.extras import require
 from roi_lightning.utils.tables import print_table
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class VerifyOptions:
     nothing else changed, but for the order of channels where `permute` changed it.
 
     Attributes:
-        directory: An exported, packed or permuted directory.
+        directory: An exported, packed or permuted directory, or a GGUF file that convert wrote.
         base: The base model: hub id, directory, or GGUF file; after `permute` the original or the permuted one.
         json: Also write the result as JSON there.
     """
@@ -56,7 +57,12 @@ def main(argv: Sequence[str]) -> int:
     directory, base = options.directory, None
     if options.base:
         base = resolve_model(options.base, _revision(directory, options.base))
-    if is_packed(directory):
+    if directory.suffix == ".gguf":
+        require("gguf", str(directory))
+        from roi_lightning.export.gguf_file import verify_gguf
+
+        report = verify_gguf(directory, base)
+    elif is_packed(directory):
         report = verify_packed(directory, base)
     else:
         report = (verify_permuted if is_permuted(directory) else verify_export)(directory, base)

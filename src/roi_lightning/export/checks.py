@@ -73,8 +73,8 @@ def sidecar(export: Exported) -> str:
 def files(export: Exported) -> str:
     """No file is missing and none was added."""
     listed, present = set(export.sidecar["files"]), set(written_files(export.directory))
-    _require(sorted(listed - present), "missing")
-    _require(sorted(present - listed), "not written by roi_lightning")
+    require_none(sorted(listed - present), "missing")
+    require_none(sorted(present - listed), "not written by roi_lightning")
     return f"{len(listed)} and the sidecar, none missing, none extra"
 
 
@@ -83,13 +83,13 @@ def checksums(export: Exported) -> str:
     hashes = export.sidecar["files"]
     known = [name for name in hashes if (export.directory / name).is_file()]
     wrong = [n for n in progress(known, "hashing files") if file_sha256(export.directory / n) != hashes[n]]
-    _require(wrong, "changed since the export")
+    require_none(wrong, "changed since the export")
     return f"{len(known)} files have the recorded SHA-256"
 
 
 def config(export: Exported) -> str:
     """Nothing in the configuration tells engines that weights are compressed."""
-    _require(
+    require_none(
         compression_keys(export.directory),
         "config.json has a key that makes engines refuse or misread the model",
     )
@@ -102,11 +102,13 @@ def mask(export: Exported) -> str:
     base = {"spec": masks.base.spec, "revision": masks.base.revision, "dtype": masks.base.dtype}
     if (str(masks.pattern), base) != (sidecar["pattern"], sidecar["base"]):
         raise CheckFailedError("the mask file and the sidecar name different patterns or base models")
-    _require(sorted(masks.layers.keys() ^ sidecar["layers"].keys()), "only in one of mask file and sidecar")
+    require_none(
+        sorted(masks.layers.keys() ^ sidecar["layers"].keys()), "only in one of mask file and sidecar"
+    )
     patterns = {name: entry.get("pattern", sidecar["pattern"]) for name, entry in sidecar["layers"].items()}
     wrong = [name for name, pattern in patterns.items() if pattern != str(masks.pattern.of(name))]
-    _require(wrong, "the mask file and the sidecar name different patterns for")
-    _require(
+    require_none(wrong, "the mask file and the sidecar name different patterns for")
+    require_none(
         sorted(masks.updated.keys() ^ set(sidecar.get("updated", []))),
         "updated in one of mask file and sidecar",
     )
@@ -123,7 +125,7 @@ def zeros(export: Exported) -> str:
         for name, layer in progress(list(masks.layers.items()), "checking zeros")
         if bits(tensors[name].masked_fill(layer.to_bool(), 0)).any()
     ]
-    _require(wrong, "pruned weights that are not +0.0 in")
+    require_none(wrong, "pruned weights that are not +0.0 in")
     return f"{masks.total - masks.kept:,} pruned weights are exactly +0.0 in {len(masks.layers)} tensors"
 
 
@@ -131,7 +133,7 @@ def updates(export: Exported) -> str:
     """Weights that the method changed are those it left."""
     hashes, tensors = export.masks.updated, export.tensors
     wrong = [n for n in progress(list(hashes), "hashing updates") if tensor_sha256(tensors[n]) != hashes[n]]
-    _require(wrong, "updated weights changed since in")
+    require_none(wrong, "updated weights changed since in")
     others = len(hashes.keys() - export.masks.layers.keys())
     rest = f", {others} without a mask" if others else ""
     return f"{len(hashes) - others} tensors with updated survivors{rest} have the recorded SHA-256"
@@ -143,7 +145,7 @@ def copied(export: Exported, base: BaseTensors) -> str:
         return "none to compare: the base is a GGUF file"
     copies = export.copies(base.companions())
     wrong = [name for name, copy in copies.items() if file_sha256(copy) != file_sha256(base.directory / name)]
-    _require(wrong, "differs from the base model's")
+    require_none(wrong, "differs from the base model's")
     return f"{len(copies)} as in the base model"
 
 
@@ -151,7 +153,7 @@ def same_tensors(export: Exported, base: BaseTensors) -> str:
     """The same names in the same files."""
     tensors = export.tensors
     moved = {name for name, _ in tensors.files.items() ^ base.files.items()}
-    _require(sorted(moved), "missing, extra or in another file")
+    require_none(sorted(moved), "missing, extra or in another file")
     return f"{len(tensors)} tensors have the base model's names and files"
 
 
@@ -178,8 +180,8 @@ def channels(export: Exported, base: BaseTensors) -> str:
         wanted = consistent_orders(base, export.permutation.pattern, orders)
     except (ValueError, RuntimeError) as error:
         raise CheckFailedError(str(error)) from error
-    _require(sorted(orders.keys() ^ wanted.keys()), "reordered without what belongs to it, or left out")
-    _require([name for name in orders if not orders[name].same(wanted[name])], "reordered in another way")
+    require_none(sorted(orders.keys() ^ wanted.keys()), "reordered without what belongs to it, or left out")
+    require_none([name for name in orders if not orders[name].same(wanted[name])], "reordered in another way")
     return "the layers before and after every channel are reordered alike"
 
 
@@ -188,7 +190,7 @@ def reordered(export: Exported, base: BaseTensors) -> str:
     tensors, permuted = export.tensors, PermutedBase(base, export.permutation)
     names = list(base.files)
     wrong = [n for n in progress(names, "comparing tensors") if not same(tensors[n], permuted[n])]
-    _require(wrong, "differs from the reordered base model's")
+    require_none(wrong, "differs from the reordered base model's")
     return (
         f"{len(names)} tensors are bit for bit the base model's, {len(export.permutation.orders)} reordered"
     )
@@ -203,7 +205,7 @@ def survivors(export: Exported, base: BaseTensors) -> str:
         for name, layer in progress(list(plain.items()), "comparing survivors")
         if not same(tensors[name], base[name].masked_fill(~layer.to_bool(), 0))
     ]
-    _require(wrong, "kept weights differ from the base model's in")
+    require_none(wrong, "kept weights differ from the base model's in")
     kept = sum(layer.kept for layer in plain.values())
     rest = f"; {masks.kept - kept:,} were updated by the method" if masks.updated else ""
     return f"{kept:,} kept weights are bit for bit the base model's{rest}"
@@ -214,17 +216,18 @@ def others(export: Exported, base: BaseTensors) -> str:
     masks, tensors = export.masks, export.tensors
     names = [name for name in base.files if name not in masks.layers and name not in masks.updated]
     wrong = [n for n in progress(names, "comparing tensors") if not same(tensors[n], base[n])]
-    _require(wrong, "differs from the base model's")
+    require_none(wrong, "differs from the base model's")
     return f"{len(names)} unmasked tensors are bit for bit the base model's"
 
 
 def _hashed(hashes: Mapping[str, str], base: BaseTensors) -> str:
     wrong = [n for n in progress(list(hashes), "hashing the base model") if base.sha256(n) != hashes[n]]
-    _require(wrong, "the base model is not the recorded one, in")
+    require_none(wrong, "the base model is not the recorded one, in")
     return f"{len(hashes)} tensors of the base model have the recorded SHA-256"
 
 
-def _require(wrong: list[str], what: str) -> None:
+def require_none(wrong: list[str], what: str) -> None:
+    """Raise that a check does not hold, naming the first thing that is wrong."""
     if wrong:
         more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
         raise CheckFailedError(f"{what}: {wrong[0]}{more}")
