@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -232,6 +233,8 @@ def test_weights_beyond_float16(made, tmp_path):
 def test_other_files_and_directories(made, tmp_path):
     with pytest.raises(UserError, match="no directory"):
         write_gguf(tmp_path / "none", tmp_path / "m.gguf")
+    with pytest.raises(UserError, match=r"'m' does not end in \.gguf"):
+        write_gguf(made / "export", Path("m"))
     with pytest.raises(UserError, match=r"can't be converted: its roi_sparsity\.json can't be read"):
         write_gguf(made / "base", tmp_path / "m.gguf")
     (tmp_path / "m.gguf").write_text("mine")
@@ -269,6 +272,15 @@ def test_a_weight_where_there_was_none(made, tmp_path):
     checks = spoiled(made, tmp_path, change)
     assert [name for name, check in checks.items() if not check.ok] == ["checksums", "zeros", "survivors"]
     assert "blk.1.ffn_up.weight" in checks["zeros"].detail
+
+
+def test_another_setting(made, tmp_path):
+    def change(reader):
+        field = reader.fields["llama.rope.freq_base"]
+        field.parts[field.data[0]][0] = 500000.0
+
+    checks = spoiled(made, tmp_path, change)
+    assert [name for name, check in checks.items() if not check.ok] == ["metadata"]
 
 
 def test_a_negative_zero(made, tmp_path):

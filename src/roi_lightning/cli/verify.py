@@ -55,10 +55,11 @@ def main(argv: Sequence[str]) -> int:
     if options.json:
         check_writable(options.json)
     directory, base = options.directory, None
+    if directory.suffix == ".gguf":
+        require("gguf", str(directory))
     if options.base:
         base = resolve_model(options.base, _revision(directory, options.base))
     if directory.suffix == ".gguf":
-        require("gguf", str(directory))
         from roi_lightning.export.gguf_file import verify_gguf
 
         report = verify_gguf(directory, base)
@@ -77,6 +78,10 @@ def _revision(directory: Path, base: str) -> str | None:
     from roi_lightning.export.sidecar import EXPORTED, PACKED, read_sidecar
     from roi_lightning.models.permutation import Permutation
 
+    if directory.suffix == ".gguf":
+        from roi_lightning.export.gguf_file.verify import recorded_revision
+
+        return recorded_revision(directory)
     with suppress(UserError):
         permuted = Permutation.load(directory).base
         if permuted.spec == base:

@@ -105,9 +105,24 @@ def encoded(
     return array
 
 
-def array_sha256(array: Array) -> str:
-    """SHA-256 of an array's bytes."""
-    return hashlib.sha256(np.ascontiguousarray(array).view(np.uint8).data).hexdigest()
+def array_sha256(array: Array, kind: GGMLQuantizationType) -> str:
+    """SHA-256 of a tensor's type, shape and bytes."""
+    summed = hashlib.sha256(f"{kind.name} {list(array.shape)} ".encode())
+    summed.update(np.ascontiguousarray(array).view(np.uint8).data)
+    return summed.hexdigest()
+
+
+def metadata_sha256(metadata: Mapping[str, Any]) -> str:
+    """SHA-256 of all other metadata: the model's settings, its tokenizer."""
+    others = {key: _plain(value) for key, value in metadata.items() if key != SPARSITY_KEY}
+    return hashlib.sha256(_spelled(others).encode()).hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    """A value as it is read back: floats have 32 bits."""
+    if isinstance(value, float):
+        return float(np.float32(value))
+    return [_plain(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def sparsity(sidecar: Mapping[str, Any], names: Mapping[str, str], weights: Weights) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Prove that a GGUF file holds what the export held: every byte, every zero, and every kept weight."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from roi_lightning.export.gguf_file.contents import (
     array_sha256,
     encoded,
     entries,
+    metadata_sha256,
     read_sparsity,
 )
 from roi_lightning.export.verify import Check, VerifyReport, run_check
@@ -41,15 +43,28 @@ def verify_gguf(file: Path, base: ModelSource | None = None) -> VerifyReport:
         UserError: If there is no such file, it was not written by `write_gguf`, or the base can't be read. Whatever
             else is wrong with it is reported, not raised.
     """
-    if not file.is_file():
-        raise UserError(f"no file at {str(file)!r}; give one that convert wrote")
     return VerifyReport(file, list(_checks(_Written(file), base)))
+
+
+def recorded_revision(file: Path) -> str | None:
+    """The revision of the base model that a file was made from; None of a local one, or if the record is damaged.
+
+    Raises:
+        UserError: As `verify_gguf`.
+    """
+    written = _Written(file)
+    with suppress(ValueError):
+        revision: str | None = written.sparsity["base"]["revision"]
+        return revision
+    return None
 
 
 class _Written:
     """The file to check, each part read when first asked for."""
 
     def __init__(self, file: Path) -> None:
+        if not file.is_file():
+            raise UserError(f"no file at {str(file)!r}; give one that convert wrote")
         self.file = file
         try:
             self.reader = GGUFReader(file)
@@ -69,6 +84,12 @@ class _Written:
     def arrays(self) -> dict[str, Array]:
         """Its tensors' bytes, by name."""
         return {tensor.name: tensor.data for tensor in self.reader.tensors}
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """All that the file says beside its tensors."""
+        fields = self.reader.fields.items()
+        return {key: field.contents() for key, field in fields if not key.startswith("GGUF.")}
 
     def values(self, name: str) -> Tensor:
         """A tensor in float32, as the model computes with it."""
@@ -99,17 +120,20 @@ def _checks(written: _Written, base: ModelSource | None) -> Iterator[Check]:
 
 
 def _metadata(written: _Written) -> str:
-    """What the file says of its masks is as written."""
+    """What the file says of its masks, of the model's settings and of its tokenizer is as written."""
     said = written.sparsity
+    if metadata_sha256(written.metadata) != said["metadata"]:
+        raise CheckFailedError("settings of the model or the tokenizer changed since")
     return f"pattern {said['pattern']} in {len(said['layers'])} tensors, made from {said['base']['spec']}"
 
 
 def _checksums(written: _Written) -> str:
     """Every tensor has the hash that is recorded, and none was added."""
-    hashes, arrays = written.sparsity["tensors"], written.arrays
-    require_none(sorted(hashes.keys() ^ arrays.keys()), "missing or added")
-    names = progress(list(hashes), "hashing tensors")
-    require_none([n for n in names if array_sha256(arrays[n]) != hashes[n]], "changed since")
+    hashes = written.sparsity["tensors"]
+    require_none(sorted(hashes.keys() ^ written.arrays.keys()), "missing or added")
+    tensors = progress(list(written.reader.tensors), "hashing tensors")
+    wrong = [x.name for x in tensors if array_sha256(x.data, x.tensor_type) != hashes[x.name]]
+    require_none(wrong, "changed since")
     return f"{len(hashes)} tensors have the recorded SHA-256"
 
 

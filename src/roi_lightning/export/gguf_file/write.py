@@ -20,6 +20,7 @@ from roi_lightning.export.gguf_file.contents import (
     array_sha256,
     encoded,
     entries,
+    metadata_sha256,
     render,
     sparsity,
 )
@@ -72,6 +73,8 @@ def write_gguf(directory: Path, out: Path, *, weights: Weights = "f16", overwrit
             llama.cpp, a weight is too large for float16, or `out` can't be written; nothing new is left behind then.
     """
     sidecar = _check_convertible(directory)
+    if out.suffix != ".gguf":
+        raise UserError(f"{str(out)!r} does not end in .gguf, by which such files are known; name it so")
     check_writable(out)
     if out.exists() and not overwrite:
         raise UserError(f"{str(out)!r} exists; pass --overwrite to replace it, or choose another --out")
@@ -83,9 +86,11 @@ def write_gguf(directory: Path, out: Path, *, weights: Weights = "f16", overwrit
     _add_metadata(writer, config, sidecar["base"]["spec"], weights)
     add_tokenizer(writer, tokenizer, config.vocab_size)
     require_verified(repr(str(directory)), directory)
-    hashes = {entry.name: array_sha256(x) for entry, x in _arrays(config, listed, tensors, "hashing tensors")}
+    pairs = _arrays(config, listed, tensors, "hashing tensors")
+    hashes = {entry.name: array_sha256(array, entry.type) for entry, array in pairs}
     names = {entry.stored: entry.name for entry in listed if entry.stored}
-    description = sparsity(sidecar, names, weights) | {"tensors": hashes}
+    said = {key: entry.value for key, entry in writer.kv_data[0].items()}
+    description = sparsity(sidecar, names, weights) | {"tensors": hashes, "metadata": metadata_sha256(said)}
     writer.add_string(SPARSITY_KEY, render(description))
     with written_aside(out.absolute()) as partial:
         _write(writer, config, listed, tensors, partial)
