@@ -14,13 +14,12 @@ from roi_lightning.export.gguf_file import write_gguf
 from tiny_models import tiny_llama
 
 pytestmark = pytest.mark.slow
-llama_cpp = pytest.importorskip(
-    "llama_cpp", reason="llama-cpp-python is not installed: pip install llama-cpp-python"
-)
 PROMPT = [int(i) for i in torch.arange(40) * 7 % 256]
 
 
 def opened(file):
+    reason = "llama-cpp-python is not installed: pip install llama-cpp-python"
+    llama_cpp = pytest.importorskip("llama_cpp", reason=reason)
     return llama_cpp.Llama(str(file), n_ctx=128, n_batch=128, logits_all=True, n_threads=2, verbose=False)
 
 
