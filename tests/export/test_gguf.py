@@ -92,6 +92,19 @@ def test_pruned_weights_are_zero_and_kept_ones_near(made, weights):
         assert held[name][keep].any()
 
 
+@pytest.mark.parametrize("weights", ["f16", "q8_0"])
+def test_weights_too_small_for_float16(tmp_path, weights):
+    base = tiny_llama(tmp_path / "base")
+    held = load_file(base / "model.safetensors")
+    tiny = held["model.layers.0.mlp.up_proj.weight"]
+    tiny[0] = torch.tensor([3e-9, -3e-9, 1e-9, -1e-9]).repeat(16)
+    tiny[1, ::4] = -2e-8
+    save_file(held, base / "model.safetensors", {"format": "pt"})
+    write_gguf(pruned(base, tmp_path / "export"), tmp_path / "m.gguf", weights=weights)
+    assert verify_gguf(tmp_path / "m.gguf", resolve_model(str(base))).ok
+    assert not read_back(tmp_path / "m.gguf").get_parameter("model.layers.0.mlp.up_proj.weight")[0].any()
+
+
 def test_metadata_is_the_configuration(made):
     said, config = fields(made / "q8_0.gguf"), load_config(resolve_model(str(made / "base")))
     assert said["general.architecture"] == "llama"

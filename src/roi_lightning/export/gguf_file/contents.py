@@ -101,8 +101,18 @@ def encoded(
         raise UserError(
             f"{entry.stored!r} has weights beyond float16's {_LARGEST:.0f}; write it with --weights bf16"
         )
+    if entry.type == GGMLQuantizationType.Q8_0:
+        values = _without_lost_blocks(values)
     array: Array = quantize(values.contiguous().numpy(), entry.type)
     return array
+
+
+def _without_lost_blocks(values: Tensor) -> Tensor:
+    """Zero where the scale of a block is: float16 has none so small, and signs would be all that is left."""
+    block, _ = GGML_QUANT_SIZES[GGMLQuantizationType.Q8_0]
+    blocks = values.reshape(-1, block)
+    lost = (blocks.abs().amax(1, keepdim=True) / 127).half() == 0
+    return blocks.masked_fill(lost, 0).reshape(values.shape)
 
 
 def array_sha256(array: Array, kind: GGMLQuantizationType) -> str:

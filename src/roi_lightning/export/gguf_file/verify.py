@@ -65,7 +65,6 @@ class _Written:
     def __init__(self, file: Path) -> None:
         if not file.is_file():
             raise UserError(f"no file at {str(file)!r}; give one that convert wrote")
-        self.file = file
         try:
             self.reader = GGUFReader(file)
         except (ValueError, OSError, IndexError, KeyError) as error:
@@ -95,6 +94,11 @@ class _Written:
         """A tensor in float32, as the model computes with it."""
         (tensor,) = (x for x in self.reader.tensors if x.name == name)
         return torch.from_numpy(np.array(dequantize(tensor.data, tensor.tensor_type), np.float32))
+
+    def is_zero(self, name: str) -> Tensor:
+        """Where a tensor is +0.0: what float16 has no number for is -0.0 if it was negative."""
+        values = self.values(name)
+        return (values == 0) & ~torch.signbit(values)
 
     def text(self, key: str) -> str:
         """A string of its metadata."""
@@ -142,10 +146,7 @@ def _zeros(written: _Written) -> str:
     layers = {n: NMPattern(x) for n, x in written.sparsity["layers"].items() if x != DENSE}
     wrong, zeros = [], 0
     for name, pattern in progress(list(layers.items()), "checking zeros"):
-        values = written.values(name)
-        # A negative zero counts as a weight.
-        zero = (values == 0) & ~torch.signbit(values)
-        counts = pattern.group(zero).sum(-1)
+        counts = pattern.group(written.is_zero(name)).sum(-1)
         zeros += int(counts.sum())
         if (counts < pattern.m - pattern.n).any():
             wrong.append(name)
@@ -180,9 +181,8 @@ def _differing(written: _Written, config: PreTrainedConfig, base: BaseTensors, n
     for name in progress(names, "comparing tensors"):
         entry = known[name]
         tensor = base[entry.stored] if entry.stored else None
-        made = encoded(
-            config, entry, tensor, written.values(name) != 0 if name in written.sparsity["layers"] else None
-        )
+        mask = ~written.is_zero(name) if name in written.sparsity["layers"] else None
+        made = encoded(config, entry, tensor, mask)
         if made.tobytes() != written.arrays[name].tobytes():
             wrong.append(name)
     return wrong
