@@ -96,7 +96,7 @@ class _Written:
         return torch.from_numpy(np.array(dequantize(tensor.data, tensor.tensor_type), np.float32))
 
     def is_zero(self, name: str) -> Tensor:
-        """Where a tensor is +0.0: what float16 has no number for is -0.0 if it was negative."""
+        """Where a tensor is +0.0; a negative value too small for float16 is -0.0."""
         values = self.values(name)
         return (values == 0) & ~torch.signbit(values)
 
