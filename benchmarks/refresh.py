@@ -3,7 +3,8 @@
     python -m roi_lightning fit --config recover.yaml --model benchmarks.refresh.RefreshModule --lm EXPORT …
 
 Pruned weights are trained, too: from zero, by the gradients that they would have if they were kept, though the
-forward pass leaves them out. Every so many steps each group keeps the N of largest magnitude.
+forward pass leaves them out. Every so many steps each group keeps the N of largest magnitude. Checkpoints don't
+hold the mask, so that a run can't be resumed.
 """
 
 from typing import Any

@@ -195,9 +195,18 @@ def test_sentencepiece_vocabularies(tmp_path):
 # Refusals.
 
 
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
+
+
 @pytest.mark.parametrize(
     ("build", "settings", "said"),
     [
+        (
+            tiny_llama,
+            {"rope_parameters": YARN | {"attention_factor": 1.5}},
+            "'yarn', as they are set up here",
+        ),
+        (tiny_llama, {"rope_parameters": YARN | {"beta_fast": 16.0}}, "'yarn', as they are set up here"),
         (tiny_gpt2, {}, "models of type 'gpt2' are not written as GGUF"),
         (tiny_llama, {"hidden_act": "gelu"}, "activation is gelu, and llama.cpp takes it to be silu"),
         (tiny_llama, {"mlp_bias": True}, "have no tensor 'model.layers.0.mlp.down_proj.bias'"),

@@ -17,6 +17,10 @@ from roi_lightning.errors import UserError
 
 Metadata = dict[str, int | float | str]
 _ROPE_FREQUENCIES: Final = "rope_freqs.weight"
+# Whatever else YaRN can be given llama.cpp takes its own default for.
+_YARN: Final = frozenset(
+    ("rope_type", "rope_theta", "partial_rotary_factor", "factor", "original_max_position_embeddings")
+)
 
 
 @dataclass(frozen=True)
@@ -150,7 +154,7 @@ def _rope(config: PreTrainedConfig) -> tuple[float, Metadata]:
         return theta, {}
     if kind == "linear":
         return theta, {"rope.scaling.type": kind, "rope.scaling.factor": float(rope["factor"])}
-    if kind == "yarn" and not rope.keys() & {"mscale", "mscale_all_dim", "beta_fast", "beta_slow"}:
+    if kind == "yarn" and {key for key, value in rope.items() if value is not None} <= _YARN:
         length = rope.get("original_max_position_embeddings", config.max_position_embeddings)
         scaling: Metadata = {"rope.scaling.type": kind, "rope.scaling.factor": float(rope["factor"])}
         return theta, scaling | {"rope.scaling.original_context_length": int(length)}
