@@ -78,8 +78,12 @@ def test_an_export_verifies_and_is_made_again(golden):
     assert all(torch.equal(weights[name], before[name]) for name in before)
 
 
-# In the oldest one indices are called places; the next does not say which form its weights have.
-@pytest.mark.parametrize("directory", ["packed", "older_packed", "older_packed_2"])
+# In the oldest one indices are called places, the next does not say which form its weights have, and transformers can
+# read none of them.
+OLDER = ["older_packed", "older_packed_2", "older_packed_3"]
+
+
+@pytest.mark.parametrize("directory", ["packed", *OLDER])
 def test_a_packed_directory_verifies_and_computes_the_same(golden, directory):
     assert run("verify", directory, "--base", "model") == 0
     ids = torch.arange(24).reshape(2, 12) * 7 % 256
@@ -89,21 +93,31 @@ def test_a_packed_directory_verifies_and_computes_the_same(golden, directory):
     torch.testing.assert_close(packed, dense, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("older", ["older_packed", "older_packed_2"])
+def modern(name):
+    """Today's name of a tensor of an older packed directory."""
+    stem, _, part = name.rpartition(".")
+    parts = {"values": "weight", "scales": "weight_scales"} | dict.fromkeys(
+        ["places", "indices"], "weight_indices"
+    )
+    return f"{stem}.{parts.get(part, part)}"
+
+
+@pytest.mark.parametrize("older", OLDER)
 def test_packed_tensors_are_named_as_documented(golden, older):
-    """By the documented form alone: only the names of the two-bit indices have changed."""
-    now, before = (load_file(f"{name}/packed.safetensors") for name in ("packed", older))
-    renamed = {name.replace(".places", ".indices"): tensor for name, tensor in before.items()}
-    assert sum(name.endswith(".indices") for name in now) == 7
+    """By the documented form alone: only the names have changed."""
+    now, before = load_file("packed/model.safetensors"), load_file(f"{older}/packed.safetensors")
+    renamed = {modern(name): tensor for name, tensor in before.items()}
+    assert sum(name.endswith(".weight_indices") for name in now) == 7
     assert now.keys() == renamed.keys()
     assert all(torch.equal(now[name], tensor) for name, tensor in renamed.items())
 
 
 def test_int8_weights_are_as_documented(golden):
     """By the documented form alone: int8 times the row's scale, to half a step of what is stored otherwise."""
-    assert run("verify", "packed_int8", "--base", "model") == 0
-    now, before = (load_file(f"{name}/packed.safetensors") for name in ("packed_int8", "packed"))
-    scales = {name.replace(".scales", ".values"): now.pop(name) for name in list(now) if "scales" in name}
+    for directory in ("packed_int8", "older_packed_int8"):
+        assert run("verify", directory, "--base", "model") == 0
+    now, before = (load_file(f"{name}/model.safetensors") for name in ("packed_int8", "packed"))
+    scales = {name.replace("_scales", ""): now.pop(name) for name in list(now) if "scales" in name}
     assert len(scales) == 7
     assert now.keys() == before.keys()
     for name, tensor in before.items():
@@ -113,7 +127,11 @@ def test_int8_weights_are_as_documented(golden):
             assert (off <= scales[name].double()[:, None] * 0.50001).all()
         else:
             assert torch.equal(now[name], tensor)
-    assert torch.isfinite(from_packed("packed_int8")(torch.arange(24)[None]).logits).all()
+    ids = torch.arange(24)[None]
+    with torch.no_grad():
+        logits = from_packed("packed_int8")(ids).logits
+        assert torch.isfinite(logits).all()
+        assert torch.equal(from_packed("older_packed_int8")(ids).logits, logits)
 
 
 # The older one is from before checkpoints said what they were learned with.

@@ -1,7 +1,7 @@
 """Writes the files beside it, which today's code must read: a tiny model and one of everything made of it.
 
 Run it (`python tests/golden/make.py`) only when a format changes on purpose, and raise that format's version.
-`older.ckpt`, `older_packed` and `older_packed_2` are of earlier versions and are not written any more.
+What is called older is of earlier versions and is not written any more.
 """
 
 import os

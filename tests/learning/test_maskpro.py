@@ -34,7 +34,7 @@ from roi_lightning.learning.memory_plan import Planner, Step
 from roi_lightning.learning.roi import RoILightningModule
 from roi_lightning.learning.trainer import RoITrainer
 from roi_lightning.masks.mask_set import MaskSet
-from roi_lightning.models.base_tensors import SIDECAR
+from roi_lightning.models.source import SIDECAR
 from roi_lightning.samplers.noise import noise_key, uniform
 from tiny_models import tiny_gpt2, tiny_llama, tiny_qwen2
 

@@ -18,8 +18,7 @@ from roi_lightning.learning import RecoveryModule
 from roi_lightning.learning.callbacks import SparseExport
 from roi_lightning.learning.trainer import RoITrainer
 from roi_lightning.masks.mask_set import MaskSet
-from roi_lightning.models.base_tensors import SIDECAR
-from roi_lightning.models.source import resolve_model
+from roi_lightning.models.source import SIDECAR, resolve_model
 from tiny_models import random_masks, tiny_gpt2, tiny_qwen2
 
 lab = pytest.fixture(make_lab)

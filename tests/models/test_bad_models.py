@@ -199,7 +199,7 @@ def packed(bench):
 
 def damaged_packed(bench):
     model = bench.copy(bench.packed)
-    file = model / "packed.safetensors"
+    file = model / "model.safetensors"
     file.write_bytes(flipped(0.9)(file.read_bytes()))
     return model
 
@@ -306,7 +306,7 @@ TABLE = {
     "a flipped packed directory, evaluated": (
         damaged_packed,
         evaluate,
-        "packed.safetensors' has changed since",
+        "model.safetensors' has changed since",
     ),
     # Shards.
     "a shard missing": (sharded(lose_shard), fit, "No such file.*model-00002-of-00003"),

@@ -82,7 +82,7 @@ def test_every_layer_is_packed_and_said_to_be(builder, sparse):
     size = lm.dtype.itemsize
     assert result.bytes_after * 8 * size == result.bytes_before * (4 * size + 1)
     names = {name.rpartition(".")[2] for name in lm.state_dict() if name.rpartition(".")[0] in dense}
-    assert {"values", "indices"} <= names <= {"values", "indices", "bias"}
+    assert {"weight", "weight_indices"} <= names <= {"weight", "weight_indices", "bias"}
 
 
 def held(lm):
@@ -151,7 +151,7 @@ def test_a_weight_of_several_layers_is_packed_once(sparse):
     before, exact = held(lm), logits(lm)
     result = accelerate(lm)
     assert held(lm) == before - result.bytes_before + result.bytes_after
-    assert other.up_proj.values.data_ptr() == one.up_proj.values.data_ptr()
+    assert other.up_proj.weight.data_ptr() == one.up_proj.weight.data_ptr()
     assert other.down_proj is one.down_proj
     torch.testing.assert_close(logits(lm), exact)
 

@@ -75,7 +75,7 @@ def test_logits_are_those_of_the_rounded_weights(tmp_path, architecture):
     lm = from_packed(packed, dtype="float32")
     layers = [module for module in lm.modules() if isinstance(module, PackedLinear)]
     assert len(layers) == len(MaskSet.load(dense).layers)
-    assert {layer.values.dtype for layer in layers} == {torch.int8}
+    assert {layer.weight.dtype for layer in layers} == {torch.int8}
     wanted = AutoModelForCausalLM.from_pretrained(
         rounded_directory(dense, tmp_path / "rounded"), dtype=torch.float32
     )
@@ -103,7 +103,7 @@ def copy(made, tmp_path):
 
 def change(directory, name, edit):
     """Change a tensor, and make the sidecar fit again."""
-    file = directory / "packed.safetensors"
+    file = directory / "model.safetensors"
     held = load_file(file)
     save_file(held | {name: edit(held[name])}, file, {"format": PACKED})
     content = read_sidecar(directory, (PACKED,))
@@ -144,7 +144,7 @@ def test_pack_says_what_it_proved(made, tmp_path, capsys):
     said = plain_text(capsys.readouterr().out)
     assert "int8 times scale is within half a step of every kept weight and zero for every pruned one" in said
     assert json.loads(out.read_text()) == made.sizes.to_json()
-    assert "largest\nabsolute weight / 127" in (tmp_path / "packed" / "README.md").read_text()
+    assert "its\nlargest absolute weight / 127" in (tmp_path / "packed" / "README.md").read_text()
     assert run("pack", made.dense, "--out", tmp_path / "other", "--weights", "int4") == 2
     assert "int4" in capsys.readouterr().err
 
@@ -157,7 +157,7 @@ def test_activations_have_the_dtype_that_is_asked_for(made, dtype):
     lm = from_packed(made.packed, dtype=dtype)
     assert str(lm.dtype) == f"torch.{dtype}"
     layer = lm.get_submodule(Q)
-    assert (layer.values.dtype, layer.scales.dtype) == (torch.int8, torch.float32)
+    assert (layer.weight.dtype, layer.weight_scales.dtype) == (torch.int8, torch.float32)
     cast, x = from_packed(made.packed).to(lm.dtype), torch.linspace(-1, 1, 128).view(2, 64).to(lm.dtype)
     assert torch.equal(cast.get_submodule(Q)(x), layer(x))
     exact = logits(from_packed(made.packed, dtype="float32"))
@@ -204,11 +204,11 @@ def test_a_model_compiles_without_breaks(made):
 
 
 def test_a_flipped_byte_is_noticed(copy):
-    file = copy / "packed.safetensors"
+    file = copy / "model.safetensors"
     data = bytearray(file.read_bytes())
     data[-100] ^= 1
     file.write_bytes(data)
-    with pytest.raises(UserError, match=r"packed\.safetensors.*has changed"):
+    with pytest.raises(UserError, match=r"model\.safetensors.*has changed"):
         from_packed(copy)
     assert failed(copy) == {"checksums"}
 
@@ -216,9 +216,9 @@ def test_a_flipped_byte_is_noticed(copy):
 @pytest.mark.parametrize(
     ("part", "edit"),
     [
-        ("values", lambda x: x + 1),
-        ("scales", lambda x: x * 2),
-        ("indices", lambda x: torch.full_like(x, 0b01_00_01_00)),
+        ("weight", lambda x: x + 1),
+        ("weight_scales", lambda x: x * 2),
+        ("weight_indices", lambda x: torch.full_like(x, 0b01_00_01_00)),
     ],
 )
 def test_changes_need_the_base_to_be_noticed(copy, made, part, edit):
@@ -229,7 +229,11 @@ def test_changes_need_the_base_to_be_noticed(copy, made, part, edit):
 
 @pytest.mark.parametrize(
     ("part", "edit"),
-    [("scales", torch.zeros_like), ("scales", torch.Tensor.half), ("values", torch.Tensor.float)],
+    [
+        ("weight_scales", torch.zeros_like),
+        ("weight_scales", torch.Tensor.half),
+        ("weight", torch.Tensor.float),
+    ],
 )
 def test_what_no_packing_makes_is_noticed(copy, part, edit):
     change(copy, f"{Q}.{part}", edit)
@@ -263,7 +267,7 @@ def test_of_updated_weights_it_is_said_what_cannot_be_compared(made, tmp_path):
     rest = "1 without a mask have the recorded SHA-256"
     assert found["updates"] == f"1 tensors with updated survivors {unproven}; {rest}"
     assert found["survivors"].endswith(f"2,048 updated by the method {unproven}")
-    change(tmp_path / "packed", f"{Q}.values", lambda x: -x)
+    change(tmp_path / "packed", f"{Q}.weight", lambda x: -x)
     assert not failed(tmp_path / "packed", made.source)
     change(tmp_path / "packed", "model.norm.weight", lambda x: -x)
     assert failed(tmp_path / "packed", made.source) == {"updates"}

@@ -2,8 +2,12 @@
 
 import json
 import random
+import re
 import shutil
+import subprocess
+import sys
 from functools import partial
+from subprocess import PIPE
 from types import SimpleNamespace
 
 import pytest
@@ -21,6 +25,7 @@ from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.models.source import resolve_model
 from roi_lightning.models.stored_tensors import tensor_sha256
 from roi_lightning.runtime import PackedLinear, accelerate, from_packed, verify_packed, write_packed
+from roi_lightning.runtime.checkpoint.quantizer import PackedConfig
 from tiny_models import (
     random_masks,
     tiny_gemma2,
@@ -121,14 +126,14 @@ def copy(made, tmp_path):
 
 
 def tensors(directory):
-    return {name: x for file in directory.glob("packed*.safetensors") for name, x in load_file(file).items()}
+    return {name: x for file in directory.glob("model*.safetensors") for name, x in load_file(file).items()}
 
 
 def change(directory, name, edit):
     """Change a tensor, and make the sidecar fit again, as a careless tool might."""
-    file = next(file for file in directory.glob("packed*.safetensors") if name in load_file(file))
+    file = next(file for file in directory.glob("model*.safetensors") if name in load_file(file))
     held = {key: value.clone() for key, value in load_file(file).items()}
-    save_file(held | {name: edit(held[name])}, file, {"format": PACKED})
+    save_file(held | {name: edit(held[name])}, file, {"format": "pt"})
     reseal(directory)
 
 
@@ -144,18 +149,13 @@ def failed(directory, base=None):
 def test_kept_weights_and_indices_stand_for_masked_tensors(made):
     stored, dense = tensors(made.packed), AutoModelForCausalLM.from_pretrained(made.dense).state_dict()
     for name, layer in made.masks.layers.items():
-        assert name not in stored
-        stem = name.removesuffix(".weight")
-        assert torch.equal(stored[f"{stem}.values"].flatten(), dense[name][layer.to_bool()])
+        assert torch.equal(stored[name].flatten(), dense[name][layer.to_bool()])
+        assert stored[f"{name}_indices"].dtype == torch.uint8
     assert len(stored) == len(dense) + len(made.masks.layers)
 
 
 def test_sizes_are_those_on_disk(made):
-    names = [
-        f"{name.removesuffix('.weight')}.{part}"
-        for name in made.masks.layers
-        for part in ("values", "indices")
-    ]
+    names = [f"{name}{part}" for name in made.masks.layers for part in ("", "_indices")]
     stored = tensors(made.packed)
     assert made.sizes.packed == sum(stored[name].nbytes for name in names)
     assert made.sizes.linears == 4 * made.masks.total
@@ -174,15 +174,20 @@ def test_half_width_linears_take_nine_sixteenths(tmp_path, capsys):
     assert from_packed(tmp_path / "packed", dtype="float32").dtype == torch.float32
 
 
-def test_companions_come_along_and_the_configuration_under_another_name(made):
+def test_companions_come_along_and_the_configuration_says_what_is_packed(made):
     names = {path.name for path in made.packed.iterdir()}
-    assert names.isdisjoint({"model.safetensors.index.json", "roi_mask.safetensors"})
+    assert "roi_mask.safetensors" not in names
     for name in ("LICENSE", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
         assert (made.packed / name).read_bytes() == (made.dense / name).read_bytes()
-    assert (made.packed / "dense_config.json").read_bytes() == (made.dense / "config.json").read_bytes()
-    assert len(list(made.packed.glob("packed-*.safetensors"))) == len(
-        list(made.dense.glob("model-*.safetensors"))
-    )
+    config = json.loads((made.packed / "config.json").read_text())
+    quantized = config.pop("quantization_config")
+    assert config.pop("transformers_weights") == "import roi_lightning.runtime"
+    assert config == json.loads((made.dense / "config.json").read_text())
+    method = {"quant_method": "roi_lightning.packed", "version": 4}
+    assert quantized == method | {"weights": "stored", "layers": list(made.masks.layers)}
+    assert {path.name for path in made.packed.glob("model*")} == {
+        path.name for path in made.dense.glob("model*")
+    }
     assert {path.stat().st_mode & 0o777 for path in made.packed.glob("*.safetensors")} == {0o644}
     sidecar = read_sidecar(made.packed, (PACKED,))
     assert sidecar["training"] == {"steps": 7}
@@ -217,20 +222,22 @@ class Largest(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("weights", ["stored", "int8"])
-def test_no_dense_weight_is_ever_there(tmp_path, weights):
+def test_no_dense_weight_is_ever_there(tmp_path, weights, monkeypatch):
     source = resolve_model(str(tiny_llama(tmp_path / "base", intermediate_size=1024)))
     dense = write_export(source, random_masks(source), tmp_path / "dense")
     write_packed(dense, tmp_path / "packed", weights=weights)
+    monkeypatch.setenv("HF_DEACTIVATE_ASYNC_LOAD", "1")  # other threads would not be watched
     with Largest() as loading:
-        lm = from_packed(tmp_path / "packed")
+        lm = from_packed(tmp_path / "packed", dtype="bfloat16")
     assert loading.most == 64 * 1024 // 2
     with Largest() as computing:
         unpacked(lm)
     assert computing.most == 64 * 1024, "this would not have noticed"
 
 
-def test_a_packed_model_is_not_saved(made, tmp_path):
-    lm = from_packed(made.packed)
+def test_a_model_that_was_packed_in_memory_is_not_saved(made, tmp_path):
+    lm = AutoModelForCausalLM.from_pretrained(made.dense)
+    accelerate(lm)
     for save in (lm.save_pretrained, lm.push_to_hub):
         with pytest.raises(UserError, match="roi-lightning pack"):
             save(tmp_path / "saved")
@@ -248,32 +255,82 @@ def test_a_hub_id_is_fetched_first(made, monkeypatch):
 # What transformers makes of it.
 
 
-def rename(directory):
-    """What somebody might do to help transformers along."""
-    for file in directory.glob("packed*"):
-        file.rename(directory / file.name.replace("packed", "model"))
+@pytest.mark.parametrize("kind", [AutoModelForCausalLM, LlamaForCausalLM])
+def test_transformers_loads_it(made, kind):
+    lm = kind.from_pretrained(made.packed)
+    assert type(lm) is LlamaForCausalLM
+    assert sum(isinstance(module, PackedLinear) for module in lm.modules()) == len(made.masks.layers)
+    assert torch.equal(logits(lm), logits(from_packed(made.packed)))
+    assert lm.generation_config.max_new_tokens == 3
+    assert lm.is_quantized
 
 
-@pytest.mark.parametrize("kind", [AutoModelForCausalLM, AutoModel])
-@pytest.mark.parametrize("renamed", [False, True])
-def test_transformers_ends_with_an_error(copy, kind, renamed):
-    if renamed:
-        rename(copy)
-    with pytest.raises(ValueError, match="model type `roi_lightning_packed`"):
-        kind.from_pretrained(copy)
+def test_transformers_loads_the_inner_model(made):
+    lm = AutoModel.from_pretrained(made.packed)
+    ids = torch.arange(12)[None]
+    with torch.no_grad():
+        wanted = from_packed(made.packed).model(ids).last_hidden_state
+        assert torch.equal(lm(ids).last_hidden_state, wanted)
 
 
-def test_a_class_that_asks_for_no_type_finds_no_weights(copy):
-    for _ in range(2):
-        with pytest.raises(ValueError, match=r"roi_lightning\.runtime\.from_packed"):
-            LlamaForCausalLM.from_pretrained(copy)
-        rename(copy)
+@pytest.mark.parametrize("weights", ["stored", "int8"])
+@pytest.mark.parametrize("name", ["llama", "gpt2, no prefix", "mixtral, some experts dense"])
+def test_transformers_saves_it_again(tmp_path, name, weights):
+    build, dense_layers = ARCHITECTURES[name]
+    ignore = ["--ignore", *dense_layers] if dense_layers else []
+    base, dense, packed = build(tmp_path / "base"), tmp_path / "dense", tmp_path / "packed"
+    assert run("prune", base, "--method", "magnitude", *ignore, "--out", dense) == 0
+    write_packed(dense, packed, weights=weights)
+    lm = AutoModelForCausalLM.from_pretrained(packed)
+    lm.save_pretrained(tmp_path / "again", max_shard_size="100KB")
+    lm.save_pretrained(tmp_path / "again", max_shard_size="100KB")  # saving uses nothing up
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "again")
+    assert torch.equal(logits(again), logits(lm))
+    mine, its = again.state_dict(), lm.state_dict()
+    assert mine.keys() == its.keys()
+    assert all(torch.equal(mine[key], its[key]) for key in mine)
+    with pytest.raises(UserError, match=r"roi_sparsity\.json can't be read"):
+        from_packed(tmp_path / "again")  # nobody knows its hashes
 
 
-def test_weights_are_not_found_under_the_model_s_own_configuration(made):
+def test_a_transformers_that_was_not_taught_the_format_ends_with_an_error(made, tmp_path):
+    AutoModelForCausalLM.from_pretrained(made.packed).save_pretrained(tmp_path / "again")
+    load = "from transformers import AutoModelForCausalLM as A; A.from_pretrained({!r})"
+    for directory, says in (
+        (made.packed, "ValueError: .*import roi_lightning.runtime"),
+        (tmp_path / "again", r"got roi_lightning\.packed(.|\n)*RuntimeError: .*ignore_mismatched_sizes"),
+    ):
+        ended = subprocess.run([sys.executable, "-c", load.format(str(directory))], stderr=PIPE, text=True)
+        assert ended.returncode == 1
+        assert re.search(says, ended.stderr), ended.stderr
+
+
+def test_shapes_do_not_fit_the_model_s_own_configuration(made):
     config = AutoConfig.from_pretrained(made.dense)
-    with pytest.raises(OSError, match=r"no file named model\.safetensors"):
+    with pytest.raises(RuntimeError, match="mismatched"):
         AutoModelForCausalLM.from_pretrained(made.packed, config=config)
+
+
+def test_a_dense_model_is_not_packed_on_the_way(made):
+    with pytest.raises(UserError, match="roi-lightning pack"):
+        AutoModelForCausalLM.from_pretrained(made.dense, quantization_config=PackedConfig([]))
+
+
+@pytest.mark.parametrize("entry", [{"version": 5}, {"weights": "int2"}])
+def test_a_later_version_is_refused(copy, entry):
+    config = json.loads((copy / "config.json").read_text())
+    config["quantization_config"] |= entry
+    (copy / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="install a newer one"):
+        AutoModelForCausalLM.from_pretrained(copy)
+
+
+def test_missing_tensors_are_not_made_up(copy):
+    name = f"{Q}.weight_indices"
+    file = next(file for file in copy.glob("model*.safetensors") if name in load_file(file))
+    save_file({key: x for key, x in load_file(file).items() if key != name}, file, {"format": "pt"})
+    with pytest.raises(UserError, match=f"'{name}' .*is missing"):
+        AutoModelForCausalLM.from_pretrained(copy)
 
 
 def test_the_card_s_snippet_runs(made, monkeypatch):
@@ -325,33 +382,33 @@ def test_damage_to_any_file_is_noticed_when_it_is_loaded(copy):
 
 
 def test_another_model_s_configuration_is_noticed_even_under_a_right_sidecar(copy):
-    config = json.loads((copy / "dense_config.json").read_text())
-    (copy / "dense_config.json").write_text(json.dumps(config | {"intermediate_size": 256}))
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {"intermediate_size": 256}))
     reseal(copy)
     with pytest.raises(
-        UserError, match=r"down_proj.weight' is \[64, 128\] and its configuration wants \[64, 256\]"
+        UserError, match=r"'model.layers.0.mlp.gate_proj.weight' .*missing or of another shape"
     ):
         from_packed(copy)
 
 
 def test_tensors_missing_under_a_right_sidecar_are_noticed(copy):
     for name, says in (
-        (f"{Q}.indices", "lacks .*indices"),
+        (f"{Q}.weight_indices", "lacks .*indices"),
         ("model.norm.weight", "lacks 1 tensors, 'model.norm"),
     ):
         place = copy.with_name(name)
         shutil.copytree(copy, place)
-        file = next(file for file in place.glob("packed*.safetensors") if name in load_file(file))
-        save_file({key: x for key, x in load_file(file).items() if key != name}, file)
-        index = json.loads((place / "packed.safetensors.index.json").read_text())
+        file = next(file for file in place.glob("model*.safetensors") if name in load_file(file))
+        save_file({key: x for key, x in load_file(file).items() if key != name}, file, {"format": "pt"})
+        index = json.loads((place / "model.safetensors.index.json").read_text())
         del index["weight_map"][name]
-        (place / "packed.safetensors.index.json").write_text(json.dumps(index))
+        (place / "model.safetensors.index.json").write_text(json.dumps(index))
         reseal(place)
         with pytest.raises(UserError, match=says):
             from_packed(place)
 
 
-@pytest.mark.parametrize("entry", [{"version": 4}, {"format": "roi_lightning.sparsity"}])
+@pytest.mark.parametrize("entry", [{"version": 5}, {"format": "roi_lightning.sparsity"}])
 def test_other_kinds_of_directory_are_refused(copy, entry):
     content = read_sidecar(copy, (PACKED,))
     write_sidecar(copy, {key: x for key, x in content.items() if key not in ("files", "checksum")} | entry)
@@ -364,35 +421,51 @@ def test_other_kinds_of_directory_are_refused(copy, entry):
 
 def test_an_untouched_directory_verifies(made, capsys):
     assert run("verify", made.packed, "--base", made.source.path) == 0
-    assert "all 9 checks hold" in capsys.readouterr().out
+    assert "all 10 checks hold" in capsys.readouterr().out
     assert run("verify", made.packed) == 0
-    assert "all 4 checks hold" in capsys.readouterr().out
+    assert "all 5 checks hold" in capsys.readouterr().out
 
 
 def test_strangers_are_noticed(copy):
-    (copy / "model.safetensors").write_bytes(b"")
+    (copy / "more.safetensors").write_bytes(b"")
     assert failed(copy) == {"files"}
 
 
 def test_indices_that_no_packing_makes_are_noticed(copy):
-    change(copy, f"{Q}.indices", torch.zeros_like)
+    change(copy, f"{Q}.weight_indices", torch.zeros_like)
     assert failed(copy) == {"indices"}
 
 
 def test_moved_indices_need_the_base_to_be_noticed(copy, made):
-    change(copy, f"{Q}.indices", lambda x: torch.full_like(x, 0b01_00_01_00))
+    change(copy, f"{Q}.weight_indices", lambda x: torch.full_like(x, 0b01_00_01_00))
     assert not failed(copy)
     assert failed(copy, made.source) == {"survivors"}
 
 
 def test_changed_weights_need_the_base_to_be_noticed(copy, made):
-    change(copy, f"{Q}.values", lambda x: x * 2)
+    change(copy, f"{Q}.weight", lambda x: x * 2)
     change(copy, "model.norm.weight", lambda x: x + 1)
     (copy / "LICENSE").write_text("do as I say")
-    (copy / "dense_config.json").write_text("{}")
     reseal(copy)
     assert not failed(copy)
     assert failed(copy, made.source) == {"survivors", "other tensors", "copied files"}
+
+
+def test_a_changed_configuration_needs_the_base_to_be_noticed(copy, made):
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {"rope_theta": 5.0}))
+    reseal(copy)
+    assert not failed(copy)
+    assert failed(copy, made.source) == {"copied files"}
+
+
+@pytest.mark.parametrize("entry", [{"weights": "int8"}, {"layers": []}, {"quant_method": "other"}])
+def test_a_configuration_that_contradicts_the_sidecar_is_noticed(copy, entry):
+    config = json.loads((copy / "config.json").read_text())
+    config["quantization_config"] |= entry
+    (copy / "config.json").write_text(json.dumps(config))
+    reseal(copy)
+    assert failed(copy) == {"configuration"}
 
 
 def test_another_base_is_noticed(made, tmp_path):
@@ -424,10 +497,10 @@ def test_updated_weights_are_packed_and_hashed(tmp_path):
     dense = write_export(source, updated, tmp_path / "dense", updates={name: new})
     packed = tmp_path / "packed"
     write_packed(dense, packed)
-    assert len(verify_packed(packed, source).checks) == 10
+    assert len(verify_packed(packed, source).checks) == 11
     assert verify_packed(packed, source).ok
     assert torch.equal(unpacked(from_packed(packed)).get_parameter(name), new)
-    change(packed, f"{name.removesuffix('.weight')}.values", lambda x: -x)
+    change(packed, name, lambda x: -x)
     assert failed(packed, source) == {"updates"}
 
 

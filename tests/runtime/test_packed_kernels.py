@@ -271,11 +271,11 @@ def test_casting_a_layer_leaves_its_indices():
     before, x = layer.packed, numbers(torch.float32, 3, 64)
     exact = layer(x)
     layer.to(torch.bfloat16)
-    assert torch.equal(layer.indices, before.indices)
-    assert layer.indices.dtype == torch.uint8
+    assert torch.equal(layer.weight_indices, before.indices)
+    assert layer.weight_indices.dtype == torch.uint8
     assert torch.equal(unpack(layer.packed), unpack(before).bfloat16())
     torch.testing.assert_close(layer(x.bfloat16()).float(), exact, rtol=0.02, atol=0.1)
-    assert sorted(layer.state_dict()) == ["bias", "indices", "values"]
+    assert sorted(layer.state_dict()) == ["bias", "weight", "weight_indices"]
 
 
 def test_casting_an_int8_layer_leaves_weights_and_scales():
@@ -285,10 +285,10 @@ def test_casting_an_int8_layer_leaves_weights_and_scales():
     for cast in (layer.bfloat16, layer.half, layer.double, partial(layer.to, torch.bfloat16)):
         cast()
         assert all(torch.equal(mine, its) for mine, its in zip(layer.packed, packed, strict=True))
-        assert layer.scales.dtype == torch.float32
+        assert layer.weight_scales.dtype == torch.float32
     torch.testing.assert_close(layer(x.bfloat16()).float(), exact, rtol=0.02, atol=0.1)
-    assert sorted(layer.state_dict()) == ["bias", "indices", "scales", "values"]
-    assert layer.to("meta").scales.is_meta
+    assert sorted(layer.state_dict()) == ["bias", "weight", "weight_indices", "weight_scales"]
+    assert layer.to("meta").weight_scales.is_meta
 
 
 @pytest.mark.parametrize("int8", [False, True])

@@ -85,7 +85,7 @@ class Weights:
 
 
 def _add_large(layers: list[PackedLinear]) -> None:
-    check_device(layers[0].values.device)
+    check_device(layers[0].weight.device)
     for layer in layers:
         if reason := why_not(layer.packed):
             raise UserError(f"--large_batches with weights of {layer.packed.shape}: {reason}; leave it out")

@@ -11,12 +11,11 @@ from transformers.modeling_utils import PreTrainedModel
 
 from roi_lightning.errors import UserError
 from roi_lightning.export.sidecar import read_sidecar
-from roi_lightning.models.base_tensors import SIDECAR
 from roi_lightning.models.config import load_config, max_positions
 from roi_lightning.models.freezing import meta_language_model, plain_random_model
 from roi_lightning.models.layers import input_dim, prunable_layers
 from roi_lightning.models.loading import plain_language_model
-from roi_lightning.models.source import ModelSource
+from roi_lightning.models.source import SIDECAR, ModelSource
 from roi_lightning.runtime import Accelerated, accelerate
 from roi_lightning.runtime.packed_format import PATTERN
 

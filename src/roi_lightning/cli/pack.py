@@ -1,4 +1,4 @@
-"""`pack DIR --out DIR`: a 2:4 export in fewer bytes, for `runtime.from_packed`."""
+"""`pack DIR --out DIR`: a 2:4 export in fewer bytes, which `roi_lightning.runtime` teaches transformers to load."""
 
 import sys
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ _PROVEN: Final = {
 class PackOptions:
     """Write a verified 2:4 directory again with kept weights and two bits for the position of each.
 
-    roi_lightning.runtime.from_packed loads it.
+    transformers loads it once roi_lightning.runtime is imported.
 
     Attributes:
         directory: A 2:4 directory of fit, export, prune or apply.

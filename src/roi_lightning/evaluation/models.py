@@ -15,7 +15,7 @@ from roi_lightning.errors import UserError
 from roi_lightning.export.permuted import is_permuted
 from roi_lightning.export.sidecar import EXPORTED, PACKED, read_sidecar, require_intact
 from roi_lightning.masks.mask_set import MaskSet
-from roi_lightning.models.base_tensors import SIDECAR, BaseTensors, open_base
+from roi_lightning.models.base_tensors import BaseTensors, open_base
 from roi_lightning.models.config import (
     GGUF_DTYPE,
     DType,
@@ -27,7 +27,7 @@ from roi_lightning.models.config import (
 from roi_lightning.models.fingerprint import check_masks_fit
 from roi_lightning.models.loading import load_language_model
 from roi_lightning.models.masking import apply_masks
-from roi_lightning.models.source import ModelSource, resolve_model
+from roi_lightning.models.source import SIDECAR, ModelSource, resolve_model
 from roi_lightning.models.stored_tensors import StoredTensors
 from roi_lightning.runtime.checkpoint import from_packed, open_packed
 

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from roi_lightning.errors import UserError
 from roi_lightning.export.sidecar import EXPORTED, PACKED, PERMUTED, read_sidecar, written_files
-from roi_lightning.models.base_tensors import SIDECAR, BaseTensors
-from roi_lightning.models.source import ModelSource
+from roi_lightning.models.base_tensors import BaseTensors
+from roi_lightning.models.source import SIDECAR, ModelSource
 
 _MARGIN: Final = 1.05
 

@@ -9,9 +9,8 @@ from transformers.modeling_utils import PreTrainedModel
 from roi_lightning.errors import UserError
 from roi_lightning.masks.layer_patterns import DENSE, layer_patterns
 from roi_lightning.masks.pattern import NMPattern
-from roi_lightning.models.base_tensors import SIDECAR
 from roi_lightning.models.layers import ChosenLayers, prunable_layers
-from roi_lightning.models.source import resolve_model
+from roi_lightning.models.source import SIDECAR, resolve_model
 from roi_lightning.models.stored_tensors import StoredTensors
 from roi_lightning.models.weight_names import stored_names
 

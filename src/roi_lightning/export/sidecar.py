@@ -16,17 +16,18 @@ from roi_lightning.errors import UserError
 from roi_lightning.export.card_metadata import without_secrets
 from roi_lightning.masks.mask_set import MASK_FILE, MaskSet
 from roi_lightning.masks.pattern import NMPattern
-from roi_lightning.models.base_tensors import SIDECAR, BaseTensors
+from roi_lightning.models.base_tensors import BaseTensors
+from roi_lightning.models.source import PACKED_FORMAT, SIDECAR
 from roi_lightning.utils.progress import progress
 
 EXPORTED: Final = "roi_lightning.sparsity"
-PACKED: Final = "roi_lightning.packed"
+PACKED: Final = PACKED_FORMAT
 PERMUTED: Final = "roi_lightning.permuted"
 # The method of exports whose kept weights were trained on.
 RECOVERED: Final = "recovered"
-PACKED_VERSION: Final = 3
+PACKED_VERSION: Final = 4
 # The versions that are read; the last is written.
-_VERSIONS: Final = {EXPORTED: (1,), PACKED: (1, 2, PACKED_VERSION), PERMUTED: (1,)}
+_VERSIONS: Final = {EXPORTED: (1,), PACKED: (1, 2, 3, PACKED_VERSION), PERMUTED: (1,)}
 _DOWNLOADED: Final = ".cache/huggingface/"
 
 

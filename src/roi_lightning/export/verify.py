@@ -8,9 +8,9 @@ from typing import Any, ParamSpec
 from roi_lightning.errors import UserError
 from roi_lightning.export import checks
 from roi_lightning.masks.mask_set import MaskSet
-from roi_lightning.models.base_tensors import SIDECAR, BaseTensors, StoredBase, open_base
+from roi_lightning.models.base_tensors import BaseTensors, StoredBase, open_base
 from roi_lightning.models.permutation import PermutedBase
-from roi_lightning.models.source import PERMUTATION_FILE, ModelSource
+from roi_lightning.models.source import PERMUTATION_FILE, SIDECAR, ModelSource
 
 P = ParamSpec("P")
 

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from roi_lightning.errors import UserError
 from roi_lightning.export import check_destination
-from roi_lightning.models.base_tensors import SIDECAR
+from roi_lightning.models.source import SIDECAR
 from roi_lightning.reports.run_files import CONFIG, EXPORT, MASK, PAGE, PRIOR, RECORD, REPORT, SUMMARY
 
 RUNS: Final = Path("runs")

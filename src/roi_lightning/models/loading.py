@@ -1,7 +1,6 @@
 """Load a causal language model and freeze it."""
 
 import logging
-from collections.abc import Collection
 from typing import Any, Final
 
 import torch
@@ -86,15 +85,12 @@ def load_language_model(
     return freeze(lm)
 
 
-def read_model(
-    source: ModelSource, kind: Any, absent: Collection[str] = (), **options: Any
-) -> PreTrainedModel:
+def read_model(source: ModelSource, kind: Any, **options: Any) -> PreTrainedModel:
     """What transformers reads, if it finds a tensor for every parameter.
 
     Args:
         source: For errors.
         kind: The class whose `from_pretrained` is called.
-        absent: Parameters that may be missing.
         options: For `from_pretrained`.
 
     Raises:
@@ -107,21 +103,23 @@ def read_model(
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # they are refused below, by name
             )
+    except UserError:
+        raise
     except Exception as error:
         raise unreadable(source, error) from error
     lm: PreTrainedModel = loaded[0]
-    _check_report(loaded[1], source, absent)
+    _check_report(loaded[1], source)
     return lm
 
 
-def _check_report(report: dict[str, Any], source: ModelSource, absent: Collection[str]) -> None:
+def _check_report(report: dict[str, Any], source: ModelSource) -> None:
     # transformers fills what a checkpoint lacks with random numbers and only mentions it.
     for name, stored, wanted in sorted(report["mismatched_keys"])[:1]:
         raise UserError(
             f"model {source.spec!r}: {name!r} is {list(stored)} and its configuration wants {list(wanted)}; "
             "fetch it again"
         )
-    if lacking := sorted(set(report["missing_keys"]).difference(absent)):
+    if lacking := sorted(report["missing_keys"]):
         raise UserError(
             f"model {source.spec!r} lacks {len(lacking)} tensors, {lacking[0]!r} first; fetch it again"
         )

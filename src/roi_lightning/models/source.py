@@ -2,13 +2,14 @@
 
 import importlib.util
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from roi_lightning.errors import UserError
-from roi_lightning.models.stored_tensors import PACKED_STEM, weight_files
+from roi_lightning.models.stored_tensors import PACKED_STEM, read_json, weight_files
 from roi_lightning.utils.extras import require
 
 _HUB_ID: Final = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -21,7 +22,10 @@ _WANTED: Final = (
     *("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py"),
     *("LICENSE*", "NOTICE*", "USE_POLICY*", "README.md"),
 )
-# A packed directory has the model's own configuration under this name, and one that no engine knows in its place.
+# What the sidecar of a packed directory calls its format, and config.json its `quant_method`.
+PACKED_FORMAT: Final = "roi_lightning.packed"
+SIDECAR: Final = "roi_sparsity.json"
+# Versions 1 to 3 of the packed format had the model's own configuration under this name.
 DENSE_CONFIG: Final = "dense_config.json"
 SMOLLM2: Final = "smollm2-135m"
 HUB_REMEDY: Final = (
@@ -70,7 +74,7 @@ class ModelSource:
     @property
     def configured(self) -> dict[str, str]:
         """The same for its configuration alone."""
-        if self.kind != "packed":
+        if self.kind != "packed" or not (self.directory / DENSE_CONFIG).is_file():
             return self.pretrained
         return {"pretrained_model_name_or_path": str(self.directory / DENSE_CONFIG)}
 
@@ -136,7 +140,18 @@ def resolve_model(spec: str, revision: str | None = None, *, packed: bool = Fals
 
 def is_packed(directory: Path) -> bool:
     """Whether a directory holds a packed checkpoint, damaged or not."""
-    return any((directory / name).is_file() for name in (DENSE_CONFIG, *weight_files(PACKED_STEM)))
+    if any((directory / name).is_file() for name in (DENSE_CONFIG, *weight_files(PACKED_STEM))):
+        return True
+    config = _readable(directory / "config.json").get("quantization_config")
+    method = config.get("quant_method") if isinstance(config, dict) else None
+    return PACKED_FORMAT in (method, _readable(directory / SIDECAR).get("format"))
+
+
+def _readable(path: Path) -> dict[str, Any]:
+    """The JSON object that a file holds; empty if it holds none."""
+    with suppress(UserError):
+        return read_json(path)
+    return {}
 
 
 def _gguf(spec: str, path: Path) -> ModelSource:

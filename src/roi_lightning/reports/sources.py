@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 
 from roi_lightning.errors import UserError, did_you_mean
 from roi_lightning.export.sidecar import EXPORTED, PACKED, read_sidecar
-from roi_lightning.models.base_tensors import SIDECAR
+from roi_lightning.models.source import SIDECAR
 from roi_lightning.reports.run_files import CONFIG, EXPORT, RECORD, REPORT, SUMMARY
 from roi_lightning.reports.run_record import RunRecord, read_record
 

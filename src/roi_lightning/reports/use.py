@@ -11,9 +11,9 @@ _FROM_PRETRAINED: Final = """from transformers import AutoModelForCausalLM, Auto
 
 model = AutoModelForCausalLM.from_pretrained(PATH)
 tokenizer = AutoTokenizer.from_pretrained(PATH)"""
-_FROM_PACKED: Final = """from roi_lightning.runtime import from_packed
-
-model = from_packed(PATH)"""
+_FROM_PACKED: Final = (
+    f"import roi_lightning.runtime  # teaches transformers the packed format\n{_FROM_PRETRAINED}"
+)
 
 
 @dataclass(frozen=True)

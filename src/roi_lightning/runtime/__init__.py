@@ -1,4 +1,7 @@
-"""Run 2:4 models packed: the format, its kernels for CPUs and GPUs, packed checkpoints."""
+"""Run 2:4 models packed: the format, its kernels for CPUs and GPUs, packed checkpoints.
+
+Importing it teaches transformers to load and save packed models.
+"""
 
 from roi_lightning.runtime.accelerate import Accelerated, accelerate
 from roi_lightning.runtime.checkpoint import from_packed, verify_packed, write_packed

@@ -74,6 +74,19 @@ def pack(weight: Tensor, mask: Tensor | None = None, name: str = "the weight") -
     return Packed(values, _to_bytes(index.expand_as(weight)[kept].view(rows, columns // 2)))
 
 
+def empty_packed(shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> Packed:
+    """A matrix (out, in) of no content yet, its kept weights of `dtype`.
+
+    Raises:
+        UserError: If the inputs do not come in fours.
+    """
+    PATTERN.check(shape[1], "the weight")
+    rows, kept = shape[0], shape[1] // 2
+    indices = torch.empty(rows, -(-kept // _IN_A_BYTE), dtype=torch.uint8, device=device)
+    scales = torch.empty(rows, dtype=torch.float32, device=device) if dtype == torch.int8 else None
+    return Packed(torch.empty(rows, kept, dtype=dtype, device=device), indices, scales)
+
+
 def quantize(packed: Packed) -> Packed:
     """The same matrix in int8: each kept weight as the nearest multiple of its row's scale, ties to even.
 

@@ -28,31 +28,31 @@ class PackedLinear(nn.Module):
         bias: [out] or None.
 
     Attributes:
-        values: See `Packed`; a buffer.
-        indices: See `Packed`; a buffer.
-        scales: See `Packed`; a buffer, or None.
+        weight: The kept weights, `Packed.values`; a buffer, named as in packed directories like the others.
+        weight_indices: `Packed.indices`; a buffer.
+        weight_scales: `Packed.scales`; a buffer, or None.
         bias: A buffer, or None.
         large: The weight once more, for large batches; dropped when the layer is moved or cast.
     """
 
-    values: Tensor
-    indices: Tensor
-    scales: Tensor | None
+    weight: Tensor
+    weight_indices: Tensor
+    weight_scales: Tensor | None
     bias: Tensor | None
 
     def __init__(self, packed: Packed, bias: Tensor | None = None) -> None:
         super().__init__()
         self.out_features, self.in_features = packed.shape
-        self.register_buffer("values", packed.values)
-        self.register_buffer("indices", packed.indices)
-        self.register_buffer("scales", packed.scales)
+        self.register_buffer("weight", packed.values)
+        self.register_buffer("weight_indices", packed.indices)
+        self.register_buffer("weight_scales", packed.scales)
         self.register_buffer("bias", None if bias is None else bias.detach())
         self.large: SemiStructured | None = None
 
     @property
     def packed(self) -> Packed:
         """The weight."""
-        return Packed(self.values, self.indices, self.scales)
+        return Packed(self.weight, self.weight_indices, self.weight_scales)
 
     @override
     def forward(self, x: Tensor) -> Tensor:
@@ -60,15 +60,15 @@ class PackedLinear(nn.Module):
         if large is not None and large.takes(x):
             return large.multiply(x, self.bias)
         held: dict[str, Any] = self._buffers  # attributes of a module take a microsecond each
-        return packed_linear(x, held["values"], held["indices"], held["scales"], held["bias"])
+        return packed_linear(x, held["weight"], held["weight_indices"], held["weight_scales"], held["bias"])
 
     @override
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        before, scales = self.values, self.scales
+        before, scales = self.weight, self.weight_scales
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if scales is not None:
-            self.scales = scales.to(self.values.device)
-        if (self.values.device, self.values.dtype) != (before.device, before.dtype):
+            self.weight_scales = scales.to(self.weight.device)
+        if (self.weight.device, self.weight.dtype) != (before.device, before.dtype):
             self.large = None
         return self
 

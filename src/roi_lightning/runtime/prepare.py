@@ -25,7 +25,7 @@ def prepare_layers(packed: Mapping[str, PackedLinear], dtype: torch.dtype, large
     """
     reasons: dict[str, str] = {}
     for name, layer in packed.items():
-        if layer.values.is_cuda:
+        if layer.weight.is_cuda:
             warm_up(layer.packed, dtype)
         if large_batches:
             reason = why_not(layer.packed)

@@ -13,7 +13,7 @@ from roi_lightning.export.model_card import model_card
 from roi_lightning.export.sidecar import read_sidecar, write_sidecar, written_files
 from roi_lightning.export.verify import require_verified
 from roi_lightning.masks.mask_set import MASK_FILE, MaskSet
-from roi_lightning.models.base_tensors import SIDECAR
+from roi_lightning.models.source import SIDECAR
 from roi_lightning.utils.atomic_io import written_aside
 from roi_lightning.utils.progress import progress
 

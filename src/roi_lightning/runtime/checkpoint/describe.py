@@ -10,27 +10,28 @@ from huggingface_hub import ModelCardData
 from roi_lightning.models.base_tensors import StoredBase
 from roi_lightning.runtime.checkpoint.tensors import INT8, STORED, PackedTensors
 
-_TEXT = """Of every masked linear layer only the kept weights are here (`values`), and for each of them a two-bit
-index (`indices`): which input of its group it belongs to. **This is no checkpoint for transformers or an inference
-engine**: `config.json` names a type of model that none of them knows, so that they end with an error. One function
-loads it, without ever holding a dense copy:
+_TEXT = """Of every masked linear layer only the kept weights are here (`weight`), and for each of them a two-bit
+index (`weight_indices`): which input of its group it belongs to. transformers loads it without ever holding a dense
+copy, once the package `roi-lightning` has taught it the format; without that it ends with an error, as inference
+engines do:
 
 ```python
-from roi_lightning.runtime import from_packed
-from transformers import AutoTokenizer
-model = from_packed("PATH")
-tokenizer = AutoTokenizer.from_pretrained("PATH", config=model.config)
+import roi_lightning.runtime  # registers the format
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("PATH")
+tokenizer = AutoTokenizer.from_pretrained("PATH")
 ```
 
-COMPUTES Every file is hashed while it is loaded, this
-one included, and a directory in which one has changed is refused. `roi-lightning verify PATH --base BASE`
-compares the kept weights with the base model's. What the base model's licence asks for applies here too.
+COMPUTES `roi_lightning.runtime.from_packed("PATH")` hashes every file before it loads them, this one included, and
+refuses a directory in which one has changed. `roi-lightning verify PATH --base BASE` compares the kept weights with
+the base model's. What the base model's licence asks for applies here too.
 """
 _COMPUTES: Final = {
     STORED: "It computes what the dense directory computes that it was packed from.",
-    INT8: """The kept weights are int8, and each row of outputs has a scale for its own (`scales`, fp32): its largest
-absolute weight / 127. A kept weight differs by at most half of that from the one in the dense directory that this was
-packed from; pruned ones are exactly zero.""",
+    INT8: """The kept weights are int8, and each row of outputs has a scale for its own (`weight_scales`, fp32): its
+largest absolute weight / 127. A kept weight differs by at most half of that from the one in the dense directory that
+this was packed from; pruned ones are exactly zero.""",
 }
 
 

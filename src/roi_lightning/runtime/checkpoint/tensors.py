@@ -1,8 +1,11 @@
 """The tensors of a packed directory: kept weights and indices of those that were masked, all others as they were.
 
-Of a masked tensor `NAME.weight` there are `NAME.values` and `NAME.indices` (`NAME.places` in the format's version 1),
-see `Packed`; of int8 values, which version 3 brought, `NAME.scales` too. The sidecar says which form the values have,
-lists these tensors with their dtype in a dense checkpoint, and marks those that are [in, out] there (GPT-2's).
+Of a masked tensor `NAME` there are the kept weights by that name, `NAME_indices`, and of int8 ones `NAME_scales`,
+see `Packed`. The sidecar says which form the kept weights have, lists these tensors with their dtype in a dense
+checkpoint, and marks those that are [in, out] there (GPT-2's).
+
+Until version 3 of the format a masked `NAME.weight` was `NAME.values`, `NAME.indices` (`NAME.places` in version 1)
+and `NAME.scales`, in files named `packed`.
 """
 
 from collections.abc import Iterable
@@ -17,7 +20,7 @@ from transformers.pytorch_utils import Conv1D
 from roi_lightning.errors import UserError
 from roi_lightning.export.sidecar import PACKED, read_sidecar
 from roi_lightning.masks.layer_mask import LayerMask
-from roi_lightning.models.stored_tensors import PACKED_STEM, StoredTensors
+from roi_lightning.models.stored_tensors import DENSE_STEM, PACKED_STEM, StoredTensors
 from roi_lightning.models.weight_names import loaded_names
 from roi_lightning.runtime.packed_format import Packed, kept_inputs, pack, quantize, unpack
 
@@ -25,12 +28,17 @@ from roi_lightning.runtime.packed_format import Packed, kept_inputs, pack, quant
 Weights = Literal["stored", "int8"]
 STORED: Final = "stored"
 INT8: Final = "int8"
+# The first version of the format whose tensors have the names of a model's buffers.
+NAMED_AS_LAYERS: Final = 4
 
 
 def packed_names(name: str, version: int, weights: Weights) -> tuple[str, ...]:
     """What the parts of a masked tensor are called on disk, in a version of the format."""
-    parts = ("values", "places" if version == 1 else "indices", *(["scales"] if weights == INT8 else []))
-    return tuple(f"{name.removesuffix('.weight')}.{part}" for part in parts)
+    count = 3 if weights == INT8 else 2
+    if version >= NAMED_AS_LAYERS:
+        return (name, f"{name}_indices", f"{name}_scales")[:count]
+    parts = ("values", "places" if version == 1 else "indices", "scales")
+    return tuple(f"{name.removesuffix('.weight')}.{part}" for part in parts[:count])
 
 
 def packed_form(name: str, tensor: Tensor, mask: LayerMask, weights: Weights) -> Packed:
@@ -70,7 +78,8 @@ class PackedTensors:
         self.directory = directory
         self.sidecar: dict[str, Any] = read_sidecar(directory, (PACKED,))
         self.weights: Weights = self.sidecar.get("weights", STORED)  # versions 1 and 2 have no others
-        self._stored = StoredTensors(directory, PACKED_STEM)
+        stem = DENSE_STEM if self.sidecar["version"] >= NAMED_AS_LAYERS else PACKED_STEM
+        self._stored = StoredTensors(directory, stem)
         self.layers = {name: bool(entry["transposed"]) for name, entry in self.sidecar["layers"].items()}
         parts = {part: name for name in self.layers for part in self._names(name)}
         if lost := parts.keys() - self._stored.files.keys():

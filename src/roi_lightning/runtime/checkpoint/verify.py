@@ -12,11 +12,12 @@ from roi_lightning.export import checks
 from roi_lightning.export.sidecar import PACKED, read_sidecar
 from roi_lightning.export.verify import Check, VerifyReport, is_reordered, run_check
 from roi_lightning.masks.mask_set import BaseModel, MaskSet
-from roi_lightning.models.base_tensors import INDEX, BaseTensors, open_base, same
+from roi_lightning.models.base_tensors import INDEX, BaseTensors, StoredBase, open_base, same
 from roi_lightning.models.permutation import PermutedBase
 from roi_lightning.models.source import DENSE_CONFIG, ModelSource
-from roi_lightning.models.stored_tensors import tensor_sha256
-from roi_lightning.runtime.checkpoint.tensors import INT8, PackedTensors, packed_form
+from roi_lightning.models.stored_tensors import read_json, tensor_sha256
+from roi_lightning.runtime.checkpoint.quantizer import PackedConfig, packed_configuration
+from roi_lightning.runtime.checkpoint.tensors import INT8, NAMED_AS_LAYERS, PackedTensors, packed_form
 from roi_lightning.runtime.packed_format import PATTERN, check_indices
 from roi_lightning.utils.progress import progress
 
@@ -46,8 +47,9 @@ class _PackedExport(checks.Exported):
 
     @override
     def copies(self, companions: Iterable[str]) -> dict[str, Path]:
-        copies = super().copies(name for name in companions if name != INDEX)
-        return copies | {"config.json": self.directory / DENSE_CONFIG}
+        copies = super().copies(name for name in companions if name not in (INDEX, "config.json"))
+        dense = self.directory / DENSE_CONFIG  # of earlier versions
+        return copies | ({"config.json": dense} if dense.is_file() else {})
 
 
 def verify_packed(directory: Path, base: ModelSource | None = None) -> VerifyReport:
@@ -70,13 +72,15 @@ def _checks(directory: Path, base: ModelSource | None) -> Iterator[Check]:
     yield run_check("checksums", lambda: checks.checksums(export))
     yield run_check("indices", lambda: _indices(export))
     facts = _readable(export)
+    if facts.get("version", 0) >= NAMED_AS_LAYERS:
+        yield run_check("configuration", lambda: _configuration(export))
     is_int8 = facts.get("weights") == INT8
     if facts.get("updated"):
         yield run_check("updates", lambda: (_int8_updates if is_int8 else checks.updates)(export))
     if base is None:
         return
     tensors = open_base(base, facts["base"]["dtype"] if facts else "auto")
-    yield run_check("copied files", lambda: checks.copied(export, tensors))
+    yield run_check("copied files", lambda: _copied(export, tensors))
     yield run_check("same tensors", lambda: _same_tensors(export, tensors))
     if is_reordered(export, tensors):
         yield run_check("original hashes", lambda: checks.permuted_hashes(export, tensors))
@@ -107,6 +111,25 @@ def _indices(export: _PackedExport) -> str:
     for name in progress(list(tensors.layers), "checking indices"):
         check_indices(tensors.packed(name), name)
     return f"{PATTERN} in every group of {len(tensors.layers)} tensors"
+
+
+def _configuration(export: _PackedExport) -> str:
+    """The configuration tells transformers what the sidecar says."""
+    config, sidecar = read_json(export.directory / "config.json"), export.sidecar
+    packed = PackedConfig(list(sidecar["layers"]), sidecar["weights"])
+    if config != packed_configuration(config, packed):
+        raise checks.CheckFailedError("config.json does not name the tensors that are packed, or their form")
+    return f"transformers is told of {len(packed.layers)} packed tensors"
+
+
+def _copied(export: _PackedExport, base: BaseTensors) -> str:
+    """What is no weight is as in the base model's directory, the configuration but for what was added to it."""
+    if isinstance(base, StoredBase) and export.sidecar["version"] >= NAMED_AS_LAYERS:
+        config, dense = (read_json(place / "config.json") for place in (export.directory, base.directory))
+        added = packed_configuration({}, PackedConfig([])).keys()
+        if {key: entry for key, entry in config.items() if key not in added} != dense:
+            raise checks.CheckFailedError("differs from the base model's: config.json")
+    return checks.copied(export, base)
 
 
 def _same_tensors(export: _PackedExport, base: BaseTensors) -> str:

@@ -20,9 +20,10 @@ from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.models.base_tensors import INDEX, StoredBase, same, save_tensors
 from roi_lightning.models.config import load_config
 from roi_lightning.models.freezing import meta_language_model
-from roi_lightning.models.source import DENSE_CONFIG, ModelSource, is_packed
-from roi_lightning.models.stored_tensors import PACKED_STEM
+from roi_lightning.models.source import ModelSource, is_packed
+from roi_lightning.models.stored_tensors import read_json
 from roi_lightning.runtime.checkpoint.describe import PackedSizes, packed_card, packed_sizes
+from roi_lightning.runtime.checkpoint.quantizer import PackedConfig, packed_configuration
 from roi_lightning.runtime.checkpoint.tensors import (
     INT8,
     STORED,
@@ -37,12 +38,6 @@ from roi_lightning.utils.atomic_io import written_aside
 from roi_lightning.utils.progress import progress
 
 _WANTED: Final = "give one that fit, export, prune or apply wrote"
-# transformers knows no such type of model, and classes that ask for no type stumble over the name of the weights:
-# both end before they make up what they miss.
-_STRANGE_CONFIG: Final = {
-    "model_type": "roi_lightning_packed",
-    "transformers_weights": "roi_lightning.runtime.from_packed",
-}
 # What a packed directory's sidecar repeats of the export's.
 _KEPT_FACTS: Final = (
     *("pattern", "n", "m", "mixed_patterns", "base", "parameters", "zero_fraction", "training", "perplexity"),
@@ -76,8 +71,8 @@ def write_packed(
     check_destination(out, _needed_bytes(base, masks, weights), overwrite=overwrite)
     with written_aside(out) as partial:
         partial.mkdir()
+        _write_companions(base, partial, PackedConfig(list(masks.layers), weights))
         _write_weights(base, masks, weights, partial)
-        _write_companions(base, partial)
         description = _describe(sidecar, base, masks, weights)
         (partial / "README.md").write_text(packed_card(description), encoding="utf-8")
         write_sidecar(partial, description)
@@ -123,26 +118,19 @@ def _needed_bytes(base: StoredBase, masks: MaskSet, weights: Weights) -> int:
 
 def _write_weights(base: StoredBase, masks: MaskSet, weights: Weights, folder: Path) -> None:
     files = sorted(set(base.files.values()))
-    names = _file_names(len(files))
     weight_map: dict[str, str] = {}
-    for file, name in progress(list(zip(files, names, strict=True)), "packing weights"):
+    for file in progress(files, "packing weights"):
         tensors: dict[str, Tensor] = {}
         for stored in (key for key, home in base.files.items() if home == file):
             tensors |= _parts(stored, base[stored], masks.layers.get(stored), weights)
-        save_tensors(tensors, folder / name, PACKED)
-        weight_map |= dict.fromkeys(tensors, name)
-    if len(names) > 1:
-        size = sum((folder / name).stat().st_size for name in names)
+        save_tensors(tensors, folder / file, "pt")
+        weight_map |= dict.fromkeys(tensors, file)
+    if (base.directory / INDEX).is_file():
+        size = sum((folder / file).stat().st_size for file in files)
         _write_json(
-            folder / f"{PACKED_STEM}.safetensors.index.json",
+            folder / INDEX,
             {"metadata": {"total_size": size}, "weight_map": weight_map},
         )
-
-
-def _file_names(count: int) -> list[str]:
-    if count == 1:
-        return [f"{PACKED_STEM}.safetensors"]
-    return [f"{PACKED_STEM}-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)]
 
 
 def _parts(name: str, tensor: Tensor, mask: LayerMask | None, weights: Weights) -> dict[str, Tensor]:
@@ -153,11 +141,11 @@ def _parts(name: str, tensor: Tensor, mask: LayerMask | None, weights: Weights) 
     return dict(zip(packed_names(name, PACKED_VERSION, weights), packed.parts, strict=True))
 
 
-def _write_companions(base: StoredBase, folder: Path) -> None:
+def _write_companions(base: StoredBase, folder: Path, packed: PackedConfig) -> None:
     base.write_companions(folder)
     (folder / INDEX).unlink(missing_ok=True)
-    (folder / "config.json").rename(folder / DENSE_CONFIG)
-    _write_json(folder / "config.json", _STRANGE_CONFIG)
+    config = folder / "config.json"
+    _write_json(config, packed_configuration(read_json(config), packed))
 
 
 def _write_json(path: Path, content: Mapping[str, object]) -> None:

@@ -1,0 +1,156 @@
+"""Teach transformers the packed format: its own `from_pretrained` and `save_pretrained` read and write it.
+
+Importing this module registers it; `roi_lightning.runtime` does.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, cast
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig
+from transformers.core_model_loading import WeightConverter
+from transformers.modeling_utils import PreTrainedModel
+from transformers.quantizers.auto import register_quantization_config, register_quantizer
+from transformers.quantizers.base import HfQuantizer
+from transformers.utils.quantization_config import QuantizationConfigMixin
+from typing_extensions import override
+
+from roi_lightning.errors import UserError
+from roi_lightning.export.sidecar import PACKED_VERSION
+from roi_lightning.models.experts import expert_layers, split_experts
+from roi_lightning.models.layers import input_dim
+from roi_lightning.models.source import PACKED_FORMAT
+from roi_lightning.runtime.checkpoint.tensors import INT8, STORED, Weights, packed_layers
+from roi_lightning.runtime.dense_linear import speed_up_dense
+from roi_lightning.runtime.packed_format import empty_packed
+from roi_lightning.runtime.packed_linear import PackedLinear
+from roi_lightning.runtime.prepare import prepare_layers
+
+# The entry of a packed `config.json` by which a transformers that does not know the format ends, and shows its value:
+# the name of no weight file.
+GUARD: Final = {"transformers_weights": "import roi_lightning.runtime"}
+
+
+@register_quantization_config(PACKED_FORMAT)
+class PackedConfig(QuantizationConfigMixin):
+    """The `quantization_config` in a packed model's `config.json`.
+
+    Args:
+        layers: The names of packed tensors in a dense checkpoint.
+        weights: How kept weights are held.
+        version: Of the format.
+        quant_method: Always the same.
+
+    Raises:
+        UserError: If it is not one that this release writes.
+    """
+
+    def __init__(
+        self,
+        layers: list[str],
+        weights: Weights = STORED,
+        version: int = PACKED_VERSION,
+        quant_method: str = PACKED_FORMAT,
+    ) -> None:
+        if version != PACKED_VERSION or weights not in (STORED, INT8):
+            raise UserError(
+                f"the packed model has {weights!r} weights in version {version!r} of the format, which this release "
+                "of roi-lightning does not know; install a newer one"
+            )
+        self.layers, self.weights, self.version = list(layers), weights, version
+        self.quant_method = quant_method  # type: ignore[assignment]
+
+
+def packed_configuration(dense: Mapping[str, Any], packed: PackedConfig) -> dict[str, Any]:
+    """The content of a packed model's `config.json`.
+
+    Args:
+        dense: That of the dense model's.
+        packed: What transformers is told of the weights.
+    """
+    return {**dense, **GUARD, "quantization_config": packed.to_dict()}
+
+
+@register_quantizer(PACKED_FORMAT)
+class PackedQuantizer(HfQuantizer):
+    """Puts `PackedLinear` where a checkpoint holds packed weights, and lets transformers fill it.
+
+    Raises:
+        UserError: If it is to pack a dense model while it is loaded.
+    """
+
+    quantization_config: PackedConfig
+
+    def __init__(self, quantization_config: PackedConfig, **options: Any) -> None:
+        super().__init__(quantization_config, **options)
+        if not self.pre_quantized:
+            raise UserError(
+                "a dense model is not packed while it is loaded: load it and call roi_lightning.accelerate(model), "
+                "or write a packed directory first (`roi-lightning pack`)"
+            )
+
+    @override
+    def update_attn_implementation(self, config: PreTrainedConfig) -> PreTrainedConfig:
+        """Take away the guard, which is there for a transformers without this class."""
+        for name in GUARD.keys() & vars(config).keys():
+            delattr(config, name)
+        return config
+
+    @override
+    def _process_model_before_weight_loading(self, model: PreTrainedModel, **kwargs: Any) -> PreTrainedModel:
+        stacked = split_experts(model)
+        packed = packed_layers(model, self.quantization_config.layers)
+        if expert_layers(model).isdisjoint(packed):
+            for name, module in stacked.items():
+                model.set_submodule(name, module)
+        is_int8 = self.quantization_config.weights == INT8
+        for name in packed:
+            layer = model.get_submodule(name)
+            weight, bias = layer.get_parameter("weight"), cast("Tensor | None", layer.bias)
+            rows, inputs = weight.shape if input_dim(layer) else weight.T.shape
+            values = empty_packed((rows, inputs), torch.int8 if is_int8 else weight.dtype, weight.device)
+            model.set_submodule(name, PackedLinear(values, bias))
+        return model
+
+    @override
+    def update_weight_conversions(self, weight_conversions: list[Any], model: PreTrainedModel) -> list[Any]:
+        """Leave out what would stack experts that have layers of their own here."""
+        names = list(model.state_dict())
+        return [rule for rule in weight_conversions if not _stacks_split_experts(rule, names)]
+
+    @override
+    def _process_model_after_weight_loading(self, model: PreTrainedModel, **kwargs: Any) -> PreTrainedModel:
+        layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, PackedLinear)}
+        for name, layer in layers.items():
+            for key, tensor in layer.named_buffers():
+                if not getattr(tensor, "_is_hf_initialized", False):  # transformers marks what it has read
+                    raise UserError(
+                        f"{f'{name}.{key}'!r} of the packed model is missing or of another shape than its "
+                        "configuration wants; fetch it again, or pack it again"
+                    )
+        speed_up_dense(model)
+        prepare_layers(layers, model.dtype, large_batches=False)
+        return model
+
+    @override
+    def is_serializable(self) -> bool:
+        return True
+
+    @property
+    @override
+    def is_trainable(self) -> bool:
+        return False
+
+    @property
+    @override
+    def is_compileable(self) -> bool:
+        return True
+
+
+def _stacks_split_experts(rule: object, names: Iterable[str]) -> bool:
+    if not isinstance(rule, WeightConverter) or not any(
+        ".experts." in source for source in rule.source_patterns
+    ):
+        return False
+    return not any(name.endswith(rule.target_patterns[0]) for name in names)
