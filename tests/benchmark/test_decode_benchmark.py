@@ -130,7 +130,7 @@ def test_models_that_differ_are_told_apart_where_slow_loops_part(llama, tmp_path
     weight = other.lm_head.weight.data
     weight += 0.02 * torch.randn(weight.shape, generator=generator)
     benchmark = DecodeBenchmark(
-        Pair(lm, other, Accelerated({}, {}, 0, 0)),
+        Pair(lm, other, Accelerated({}, {}, None, 0, 0)),
         lambda *size: random_prompts(256, *size),
         [3],
         PROMPT,

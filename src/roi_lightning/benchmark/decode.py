@@ -97,6 +97,7 @@ class DecodeBenchmark:
             "attention": lm.config._attn_implementation,
             "compiled": self.config.compiled,
             "layers_left_dense": len(self.pair.accelerated.left),
+            "packed_is_fused": self.pair.accelerated.not_fused is None,
         }
 
     def _bytes(self, measured: _Measured) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from transformers.modeling_utils import PreTrainedModel
 from roi_lightning.errors import UserError
 from roi_lightning.models.experts import split_experts
 from roi_lightning.models.layers import input_dim
+from roi_lightning.runtime.decoding import fuse_decoding
 from roi_lightning.runtime.dense_linear import speed_up_dense
 from roi_lightning.runtime.packable import Dense, Owners, owners_of, split_packable
 from roi_lightning.runtime.packed_format import Packed, pack
@@ -25,12 +26,14 @@ class Accelerated:
     Attributes:
         packed: The new layers, by dotted name.
         left: Why a layer stayed as it was, in a line, by its name.
+        not_fused: Why each token's blocks are not one C++ call (see `fuse_decoding`); None if they are.
         bytes_before: Of the weights that were packed, as they were.
         bytes_after: Of the same weights, packed.
     """
 
     packed: dict[str, PackedLinear]
     left: dict[str, str]
+    not_fused: str | None
     bytes_before: int
     bytes_after: int
 
@@ -62,10 +65,11 @@ def accelerate(lm: PreTrainedModel, *, large_batches: bool = False) -> Accelerat
     for name in left.keys() & modules.keys():
         _leave_stack(modules[name], stacks)
     speed_up_dense(lm)
+    not_fused = fuse_decoding(lm)
     refuse_saving(lm)
     prepare_layers(packed, lm.dtype, large_batches)
     after = _distinct_bytes(part for layer in packed.values() for part in layer.packed.parts)
-    return Accelerated(packed, left, before, after)
+    return Accelerated(packed, left, not_fused, before, after)
 
 
 def _check_state(lm: PreTrainedModel) -> None:

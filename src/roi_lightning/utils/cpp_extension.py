@@ -101,6 +101,18 @@ def openmp() -> int:
         return 0
 
 
+@cache
+def openmp_team() -> tuple[int, int, int]:
+    """The addresses of `GOMP_parallel`, `omp_get_thread_num` and `omp_get_num_threads`; all 0 if one is missing."""
+    try:
+        runtime = ctypes.CDLL(torch._C.__file__)
+        entries = (runtime.GOMP_parallel, runtime.omp_get_thread_num, runtime.omp_get_num_threads)
+        parallel, number, count = (ctypes.cast(entry, ctypes.c_void_p).value or 0 for entry in entries)
+    except (AttributeError, OSError):
+        return 0, 0, 0
+    return parallel, number, count
+
+
 def compiler_in_use() -> tuple[str, str]:
     """The compiler that `load` calls: its path, and the first line of what it says of its version.
 

@@ -22,6 +22,7 @@ from roi_lightning.models.experts import expert_layers, split_experts
 from roi_lightning.models.layers import input_dim
 from roi_lightning.models.source import PACKED_FORMAT
 from roi_lightning.runtime.checkpoint.tensors import INT8, STORED, Weights, packed_layers
+from roi_lightning.runtime.decoding import fuse_decoding
 from roi_lightning.runtime.dense_linear import speed_up_dense
 from roi_lightning.runtime.packed_format import empty_packed
 from roi_lightning.runtime.packed_linear import PackedLinear
@@ -130,6 +131,7 @@ class PackedQuantizer(HfQuantizer):
                         "configuration wants; fetch it again, or pack it again"
                     )
         speed_up_dense(model)
+        fuse_decoding(model)
         prepare_layers(layers, model.dtype, large_batches=False)
         return model
 

@@ -23,14 +23,6 @@ static inline Split split(vec x)
 #endif
 }
 
-/* A polynomial, the coefficient of the highest power first. */
-template <int COUNT> static inline vec polynomial(const float (&coefficients)[COUNT], vec x)
-{
-    vec p = all(coefficients[0]);
-    for (int i = 1; i < COUNT; i++) p = p * x + coefficients[i];
-    return p;
-}
-
 /* log2 x; error about 1e-7, the polynomial's own 5e-8. */
 static inline vec log2_(vec x)
 {
@@ -47,15 +39,6 @@ static inline vec log2_close_to_one(vec x)
                           -0.360575922f, 0.480902081f,  -0.721348478f, 1.44269503f};
     Split s = split(x);
     return polynomial(of_f, s.f) * s.f + s.exponent;
-}
-
-/* 2 to the (x * factor) for results that are normal numbers; relative error about 1e-7, exactly 1 for x = 0. */
-static inline vec exp2_(vec x, float factor)
-{
-    const float to_whole = 12582912.0f; /* what is added to it is rounded to whole numbers */
-    const float of_r[] = {0.00132647271f, 0.00967151265f, 0.0555073374f, 0.240222421f, 0.693146978f, 1.0f};
-    vec whole = x * factor + to_whole, r = x * factor - (whole - to_whole);
-    return (vec)((ivec)polynomial(of_r, r) + ((ivec)whole << 23));
 }
 
 /* log2(-log2 u) of the uniform numbers u of the elements at `index`, the bits of which are those of `noise`. Standard

@@ -54,3 +54,20 @@ static inline vec over(vec x)
     return 1.0f / x;
 #endif
 }
+
+/* A polynomial, the coefficient of the highest power first. */
+template <int COUNT> static inline vec polynomial(const float (&coefficients)[COUNT], vec x)
+{
+    vec p = all(coefficients[0]);
+    for (int i = 1; i < COUNT; i++) p = p * x + coefficients[i];
+    return p;
+}
+
+/* 2 to the (x * factor) for results that are normal numbers; relative error about 1e-7, exactly 1 for x = 0. */
+static inline vec exp2_(vec x, float factor)
+{
+    const float to_whole = 12582912.0f; /* what is added to it is rounded to whole numbers */
+    const float of_r[] = {0.00132647271f, 0.00967151265f, 0.0555073374f, 0.240222421f, 0.693146978f, 1.0f};
+    vec whole = x * factor + to_whole, r = x * factor - (whole - to_whole);
+    return (vec)((ivec)polynomial(of_r, r) + ((ivec)whole << 23));
+}
