@@ -297,11 +297,12 @@ static void run(const Token *t, const Room &room, const Own &own, int64_t number
     if (number == 0) normed(room.hidden, t->norm, t->hidden, t->epsilon, t->out);
 }
 
-/* The next so many numbers of some memory, on a line of the CPU's cache of their own. */
+/* Bytes of so many numbers, in whole lines of the CPU's cache; the next so many of some memory. */
+static inline int64_t room_for(int64_t count) { return (count * sizeof(float) + 63) / 64 * 64; }
 template <class Number> static Number *reserved(char *&from, int64_t count)
 {
     Number *here = (Number *)from;
-    from += (count * sizeof(Number) + 63) / 64 * 64;
+    from += room_for(count);
     return here;
 }
 
@@ -309,26 +310,25 @@ template <class Number> static Number *reserved(char *&from, int64_t count)
 extern "C" int decode_token(const Token *t)
 {
     int64_t projected = (t->heads + 2 * t->kv_heads) * t->head, threads = t->openmp.parallel ? t->threads : 1;
-    int64_t shared = t->hidden + projected + 2 * t->inner + padded(t->heads * t->head) + padded(t->inner);
-    int64_t each = padded(t->hidden) + 2 * t->head + t->length + 1 + LANES;
-    int64_t bytes = (shared + threads * each) * sizeof(float) + (6 + 4 * threads) * 64;
-    bytes = (bytes + 63) / 64 * 64;
+    int64_t attended = padded(t->heads * t->head), scores = t->length + 1 + LANES;
+    int64_t shared = room_for(t->hidden) + room_for(projected) + 2 * room_for(t->inner);
+    shared += room_for(attended) + room_for(padded(t->inner));
+    int64_t each = room_for(padded(t->hidden)) + 2 * room_for(t->head) + room_for(scores);
+    int64_t bytes = shared + threads * each;
     char *memory = (char *)std::aligned_alloc(64, bytes), *next = memory;
     if (!memory) return 1;
     std::memset(memory, 0, bytes);
     Room room;
     room.hidden = reserved<float>(next, t->hidden), room.qkv = reserved<float>(next, projected);
     room.gate = reserved<float>(next, t->inner), room.up = reserved<float>(next, t->inner);
-    room.attended = reserved<input_t>(next, padded(t->heads * t->head));
+    room.attended = reserved<input_t>(next, attended);
     room.acted = reserved<input_t>(next, padded(t->inner));
-    char *of_threads = next;
-    int64_t stride = (memory + bytes - next) / threads / 64 * 64;
     in_team(t->openmp, threads, [&](int64_t number, int64_t count, Team &team) {
-        char *mine = of_threads + number * stride;
+        char *mine = memory + shared + number * each;
         Own own;
         own.inputs = reserved<input_t>(mine, padded(t->hidden));
         own.query = reserved<float>(mine, t->head), own.key = reserved<float>(mine, t->head);
-        own.scores = reserved<float>(mine, t->length + 1 + LANES);
+        own.scores = reserved<float>(mine, scores);
         run(t, room, own, number, count, team);
     });
     std::free(memory);

@@ -212,10 +212,35 @@ static inline const weight_t *in_full(const int8_t *values, int64_t count, float
 static inline const weight_t *in_full(const weight_t *values, int64_t, float, weight_t *) { return values; }
 #endif
 
-/* Two kept weights of each of four groups, to their indices among sixteen inputs, which are zero. */
+/* Two kept weights of each group of four, to their indices among zeros. */
 static inline void scatter(const weight_t *values, const uint8_t *indices, int64_t kept, weight_t *to)
 {
+    std::memset(to, 0, 2 * kept * sizeof *to);
     for (int64_t k = 0; k < kept; k++) to[k / 2 * 4 + (indices[k / 4] >> 2 * (k % 4) & 3)] = values[k];
+}
+
+/* Which of eight inputs the four indices of a byte keep, a bit for each. */
+struct KeptBits {
+    uint8_t of[256];
+    constexpr KeptBits() : of()
+    {
+        for (int byte = 0; byte < 256; byte++)
+            for (int k = 0; k < 4; k++) of[byte] |= 1 << (k / 2 * 4 + (byte >> 2 * k & 3));
+    }
+};
+static constexpr KeptBits kept_bits;
+
+/* Sixteen kept weights to their indices among zeros. */
+static inline void scatter_sixteen(const weight_t *values, const uint8_t *indices, weight_t *to)
+{
+#if WEIGHT != 0 && defined __AVX512VBMI2__
+    uint32_t bits = 0;
+    for (int b = 0; b < LANES / 4; b++) bits |= (uint32_t)kept_bits.of[indices[b]] << 8 * b;
+    __m512i some = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)values));
+    _mm512_storeu_si512(to, _mm512_maskz_expand_epi16(bits, some));
+#else
+    scatter(values, indices, LANES, to);
+#endif
 }
 
 /* The dense matrix, to `y` of the product. */
@@ -223,16 +248,15 @@ extern "C" int unpack_packed(const Call *call)
 {
     Product p = call->product;
     in_threads(call->from, call->to, call->part, call->parallel, call->threads, [=](int64_t from, int64_t to) {
-        int64_t whole = p.kept / 8 * 8;
+        int64_t whole = p.kept / LANES * LANES;
         weight_t room[LANES];
         for (int64_t o = from; o < to; o++) {
             const value_t *values = p.values + o * p.kept;
             float scale = p.scales ? p.scales[o] : 1;
             const uint8_t *indices = p.indices + o * ((p.kept + 3) / 4);
             weight_t *line = p.y + o * 2 * p.kept;
-            std::memset(line, 0, 2 * p.kept * sizeof *line);
-            for (int64_t k = 0; k < whole; k += 8)
-                scatter(in_full(values + k, 8, scale, room), indices + k / 4, 8, line + 2 * k);
+            for (int64_t k = 0; k < whole; k += LANES)
+                scatter_sixteen(in_full(values + k, LANES, scale, room), indices + k / 4, line + 2 * k);
             int64_t left = p.kept - whole;
             scatter(in_full(values + whole, left, scale, room), indices + whole / 4, left, line + 2 * whole);
         }

@@ -23,7 +23,8 @@ _KNOWN: Final = frozenset(
 # Position embeddings that don't change with the length of what is read.
 _FIXED_ROPE: Final = ("default", "linear", "llama3", "yarn")
 _LANES: Final = 16
-_PLAIN: Final = ("cache_position", "return_dict", "output_attentions", "output_hidden_states")
+_OUTPUTS: Final = ("output_attentions", "output_hidden_states")
+_PLAIN: Final = frozenset(("cache_position", "return_dict", *_OUTPUTS))
 
 
 def fuse_decoding(lm: PreTrainedModel) -> str | None:
@@ -137,14 +138,11 @@ def _fused(kind: Any) -> Any:
 
 def _is_plain(model: Any, options: dict[str, Any]) -> bool:
     """Whether nothing but the next hidden state is wanted."""
-    if torch.is_grad_enabled() or is_compiling() or model.training or torch.is_autocast_enabled("cpu"):
+    if torch.is_grad_enabled() or model.training or torch.is_autocast_enabled("cpu"):
         return False
-    if not options.keys() <= set(_PLAIN) or options.get("return_dict") is False:
+    if not options.keys() <= _PLAIN or options.get("return_dict") is False:
         return False
-    return not any(
-        options.get(name) or getattr(model.config, name, False)
-        for name in ("output_attentions", "output_hidden_states")
-    )
+    return not any(options.get(name) or getattr(model.config, name, False) for name in _OUTPUTS)
 
 
 def _sees_all(mask: Any) -> bool:
