@@ -13,7 +13,7 @@ from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.layers import input_dim, prunable_layers
 from roi_lightning.runtime import PackedLinear, accelerate
 from roi_lightning.runtime.decoding import fuse_decoding, token
-from roi_lightning.runtime.decoding.cache import RoomyLayer
+from roi_lightning.runtime.decoding.cache import PreallocatedLayer
 from roi_lightning.runtime.packed_format import quantize
 from roi_lightning.utils import cpp_extension
 from tiny_models import tiny_gemma2, tiny_gpt2, tiny_llama, tiny_mistral, tiny_mixtral, tiny_qwen2, tiny_qwen3
@@ -73,7 +73,7 @@ def continued(lm, ids, past, first=7, **options):
 
 
 def is_fused(past):
-    return all(isinstance(layer, RoomyLayer) for layer in past.layers)
+    return all(isinstance(layer, PreallocatedLayer) for layer in past.layers)
 
 
 @pytest.fixture(autouse=True)
@@ -125,7 +125,7 @@ def test_generation_is_the_model_s_own(llama, options, rows):
 
 
 def test_caches_grow_beyond_their_room(llama, monkeypatch):
-    monkeypatch.setattr(token, "_ROOM", 3)
+    monkeypatch.setattr(token, "_SPARE", 3)
     lm, ids = fused(llama), text(100)
     past = start(lm, ids, 2)
     found = continued(lm, ids, past, 2)

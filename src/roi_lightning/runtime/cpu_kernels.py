@@ -22,7 +22,7 @@ kernels = FastPath(
     "packed layers run many times slower: their C++ kernels can't be compiled here", logging.WARNING
 )
 _SOURCE: Final = Path(__file__).with_name("cpp") / "matmul.cpp"
-_DTYPES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+DTYPES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 # Bytes of a matrix that are worth another thread.
 _MIN_BYTES: Final = 1 << 16
 # Parts of a matrix for each thread, so that others take over from one that is delayed.
@@ -116,9 +116,9 @@ def _min_lines(kept: int, itemsize: int) -> int:
 @cache
 def _library(dtype: torch.dtype, int8: bool = False) -> Any | None:
     """The compiled functions for a model of a dtype, its weights in it or in int8; None if there can be none."""
-    if dtype not in _DTYPES:
+    if dtype not in DTYPES:
         return None
-    build = Build(_SOURCE, (("WEIGHT", _DTYPES[dtype]), *([("INT8", 1)] if int8 else [])))
+    build = Build(_SOURCE, (("WEIGHT", DTYPES[dtype]), *([("INT8", 1)] if int8 else [])))
     if not kernels.attempt(lambda: load(build)):
         return None
     library = load(build)

@@ -88,24 +88,19 @@ def threads_for(count: int, least: int, available: int | None = None) -> int:
     return max(1, min(available or torch.get_num_threads(), count // least))
 
 
-@cache
 def openmp() -> int:
     """The address of `GOMP_parallel` in torch's own OpenMP; 0 if torch does not use it.
 
     Its threads spin for a while after their work: a second pool would compete with them for the cores.
     """
-    try:
-        runtime = ctypes.CDLL(torch._C.__file__)  # with everything it was linked to
-        return ctypes.cast(runtime.GOMP_parallel, ctypes.c_void_p).value or 0
-    except (AttributeError, OSError):
-        return 0
+    return openmp_team()[0]
 
 
 @cache
 def openmp_team() -> tuple[int, int, int]:
     """The addresses of `GOMP_parallel`, `omp_get_thread_num` and `omp_get_num_threads`; all 0 if one is missing."""
     try:
-        runtime = ctypes.CDLL(torch._C.__file__)
+        runtime = ctypes.CDLL(torch._C.__file__)  # with everything it was linked to
         entries = (runtime.GOMP_parallel, runtime.omp_get_thread_num, runtime.omp_get_num_threads)
         parallel, number, count = (ctypes.cast(entry, ctypes.c_void_p).value or 0 for entry in entries)
     except (AttributeError, OSError):

@@ -40,7 +40,7 @@ struct Matrix {
     int64_t outputs, kept, kind;
 };
 
-/* A block. Norms of queries and keys are null where it has none. Of its cache [key-value heads, room, head]. */
+/* A block. Norms of queries and keys are null where it has none. Of its cache [key-value heads, capacity, head]. */
 struct Layer {
     const weight_t *attention_norm, *query_norm, *key_norm, *mlp_norm;
     Matrix query, key, value, output, gate, up, down;
@@ -58,11 +58,8 @@ struct Token {
     const weight_t *embedded;
     weight_t *out;
     const float *cosines, *sines;
-    int64_t length, room;
+    int64_t length, capacity;
 };
-
-typedef int8_t bytes_t __attribute__((vector_size(LANES)));
-typedef int16_t shorts_t __attribute__((vector_size(2 * LANES)));
 
 static inline vec widened(const weight_t *from)
 {
@@ -117,7 +114,7 @@ template <int KIND> static inline vec values_at(const void *line, int64_t k)
     if (KIND != INT8) return widened((const weight_t *)line + k);
     bytes_t some;
     std::memcpy(&some, (const int8_t *)line + k, sizeof some);
-    return __builtin_convertvector(__builtin_convertvector(__builtin_convertvector(some, shorts_t), ivec), vec);
+    return widen(some);
 }
 
 template <int KIND>
@@ -182,7 +179,7 @@ template <class To> static void normed(const float *x, const weight_t *weight, i
 }
 
 /* One head's query or key at its position. */
-static void placed(const Token *t, const float *x, const weight_t *norm, float *to)
+static void rotated(const Token *t, const float *x, const weight_t *norm, float *to)
 {
     int64_t half = t->head / 2;
     if (norm) normed(x, norm, t->head, t->epsilon, to);
@@ -195,7 +192,7 @@ static void placed(const Token *t, const float *x, const weight_t *norm, float *
 }
 
 /* What all threads work on, and what each has for itself. */
-struct Room {
+struct Shared {
     float *hidden, *qkv, *gate, *up;
     input_t *attended, *acted;
 };
@@ -212,13 +209,13 @@ static inline float dot(const float *a, const weight_t *b, int64_t count)
 }
 
 /* One head attends to the cache and to its own token, which goes into the cache. */
-static void attend(const Token *t, const Layer &layer, const Room &room, const Own &own, int64_t head)
+static void attend(const Token *t, const Layer &layer, const Shared &shared, const Own &own, int64_t head)
 {
     int64_t size = t->head, group = t->heads / t->kv_heads, kv = head / group, length = t->length;
-    const float *key = room.qkv + (t->heads + kv) * size, *value = key + t->kv_heads * size;
-    weight_t *keys = layer.keys + kv * t->room * size, *values = layer.values + kv * t->room * size;
-    placed(t, room.qkv + head * size, layer.query_norm, own.query);
-    placed(t, key, layer.key_norm, own.key);
+    const float *key = shared.qkv + (t->heads + kv) * size, *value = key + t->kv_heads * size;
+    weight_t *keys = layer.keys + kv * t->capacity * size, *values = layer.values + kv * t->capacity * size;
+    rotated(t, shared.qkv + head * size, layer.query_norm, own.query);
+    rotated(t, key, layer.key_norm, own.key);
     if (head % group == 0) /* nobody reads it before the next token */
         for (int64_t i = 0; i < size; i += LANES) {
             put(sixteen(own.key + i), keys + length * size + i);
@@ -238,7 +235,7 @@ static void attend(const Token *t, const Layer &layer, const Room &room, const O
     for (int64_t i = 0; i < size; i += LANES) {
         vec of_all = sixteen(value + i) * scores[length];
         for (int64_t j = 0; j < length; j++) of_all += widened(values + j * size + i) * scores[j];
-        put(of_all * (1 / sum), room.attended + head * size + i);
+        put(of_all * (1 / sum), shared.attended + head * size + i);
     }
 }
 
@@ -252,57 +249,57 @@ struct Share {
 };
 
 /* Of three matrices one after the other, as if they were one, a share. */
-static void project(const Layer &layer, const Room &room, const Own &own, Share share)
+static void project(const Layer &layer, const Shared &shared, const Own &own, Share share)
 {
     int64_t start = 0;
     const Matrix *matrices[] = {&layer.query, &layer.key, &layer.value};
     for (const Matrix *m : matrices) {
         int64_t from = share.from > start ? share.from - start : 0;
         int64_t to = share.to - start < m->outputs ? share.to - start : m->outputs;
-        float *here = room.qkv + start;
+        float *here = shared.qkv + start;
         lines_of(*m, own.inputs, from, to, [=](int64_t o, float y) { here[o] = y; });
         start += m->outputs;
     }
 }
 
-static void run(const Token *t, const Room &room, const Own &own, int64_t number, int64_t threads, Team &team)
+static void run(const Token *t, const Shared &shared, const Own &own, int64_t number, int64_t threads, Team &team)
 {
     Share hidden(t->hidden, number, threads), inner(t->inner, number, threads);
     Share projected((t->heads + 2 * t->kv_heads) * t->head, number, threads);
-    auto add = [&](int64_t o, float y) { room.hidden[o] += y; };
+    auto add = [&](int64_t o, float y) { shared.hidden[o] += y; };
     if (number == 0)
-        for (int64_t i = 0; i < t->hidden; i += LANES) put(widened(t->embedded + i), room.hidden + i);
+        for (int64_t i = 0; i < t->hidden; i += LANES) put(widened(t->embedded + i), shared.hidden + i);
     team.wait();
     for (int64_t l = 0; l < t->count; l++) {
         const Layer &layer = t->layers[l];
-        normed(room.hidden, layer.attention_norm, t->hidden, t->epsilon, own.inputs);
-        project(layer, room, own, projected);
+        normed(shared.hidden, layer.attention_norm, t->hidden, t->epsilon, own.inputs);
+        project(layer, shared, own, projected);
         team.wait();
         for (int64_t h = t->heads * number / threads; h < t->heads * (number + 1) / threads; h++)
-            attend(t, layer, room, own, h);
+            attend(t, layer, shared, own, h);
         team.wait();
-        lines_of(layer.output, room.attended, hidden.from, hidden.to, add);
+        lines_of(layer.output, shared.attended, hidden.from, hidden.to, add);
         team.wait();
-        normed(room.hidden, layer.mlp_norm, t->hidden, t->epsilon, own.inputs);
-        lines_of(layer.gate, own.inputs, inner.from, inner.to, [&](int64_t o, float y) { room.gate[o] = y; });
-        lines_of(layer.up, own.inputs, inner.from, inner.to, [&](int64_t o, float y) { room.up[o] = y; });
+        normed(shared.hidden, layer.mlp_norm, t->hidden, t->epsilon, own.inputs);
+        lines_of(layer.gate, own.inputs, inner.from, inner.to, [&](int64_t o, float y) { shared.gate[o] = y; });
+        lines_of(layer.up, own.inputs, inner.from, inner.to, [&](int64_t o, float y) { shared.up[o] = y; });
         for (int64_t i = inner.from; i < inner.to; i += LANES) {
-            vec gate = sixteen(room.gate + i), e = exp2_(smaller(all(125), larger(all(-125), gate * -LOG2_E)), 1);
-            put(gate * over(1.0f + e) * sixteen(room.up + i), room.acted + i);
+            vec gate = sixteen(shared.gate + i), e = exp2_(smaller(all(125), larger(all(-125), gate * -LOG2_E)), 1);
+            put(gate * over(1.0f + e) * sixteen(shared.up + i), shared.acted + i);
         }
         team.wait();
-        lines_of(layer.down, room.acted, hidden.from, hidden.to, add);
+        lines_of(layer.down, shared.acted, hidden.from, hidden.to, add);
         team.wait();
     }
-    if (number == 0) normed(room.hidden, t->norm, t->hidden, t->epsilon, t->out);
+    if (number == 0) normed(shared.hidden, t->norm, t->hidden, t->epsilon, t->out);
 }
 
 /* Bytes of so many numbers, in whole lines of the CPU's cache; the next so many of some memory. */
-static inline int64_t room_for(int64_t count) { return (count * sizeof(float) + 63) / 64 * 64; }
+static inline int64_t bytes_for(int64_t count) { return (count * sizeof(float) + 63) / 64 * 64; }
 template <class Number> static Number *reserved(char *&from, int64_t count)
 {
     Number *here = (Number *)from;
-    from += room_for(count);
+    from += bytes_for(count);
     return here;
 }
 
@@ -311,25 +308,25 @@ extern "C" int decode_token(const Token *t)
 {
     int64_t projected = (t->heads + 2 * t->kv_heads) * t->head, threads = t->openmp.parallel ? t->threads : 1;
     int64_t attended = padded(t->heads * t->head), scores = t->length + 1 + LANES;
-    int64_t shared = room_for(t->hidden) + room_for(projected) + 2 * room_for(t->inner);
-    shared += room_for(attended) + room_for(padded(t->inner));
-    int64_t each = room_for(padded(t->hidden)) + 2 * room_for(t->head) + room_for(scores);
-    int64_t bytes = shared + threads * each;
+    int64_t common = bytes_for(t->hidden) + bytes_for(projected) + 2 * bytes_for(t->inner);
+    common += bytes_for(attended) + bytes_for(padded(t->inner));
+    int64_t each = bytes_for(padded(t->hidden)) + 2 * bytes_for(t->head) + bytes_for(scores);
+    int64_t bytes = common + threads * each;
     char *memory = (char *)std::aligned_alloc(64, bytes), *next = memory;
     if (!memory) return 1;
     std::memset(memory, 0, bytes);
-    Room room;
-    room.hidden = reserved<float>(next, t->hidden), room.qkv = reserved<float>(next, projected);
-    room.gate = reserved<float>(next, t->inner), room.up = reserved<float>(next, t->inner);
-    room.attended = reserved<input_t>(next, attended);
-    room.acted = reserved<input_t>(next, padded(t->inner));
+    Shared shared;
+    shared.hidden = reserved<float>(next, t->hidden), shared.qkv = reserved<float>(next, projected);
+    shared.gate = reserved<float>(next, t->inner), shared.up = reserved<float>(next, t->inner);
+    shared.attended = reserved<input_t>(next, attended);
+    shared.acted = reserved<input_t>(next, padded(t->inner));
     in_team(t->openmp, threads, [&](int64_t number, int64_t count, Team &team) {
-        char *mine = memory + shared + number * each;
+        char *mine = memory + common + number * each;
         Own own;
         own.inputs = reserved<input_t>(mine, padded(t->hidden));
         own.query = reserved<float>(mine, t->head), own.key = reserved<float>(mine, t->head);
         own.scores = reserved<float>(mine, scores);
-        run(t, room, own, number, count, team);
+        run(t, shared, own, number, count, team);
     });
     std::free(memory);
     return 0;

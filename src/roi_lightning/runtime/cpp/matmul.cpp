@@ -23,13 +23,7 @@
 /* A number of the matrix, sixteen of them, and what a line of them is multiplied by. */
 #ifdef INT8
 typedef int8_t value_t;
-typedef int8_t values_t __attribute__((vector_size(LANES)));
-typedef int16_t shorts __attribute__((vector_size(2 * LANES)));
-/* By one width after the other: over all at once GCC goes number by number. */
-static inline vec widen(values_t x)
-{
-    return __builtin_convertvector(__builtin_convertvector(__builtin_convertvector(x, shorts), ivec), vec);
-}
+typedef bytes_t values_t;
 #else
 typedef weight_t value_t;
 typedef weights_t values_t;

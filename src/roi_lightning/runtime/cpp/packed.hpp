@@ -5,6 +5,14 @@
 /* Inputs of one step, of which it keeps a vector. */
 #define INPUTS (2 * LANES)
 
+typedef int8_t bytes_t __attribute__((vector_size(LANES)));
+typedef int16_t shorts_t __attribute__((vector_size(2 * LANES)));
+/* By one width after the other: over all at once GCC goes number by number. */
+static inline vec widen(bytes_t x)
+{
+    return __builtin_convertvector(__builtin_convertvector(__builtin_convertvector(x, shorts_t), ivec), vec);
+}
+
 /* Of 32 inputs in eight groups, those at sixteen indices, two of each group. */
 static inline vec picked(const float *x, uvec index)
 {

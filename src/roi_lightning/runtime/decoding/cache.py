@@ -6,31 +6,31 @@ from torch import Tensor
 from transformers.cache_utils import DynamicLayer
 
 
-class RoomyLayer(DynamicLayer):
+class PreallocatedLayer(DynamicLayer):
     """A `DynamicLayer` whose keys and values may lie at the start of longer tensors.
 
     Attributes:
-        stores: The tensors [batch, heads, room, head] that hold keys and values; None before there are any.
+        buffers: The tensors [batch, heads, capacity, head] that hold keys and values; None before there are any.
         lengths: How many tokens of each are in use.
         writer: Who knows where to write the next token; nobody once others have changed keys or values.
     """
 
-    stores: list[Tensor | None]
+    buffers: list[Tensor | None]
     lengths: list[int]
     writer: object
 
     def __init__(self) -> None:
-        self.stores, self.lengths, self.writer = [None, None], [0, 0], None
+        self.buffers, self.lengths, self.writer = [None, None], [0, 0], None
         super().__init__()  # type: ignore[no-untyped-call]
 
     @classmethod
     def of(cls, layer: DynamicLayer) -> Self:
         """What another layer holds; nothing is copied."""
-        roomy = cls()
-        roomy.dtype, roomy.device = layer.dtype, layer.device
-        roomy.is_initialized = layer.is_initialized
-        roomy.keys, roomy.values = layer.keys, layer.values
-        return roomy
+        made = cls()
+        made.dtype, made.device = layer.dtype, layer.device
+        made.is_initialized = layer.is_initialized
+        made.keys, made.values = layer.keys, layer.values
+        return made
 
     @property
     def keys(self) -> Tensor | None:
@@ -51,16 +51,16 @@ class RoomyLayer(DynamicLayer):
         self._hold(1, tensor)
 
     def _held(self, which: int) -> Tensor | None:
-        store = self.stores[which]
-        if store is None or store.ndim < 3 or store.shape[2] == self.lengths[which]:
-            return store
-        return store[:, :, : self.lengths[which]]
+        buffer = self.buffers[which]
+        if buffer is None or buffer.ndim < 3 or buffer.shape[2] == self.lengths[which]:
+            return buffer
+        return buffer[:, :, : self.lengths[which]]
 
     def _hold(self, which: int, tensor: Tensor | None) -> None:
-        self.stores[which], self.writer = tensor, None
+        self.buffers[which], self.writer = tensor, None
         self.lengths[which] = 0 if tensor is None or tensor.ndim < 3 else tensor.shape[2]
 
-    def make_room(self, room: int, writer: object) -> tuple[int, int]:
+    def grow(self, capacity: int, writer: object) -> tuple[int, int]:
         """Move keys and values to longer tensors, contiguous ones.
 
         Returns:
@@ -69,11 +69,11 @@ class RoomyLayer(DynamicLayer):
         for which in (0, 1):
             held = self._held(which)
             assert held is not None
-            store = held.new_empty((*held.shape[:2], room, held.shape[3]))
-            store[:, :, : held.shape[2]] = held
-            self.stores[which] = store
+            buffer = held.new_empty((*held.shape[:2], capacity, held.shape[3]))
+            buffer[:, :, : held.shape[2]] = held
+            self.buffers[which] = buffer
         self.writer = writer
-        keys, values = (0 if store is None else store.data_ptr() for store in self.stores)
+        keys, values = (0 if buffer is None else buffer.data_ptr() for buffer in self.buffers)
         return keys, values
 
     def append(self) -> None:

@@ -10,7 +10,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.modeling_utils import PreTrainedModel
 
-from roi_lightning.runtime.decoding.cache import RoomyLayer
+from roi_lightning.runtime.decoding.cache import PreallocatedLayer
 from roi_lightning.runtime.decoding.token import TokenDecoder, library, linear_layers
 from roi_lightning.runtime.dense_linear import SmallBatchLinear
 from roi_lightning.runtime.packed_linear import PackedLinear
@@ -154,4 +154,4 @@ def _holds_one(model: Any, past: Any) -> bool:
     if type(past) is not DynamicCache or len(past.layers) != len(model.layers) or not past.get_seq_length():
         return False
     layers: list[Any] = past.layers
-    return {type(layer) for layer in layers} <= {DynamicLayer, RoomyLayer} and len(layers[0].keys) == 1
+    return {type(layer) for layer in layers} <= {DynamicLayer, PreallocatedLayer} and len(layers[0].keys) == 1

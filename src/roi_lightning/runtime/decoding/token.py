@@ -13,16 +13,16 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache
 
-from roi_lightning.runtime.decoding.cache import RoomyLayer
+from roi_lightning.runtime.cpu_kernels import DTYPES
+from roi_lightning.runtime.decoding.cache import PreallocatedLayer
 from roi_lightning.runtime.packed_linear import PackedLinear
 from roi_lightning.utils.cpp_extension import Build, FastPath, load, openmp_team, threads_for
 
 kernels = FastPath("decoding is not fused: its C++ kernel can't be compiled here", logging.WARNING)
-DTYPES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _SOURCE: Final = Path(__file__).parents[1] / "cpp" / "decode.cpp"
 _DENSE, _PACKED, _INT8 = range(3)
 # Tokens that a cache has room for at first, beyond those it holds.
-_ROOM: Final = 256
+_SPARE: Final = 256
 # Bytes of a block's weights that are worth another thread.
 _MIN_BYTES: Final = 1 << 18
 
@@ -58,7 +58,7 @@ class _Token(ctypes.Structure):
         ("threads", c_int64),
         *((name, c_void_p) for name in ("embedded", "out", "cosines", "sines")),
         ("length", c_int64),
-        ("room", c_int64),
+        ("capacity", c_int64),
     )
 
 
@@ -127,14 +127,16 @@ class TokenDecoder:
 
     def _attach(self, past: Any, length: int, position: int) -> None:
         """See that every layer of the cache has room, and that its address is known."""
-        known = all(isinstance(x, RoomyLayer) and x.writer is self._writer for x in past.layers)
-        if not known or length == self._token.room:
-            self._writer, self._token.room = object(), max(2 * length, length + _ROOM)
-            past.layers[:] = [x if isinstance(x, RoomyLayer) else RoomyLayer.of(x) for x in past.layers]
+        known = all(isinstance(x, PreallocatedLayer) and x.writer is self._writer for x in past.layers)
+        if not known or length == self._token.capacity:
+            self._writer, self._token.capacity = object(), max(2 * length, length + _SPARE)
+            past.layers[:] = [
+                x if isinstance(x, PreallocatedLayer) else PreallocatedLayer.of(x) for x in past.layers
+            ]
             for block, layer in zip(self._layers, past.layers, strict=True):
-                block.keys, block.values = layer.make_room(self._token.room, self._writer)
+                block.keys, block.values = layer.grow(self._token.capacity, self._writer)
         if position >= len(self._cosines):
-            self._learn_positions(max(2 * position, position + _ROOM))
+            self._learn_positions(max(2 * position, position + _SPARE))
 
     def _learn_positions(self, count: int) -> None:
         like = torch.empty(1, dtype=torch.float32)

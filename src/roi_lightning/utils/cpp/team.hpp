@@ -22,7 +22,7 @@ struct Team {
             return;
         }
         for (uint32_t spins = 0; __atomic_load_n(&round, __ATOMIC_ACQUIRE) == now; spins++)
-            if (spins > 10000) sched_yield(); /* somebody else has this core's neighbour */
+            if (spins > 10000) sched_yield(); /* another process may have the core of the last one */
 #ifdef __SSE__
             else __builtin_ia32_pause();
 #endif
