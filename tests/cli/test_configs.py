@@ -14,8 +14,8 @@ from roi_lightning.learning.callbacks import BaselineSummary, HardenMasks, KeepR
 from roi_lightning.learning.fsdp import FSDP2Strategy
 from roi_lightning.learning.roi import RoILightningModule
 from roi_lightning.masks.pattern import NMPattern
-from roi_lightning.samplers import GumbelSubset, GumbelTopK, StraightThrough
-from roi_lightning.samplers.schedules import Exponential, Linear
+from roi_lightning.samplers import Draw, GumbelSubset, GumbelTopK, StraightThrough
+from roi_lightning.samplers.schedules import Constant, Exponential, Linear
 
 lab = pytest.fixture(make_lab)
 ROOT = Path(__file__).resolve().parents[2]
@@ -141,19 +141,36 @@ def test_what_the_overlays_change(lab):
     model = instantiate(*start, "-c", "overlays/linear_anneal.yaml").model
     assert (model.tau, model.lam) == (Linear(1.0, 0.05, 0.75), Linear(1.0, 0.002, 0.75))
     small = instantiate(*start, "-c", "overlays/small_budget.yaml", "-c", "overlays/gumbel_subset.yaml")
-    assert (small.model.sampler, small.model.tau) == (GumbelSubset(), Linear(1.0, 0.05, 0.75))
+    assert (small.model.sampler, small.model.tau) == (GumbelSubset(), Linear(10.0, 3.0, 0.9))
+    assert small.model.lam == Constant(0.0005)
     small.trainer.count_micro_batches(small.datamodule)
     assert (small.trainer.accumulate_grad_batches, small.datamodule.batch_size) == (4, 1)
     assert small.trainer.val_check_interval == 50 * 4
     assert small.trainer.max_steps * 4 * small.datamodule.seq_len < 1e6
     assert small.model.prior == "activation"
     assert 0 < small.model.distillation < 1
-    assert (type(small.model.tau), type(small.model.lam)) == (Linear, Linear)
+    linear = instantiate(*start, "-c", "overlays/small_budget.yaml").model
+    assert (linear.tau, linear.lam) == (Linear(0.2, 0.05, 0.75), Linear(0.005, 0.002, 0.75))
     papers = instantiate(
         *start, "-c", "overlays/small_budget.yaml", "-c", "overlays/exponential_anneal.yaml"
     ).model
     assert (papers.tau, papers.lam) == (Exponential(0.2, 0.05, 0.75), Exponential(0.005, 0.002, 0.75))
     assert model.distillation == 0, "the paper learns from the text alone"
+
+
+def test_a_million_tokens_from_a_prior_that_draws_hardly_leave(lab):
+    cli = instantiate("-c", "recipes/million_tokens.yaml", "--model.lm", lab.model)
+    cli.trainer.count_micro_batches(cli.datamodule)
+    tokens = cli.trainer.max_steps * cli.datamodule.windows_per_step * cli.datamodule.seq_len
+    assert 0.9e6 < tokens < 1.1e6
+    model, strength = cli.model, cli.model.prior_strength
+    logits = torch.tensor([strength, strength, -strength, -strength]).repeat(1000)[None]
+    ones, prior = torch.ones_like(logits), (logits > 0).float()
+    last = cli.trainer.max_steps
+    for step in (0, last):
+        draw = Draw(0, 0, model.lam.at(step, last), model.tau.at(step, last))
+        drawn = model.state.sampler.masked_weight(ones, logits, model.pattern, draw, "layer", None)
+        assert (drawn - prior).abs().max() < 0.05
 
 
 def test_paper_plus_is_the_papers_recipe_with_two_changes(lab):
