@@ -22,6 +22,8 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCS = sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/*.md"))
 # Columns of the table of methods.
 PAGES = {"README.md": 4, "docs/results.md": 9}
+# Rows that README's has.
+METHODS = ("dense", "magnitude", "Wanda", "SparseGPT", "RoI, 150 steps", "RoI, a million tokens")
 
 
 @pytest.mark.parametrize(("init_std", "least", "most"), [(0.01, 0.02, 0.04), (0.003, 0, 0)])
@@ -72,12 +74,7 @@ def test_a_figure_is_written_once():
     """Figures with two decimals are the results page's, and README's rows of it and its quickstart's."""
     results = figures((ROOT / "docs/results.md").read_text())
     readme = (ROOT / "README.md").read_text()
-    rest = re.sub(
-        r"^\| (dense|magnitude|Wanda|SparseGPT|RoI, 150 steps|RoI, a million tokens) \|.*$",
-        "",
-        readme,
-        flags=re.MULTILINE,
-    )
+    rest = re.sub(rf"^\| ({'|'.join(METHODS)}) \|.*$", "", readme, flags=re.MULTILINE)
     pages = {page: (ROOT / page).read_text() for page in DOCS if page != "docs/results.md"}
     for page, text in (pages | {"README.md": rest}).items():
         assert not figures(text) & results, page
@@ -104,14 +101,7 @@ def test_readme_s_results_are_those_of_the_results_page():
         {cells[0]: cells[1:4] for row in rows[page] if len(cells := re.split(r" *\| *", row)) == width}
         for page, width in PAGES.items()
     )
-    assert {
-        "dense",
-        "magnitude",
-        "Wanda",
-        "SparseGPT",
-        "RoI, 150 steps",
-        "RoI, a million tokens",
-    } <= short.keys()
+    assert set(METHODS) < short.keys()
     assert short.items() <= whole.items()
 
 
