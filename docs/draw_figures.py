@@ -22,6 +22,7 @@ ROWS: Final = {
     "Wanda": "Wanda",
     "SparseGPT": "SparseGPT",
     "RoI, 150 steps": "RoI, 150 steps",
+    "RoI, a million tokens": "RoI, a million tokens",
 }
 # Learners of the study: label, line style, width; the first is wide, so that it shows below those that follow it.
 LEARNERS: Final = {
@@ -53,8 +54,8 @@ def perplexities() -> dict[str, float]:
 def draw_chart(path: Path) -> None:
     """Bars of perplexity on a log scale."""
     values = perplexities()
-    figure, axes = pyplot.subplots(figsize=(7.2, 2.5), layout="constrained")
-    colours = [_GREY, _BLUE, _BLUE, _BLUE, _GREEN]
+    figure, axes = pyplot.subplots(figsize=(7.2, 2.9), layout="constrained")
+    colours = [_GREY, _BLUE, _BLUE, _BLUE, _GREEN, _GREEN]
     bars = axes.barh(list(values), list(values.values()), color=colours, height=0.66)
     axes.bar_label(bars, [f"{value:,.2f}" for value in values.values()], padding=4)
     axes.set_xscale("log")

@@ -213,6 +213,7 @@ def test_chats_that_can_t_be_measured_are_refused(chats, place, tmp_path, capsys
     assert "--text holds chats" in says("--tasks", "token_perplexity_2048")
     assert "has an answer" in says(text=text.replace(file, unanswered))
     assert "messages_field" in says(text=f"{{source: {file}, loss_on: answers}}")
+    assert "weight 2 of --text" in says(text=f"{{source: {file}, messages_field: messages, weight: 2}}")
     assert "hold no answer" in says("--limit", 1, seq_len=8)
 
 

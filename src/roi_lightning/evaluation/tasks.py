@@ -145,12 +145,15 @@ class EvalConfig:
         """The text, None for WikiText-2.
 
         Raises:
-            UserError: If it is neither a file nor a mapping that describes a corpus.
+            UserError: If it is neither a file nor a mapping that describes a corpus, or has a weight.
         """
         if self.text is None:
             return None
         if str(self.text).startswith("{"):
-            return as_corpora([parse_corpus(str(self.text))])[0]
+            corpus = as_corpora([parse_corpus(str(self.text))])[0]
+            if corpus.weight != 1:
+                raise UserError(f"weight {corpus.weight:g} of --text means nothing to one text; leave it out")
+            return corpus
         if not Path(self.text).is_file():
             raise UserError(f"--text {str(self.text)!r} is no file; give a text file")
         return Corpus(str(self.text))
