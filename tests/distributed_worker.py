@@ -76,6 +76,9 @@ LEARNERS = {
         optimizer=partial(torch.optim.SGD, lr=5.0),
         lr_end=1.0,
     ),
+    "joint": partial(
+        RoILightningModule, prior="magnitude", distillation=0.5, lr_weights=1e-3, optimizer=adamw(0.02)
+    ),
     "recover": partial(RecoveryModule, distillation=0.5, norms=True, optimizer=adamw(1e-3)),
 }
 STEPS, SAVED, TOLD = 6, 3, 4
@@ -178,10 +181,11 @@ def learn(
 
 
 def learned_of(module):
-    """What was learned, whole, by layer."""
+    """What was learned, whole, by parameter."""
     return {
-        name: full_tensor(layer.get_parameter(layer.learned).detach())
+        f"{name}.{learned}": full_tensor(layer.get_parameter(learned).detach())
         for name, layer in module.layers.items()
+        for learned in layer.learned
     }
 
 

@@ -168,6 +168,7 @@ def wide_llama(tmp_path_factory):
 
 
 SETTINGS = [{}, {"distillation": 0.5}, {"activation_checkpointing": True}, {"sampler": Categorical()}]
+SETTINGS += [{"lr_weights": 1e-3}, {"lr_weights": 1e-3, "activation_checkpointing": True}]
 STEPS = [
     pytest.param(settings, more, marks=[] if more and settings == SETTINGS[1] else pytest.mark.slow)
     for settings in SETTINGS

@@ -30,16 +30,16 @@ TESTS = Path(__file__).parents[1]
 # What is learned, on which model: the tiny Llama where it says nothing of one.
 KINDS = {"llama": "roi", "gpt2": "roi", "mixtral": "roi"}
 KINDS |= {"maskllm": "maskllm", "maskpro": "maskpro", "proxsparse": "proxsparse"}
-KINDS |= {"recover": "recover"}
-SLOW_KINDS = {"gpt2", "mixtral", "maskpro", "recover"}
+KINDS |= {"joint": "joint", "recover": "recover"}
+SLOW_KINDS = {"gpt2", "mixtral", "maskpro", "joint", "recover"}
 MEASURED = ["ddp-measured", "sharded-measured"]
 WHOLE = ["ddp-llama", "sharded-llama", "gathered-llama", "sharded-gpt2", "ddp-mixtral", "sharded-mixtral"]
 WHOLE += ["sharded-maskllm", "ddp-maskpro", "sharded-maskpro", "sharded-proxsparse"]
-WHOLE += ["ddp-recover", "sharded-recover"]
+WHOLE += ["ddp-joint", "sharded-joint", "ddp-recover", "sharded-recover"]
 # Resumed runs: from a file of one process, and from a folder of shards.
 ON = {"ddp-on": "one-llama", "sharded-on": "one-llama", "sharded-shards": "sharded-llama"}
 SLOW = {"gathered-llama", "sharded-gpt2", "ddp-mixtral", "sharded-mixtral", "ddp-maskpro", "sharded-maskpro"}
-SLOW |= {"ddp-on", "sharded-on", "ddp-recover", "sharded-recover"}
+SLOW |= {"ddp-on", "sharded-on", "ddp-joint", "sharded-joint", "ddp-recover", "sharded-recover"}
 MAKERS = {"llama": tiny_llama, "mixtral": tiny_mixtral, "gpt2": tiny_gpt2}
 pytestmark = [
     *GOING_ON,
@@ -209,7 +209,7 @@ def test_the_report_is_that_of_one_process_but_for_what_shards_can_t_do(runs, na
 def test_ranks_that_measure_differently_start_from_the_first_ones_prior(runs):
     ranks = [torch.load(runs / name / f"rank{i}.pt", weights_only=True) for name in MEASURED for i in (0, 1)]
     first = ranks[0]["priors"]
-    assert first.keys() == ranks[0]["logits"].keys()
+    assert {f"{layer}.logits" for layer in first} == ranks[0]["logits"].keys()
     for rank in ranks:
         assert all(torch.equal(mask, first[name]) for name, mask in rank["priors"].items())
     for one, other in (ranks[:2], ranks[2:]):
@@ -244,7 +244,7 @@ def test_every_rank_holds_half_of_everything(runs):
 def test_checkpoints_hold_only_what_is_learned(runs, name):
     checkpoint = read_checkpoint(runs / name / "checkpoints" / f"step={SAVED}.ckpt")
     logits = saved(runs / name)
-    assert checkpoint["state_dict"].keys() == {f"lm.{layer}.logits" for layer in logits}
+    assert checkpoint["state_dict"].keys() == {f"lm.{parameter}" for parameter in logits}
     large = [
         t
         for o in checkpoint["optimizer_states"]

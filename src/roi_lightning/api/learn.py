@@ -130,6 +130,10 @@ def learn(
         source = base_of(view, layers)
         check_positions(source.spec, view.config, seq_len)
         module = _make(learner, source.spec, {"seed": seed, **chosen, **rates, **own})
+        if getattr(module, "lr_weights", None) is not None:
+            raise UserError(
+                "learn returns masks, and lr_weights trains weights, too; leave it out, or save the model and run fit"
+            )
         module.learn_on(view, source)
         module.check_settings()
         windows = {"seq_len": seq_len, "batch_size": batch_size, "windows_per_step": windows_per_step}

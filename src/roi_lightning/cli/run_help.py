@@ -58,7 +58,7 @@ _GROUPS: Final = {
     "model": ("lm", "pattern", "patterns", "dtype", "targets", "ignore", "activation_checkpointing"),
     "method": (
         *("sampler", "tau", "lam", "prior", "prior_strength", "prior_margin", "init_std", "draw_per"),
-        *("optimizer", "lr_end", "distillation", "kept_norm"),
+        *("optimizer", "lr_end", "lr_weights", "distillation", "kept_norm"),
     ),
     "text": ("corpora", "val_corpora", "seq_len", "batch_size", "windows_per_step", "val_windows"),
     "trainer": ("max_steps", "validate_every_steps", "devices", "accelerator", "strategy"),
@@ -70,6 +70,7 @@ _WORDS: Final = {
     "above 0 costs one more forward pass.",
     "model.kept_norm": "Coefficient of the reward for keeping large weights, 1e-5 in MaskLLM.",
     "model.lr_end": "Learning rate at the end of the run; --model.optimizer.lr is the one at its start.",
+    "model.lr_weights": "Train the weights along with the logits, from this learning rate down; null: frozen.",
     "model.optimizer": "Class path; its options follow, as --model.optimizer.lr X.",
     "model.prior": "Where the logits start: none, magnitude, activation, wanda, sparsegpt, a mask file or an "
     "exported directory.",

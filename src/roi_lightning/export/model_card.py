@@ -9,7 +9,7 @@ from pathlib import PurePath
 from typing import Any, Final
 
 from roi_lightning.export.card_metadata import MeasuredQuality, Publication, front_matter, hub_id, public_name
-from roi_lightning.export.sidecar import RECOVERED
+from roi_lightning.export.sidecar import RECOVERED, WITH_WEIGHTS
 from roi_lightning.masks.layer_patterns import LayerPatterns
 from roi_lightning.masks.mask_set import MASK_FILE, MaskSet
 from roi_lightning.masks.overlap import by_kind, kind_of
@@ -127,6 +127,8 @@ def _rest(masks: MaskSet, training: Mapping[str, Any]) -> str:
         rest = f", and {others} other tensors," if others else ""
         layers = len(masks.updated) - others
         return f"The kept weights of {layers} layers{rest} were trained on under the mask."
+    if str(training.get("method")).endswith(WITH_WEIGHTS):
+        return f"The weights of {len(masks.updated)} layers were trained along with the mask."
     return f"The kept weights of {len(masks.updated)} layers were adjusted to make up for the loss."
 
 

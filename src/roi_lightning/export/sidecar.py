@@ -25,6 +25,8 @@ PACKED: Final = PACKED_FORMAT
 PERMUTED: Final = "roi_lightning.permuted"
 # The method of exports whose kept weights were trained on.
 RECOVERED: Final = "recovered"
+# At the end of a learner's, where it trained the weights along with the mask.
+WITH_WEIGHTS: Final = "+weights"
 PACKED_VERSION: Final = 4
 # The versions that are read; the last is written.
 _VERSIONS: Final = {EXPORTED: (1,), PACKED: (1, 2, 3, PACKED_VERSION), PERMUTED: (1,)}

@@ -7,7 +7,7 @@ everything else happens here, so that two methods differ in nothing but themselv
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
@@ -85,7 +85,7 @@ class MaskLearningModule(MaskedSteps):
         learns: What the learned parameters are called where they are counted.
     """
 
-    learns: ClassVar[str] = "parameters"
+    learns: str = "parameters"
     lm: PreTrainedModel | None
 
     def __init__(
@@ -263,9 +263,12 @@ class MaskLearningModule(MaskedSteps):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def _configured(self) -> tuple[torch.optim.Optimizer, LambdaLR]:
-        optimizer = self.optimizer([p for p in self.parameters() if p.requires_grad])
-        steps = self.trainer.max_steps
+        optimizer, steps = self.optimizer(self.parameter_groups()), self.trainer.max_steps
         return optimizer, decay_to(optimizer, self.lr_end, steps, self.lr_schedule, self.lr_warmup)
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """What is learned, as an optimizer takes it; the first group has the optimizer's own learning rate."""
+        return [{"params": [p for p in self.parameters() if p.requires_grad]}]
 
     @override
     def on_fit_start(self) -> None:
@@ -322,7 +325,7 @@ class MaskLearningModule(MaskedSteps):
 
     def learned_names(self) -> set[str]:
         """Names of the learned parameters in the module's state dict."""
-        return {f"lm.{name}.{layer.learned}" for name, layer in self.layers.items()}
+        return {f"lm.{name}.{learned}" for name, layer in self.layers.items() for learned in layer.learned}
 
     @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

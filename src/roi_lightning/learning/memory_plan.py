@@ -72,7 +72,7 @@ class Planner:
         self.weights = sum(p.numel() for p in lm.parameters()) * self.dtype.itemsize
         self.prunable = self.chosen.prunable
         attached = learner.attach(lm, layers).values()
-        self.learned = sum(layer.get_parameter(layer.learned).numel() for layer in attached)
+        self.learned = sum(layer.get_parameter(name).numel() for layer in attached for name in layer.learned)
         self.weights += sum(buffer.nbytes for layer in attached for buffer in layer.buffers())
 
     @cached_property

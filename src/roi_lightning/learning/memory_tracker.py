@@ -112,12 +112,12 @@ def step_bytes(
         for layer in layers.values():
             for buffer in layer.buffers():
                 live.count(buffer, "weights")
-            learned = layer.get_parameter(layer.learned)
-            live.count(learned, "learned")
-            if accumulating and learner.differentiates:
-                learned.grad = torch.empty_like(learned)
-                live.count(learned.grad, "gradients")
-            learned.register_post_accumulate_grad_hook(partial(_count_gradient, live))
+            for learned in map(layer.get_parameter, layer.learned):
+                live.count(learned, "learned")
+                if accumulating and learner.differentiates:
+                    learned.grad = torch.empty_like(learned)
+                    live.count(learned.grad, "gradients")
+                learned.register_post_accumulate_grad_hook(partial(_count_gradient, live))
         input_ids = torch.zeros(windows, dtype=torch.long)
         state = next(iter(layers.values())).state
         if isinstance(state, SharedState):

@@ -25,7 +25,7 @@ def decay_to(
 
     Args:
         optimizer: Its groups' rates are those from which the decay starts.
-        end: Learning rate at the end of the run.
+        end: The first group's learning rate at the end of the run; all fall to the same fraction.
         steps: Optimizer steps of the run.
         shape: Of the decay: half a cosine or a straight line.
         warmup: Share of the run that the line up takes, rounded up to whole steps.
@@ -34,9 +34,7 @@ def decay_to(
         A function of the step alone, so that a resumed run continues with the very same rates.
     """
     rising = math.ceil(warmup * steps)
-    return LambdaLR(
-        optimizer, [_factor(end / group["lr"], steps, shape, rising) for group in optimizer.param_groups]
-    )
+    return LambdaLR(optimizer, _factor(end / optimizer.param_groups[0]["lr"], steps, shape, rising))
 
 
 def keep_configured(trainer: Trainer, optimizer: Optimizer, schedule: LambdaLR) -> None:

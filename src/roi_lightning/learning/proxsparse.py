@@ -29,7 +29,7 @@ _KNOWN_STRENGTHS: Final = {
 class TrainedLinear(MaskedLinear):
     """A layer with a trained copy of its weight, `master`, float32, in whose magnitudes the mask shows."""
 
-    learned = "master"
+    learned = ("master",)
     master: nn.Parameter
 
     def __init__(self, dense: nn.Linear | Conv1D, name: str, state: LayerState) -> None:

@@ -37,7 +37,7 @@ class KeptLinear(MaskedLinear):
         mask_bits: uint8 [out, ceil(in / 8)], as in `LayerMask.packed`; nothing is kept before `start`.
     """
 
-    learned = "kept"
+    learned = ("kept",)
     kept: nn.Parameter
     mask_bits: Tensor
 
@@ -55,6 +55,10 @@ class KeptLinear(MaskedLinear):
     @override
     def hard_mask(self) -> Tensor:
         return unpack_bits(self.mask_bits, self.weight.shape[1])
+
+    @override
+    def own_weight(self) -> Tensor:
+        return self.kept.detach()
 
     @torch.no_grad()
     def start(self, mask: LayerMask, stored: Tensor) -> None:
@@ -76,11 +80,6 @@ class KeptLinear(MaskedLinear):
         """
         mask = local_tensor(distribute_like(self.hard_mask(), self.kept.detach()))
         local_tensor(tensor).masked_fill_(~mask, 0)
-
-    def as_stored(self, dtype: torch.dtype) -> Tensor:
-        """The trained weight as it is written, on the CPU; gathered where it is sharded."""
-        rows = full_tensor(self.kept.detach()).cpu()
-        return (rows.t() if self.transposed else rows).to(dtype).contiguous()
 
 
 class RecoveryModule(MaskLearningModule):
@@ -233,7 +232,7 @@ class RecoveryModule(MaskLearningModule):
     @override
     def updates(self) -> dict[str, Tensor]:
         changed = {
-            stored: self.layers[name].as_stored(self._dtypes[name])
+            stored: self.layers[name].as_stored(self.layers[name].own_weight(), self._dtypes[name])
             for name, stored in self.stored_weights.items()
         }
         tensors = StoredTensors(self._export)

@@ -11,8 +11,10 @@ from transformers.pytorch_utils import Conv1D
 from typing_extensions import override
 
 from roi_lightning.errors import UserError
+from roi_lightning.export.sidecar import WITH_WEIGHTS
 from roi_lightning.learning.logits import LogitLearningModule
 from roi_lightning.samplers import Draw, GumbelTopK, KeptNorm, Sampler
+from roi_lightning.samplers.joint_linear import JointLinear
 from roi_lightning.samplers.masked_linear import SharedState, SparseLinear, attach
 from roi_lightning.samplers.schedules import Exponential, Schedule
 
@@ -30,7 +32,12 @@ class RoILightningModule(LogitLearningModule):
         kept_norm: Coefficient of the reward for keeping large weights: the loss is lowered by it times the
             squared norm of the drawn weights, summed over layers (1e-5 in MaskLLM); it goes to 0 on a straight
             line over the run. 0 in RoI's paper.
+        lr_weights: Train the weights along with the logits, at this learning rate in the first step; it falls to the
+            same fraction as the optimizer's own. Left out, they are frozen, as in the paper.
         kwargs: As in `LogitLearningModule`.
+
+    Raises:
+        UserError: If `kept_norm` or `lr_weights` is no such number, or the sampler can't learn the pattern.
     """
 
     stronger_prior = (
@@ -46,13 +53,20 @@ class RoILightningModule(LogitLearningModule):
         lam: Schedule = Exponential(1.0, 0.002),  # noqa: B008 - frozen
         draw_per: Literal["micro_batch", "step"] = "micro_batch",
         kept_norm: float = 0.0,
+        lr_weights: float | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(lm, **kwargs)
         if not 0 <= kept_norm < math.inf:
             raise UserError(f"model.kept_norm is {kept_norm}; set it to a factor of the loss, 0 or above")
+        if lr_weights is not None and not 0 < lr_weights < math.inf:
+            raise UserError(
+                f"model.lr_weights is {lr_weights}; set it to a learning rate above 0, such as 2e-4, or to null to "
+                "leave the weights frozen"
+            )
         self.sampler, self.tau, self.lam = sampler, tau, lam
-        self.draw_per, self.kept_norm = draw_per, kept_norm
+        self.draw_per, self.kept_norm, self.lr_weights = draw_per, kept_norm, lr_weights
+        self.learns = "logits" if lr_weights is None else "logits and weights"
         self.state = SharedState(self.pattern, sampler=sampler)
         # Asked now, so that a pattern the sampler cannot learn is refused before anything is read.
         for pattern in self.pattern.distinct:
@@ -60,12 +74,25 @@ class RoILightningModule(LogitLearningModule):
 
     @override
     def attach(self, lm: PreTrainedModel, layers: dict[str, nn.Linear | Conv1D]) -> dict[str, SparseLinear]:
-        return attach(lm, layers, self.state, SparseLinear)
+        if self.lr_weights is None:
+            return attach(lm, layers, self.state, SparseLinear)
+        return dict(attach(lm, layers, self.state, JointLinear))
 
     @property
     @override
     def method(self) -> str:
-        return self.state.sampler.method
+        name = self.state.sampler.method
+        return name if self.lr_weights is None else f"{name}{WITH_WEIGHTS}"
+
+    @override
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        if self.lr_weights is None:
+            return super().parameter_groups()
+        layers = self.layers.values()
+        return [
+            {"params": [layer.logits for layer in layers]},
+            {"params": [layer.get_parameter("trained") for layer in layers], "lr": self.lr_weights},
+        ]
 
     @override
     def annealing(self) -> dict[str, float]:
@@ -115,4 +142,16 @@ class RoILightningModule(LogitLearningModule):
     @override
     def settings(self) -> dict[str, object]:
         names = ("sampler", "tau", "lam", "draw_per", "kept_norm")
-        return super().settings() | {name: getattr(self, name) for name in names}
+        weights = {} if self.lr_weights is None else {"lr_weights": self.lr_weights}
+        return super().settings() | {name: getattr(self, name) for name in names} | weights
+
+    # Export.
+
+    @override
+    def updates(self) -> dict[str, Tensor]:
+        if self.lr_weights is None:
+            return super().updates()
+        return {
+            stored: self.layers[name].as_stored(self.layers[name].hard_weight(), self.base[stored].dtype)
+            for name, stored in self.stored_weights.items()
+        }

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from roi_lightning.errors import UserError, did_you_mean
-from roi_lightning.export.sidecar import EXPORTED, PACKED, read_sidecar
+from roi_lightning.export.sidecar import EXPORTED, PACKED, WITH_WEIGHTS, read_sidecar
 from roi_lightning.models.source import SIDECAR
 from roi_lightning.reports.run_files import CONFIG, EXPORT, RECORD, REPORT, SUMMARY
 from roi_lightning.reports.run_record import RunRecord, read_record
@@ -87,7 +87,8 @@ class Mask:
         if not any(names) and self.summary:
             names.append(self.learned)
         name = str(next(filter(None, names), "an unknown method"))
-        return _METHODS.get(name, name)
+        learner, along, _ = name.partition(WITH_WEIGHTS)
+        return f"{_METHODS.get(learner, learner)}{', weights trained along' if along else ''}"
 
     @property
     def status(self) -> str:

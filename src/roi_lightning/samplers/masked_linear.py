@@ -55,7 +55,7 @@ class SharedState(LayerState):
 
 
 class MaskedLinear(nn.Module, ABC):
-    """Stands in for an `nn.Linear` or GPT-2's `Conv1D`, with the same parameter names and one learned beside.
+    """Stands in for an `nn.Linear` or GPT-2's `Conv1D`, with the same parameter names and learned ones beside.
 
     Args:
         dense: The layer replaced; its parameters are shared, but for a `Conv1D`'s weight, of which this has a
@@ -64,13 +64,13 @@ class MaskedLinear(nn.Module, ABC):
         state: Shared by all layers.
 
     Attributes:
-        learned: The name of the learned parameter.
+        learned: The names of the learned parameters.
         weight: [out, in].
         pattern: The layer's own.
         transposed: Whether the model's own weight is [in, out].
     """
 
-    learned: ClassVar[str]
+    learned: ClassVar[tuple[str, ...]]
     state: LayerState
 
     def __init__(self, dense: nn.Linear | Conv1D, name: str, state: LayerState) -> None:
@@ -119,10 +119,31 @@ class MaskedLinear(nn.Module, ABC):
         """A boolean mask [out, in] as it is stored."""
         return LayerMask.from_rows(mask, self.transposed)
 
-    def fix(self, mask: Tensor | None) -> None:
-        """Set the weight of `fixed` mode: masked by `mask`, or free its memory with None."""
-        weight = self.weight.detach()
-        self._fixed = None if mask is None else weight.masked_fill(~distribute_like(mask, weight), 0)
+    def as_stored(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
+        """A weight [out, in] as it is written, on the CPU; gathered where it is sharded."""
+        rows = full_tensor(weight).cpu()
+        return (rows.t() if self.transposed else rows).to(dtype).contiguous()
+
+    def own_weight(self) -> Tensor:
+        """The weight that the hard mask is for, [out, in], any float dtype; sharded as `weight` is."""
+        return self.weight.detach()
+
+    def hard_weight(self) -> Tensor:
+        """`own_weight` under the hard mask."""
+        return _masked(self.own_weight(), self.hard_mask())
+
+    def fix(self, mask: Tensor | None = None) -> None:
+        """Set the weight of `fixed` mode: the frozen one under a mask, or `hard_weight` without one."""
+        fixed = self.hard_weight() if mask is None else _masked(self.weight.detach(), mask)
+        self._fixed = fixed.to(self.weight.dtype)
+
+    def unfix(self) -> None:
+        """Free the memory of `fixed` mode's weight."""
+        self._fixed = None
+
+
+def _masked(weight: Tensor, mask: Tensor) -> Tensor:
+    return weight.masked_fill(~distribute_like(mask, weight), 0)
 
 
 class SparseLinear(MaskedLinear):
@@ -133,7 +154,7 @@ class SparseLinear(MaskedLinear):
         prior_margin: How far the hard mask leans to it: added to the logits as a start's strength is.
     """
 
-    learned = "logits"
+    learned: ClassVar[tuple[str, ...]] = ("logits",)
     logits: nn.Parameter
     state: SharedState
     prior: LayerMask | None = None
@@ -146,10 +167,14 @@ class SparseLinear(MaskedLinear):
 
     @override
     def drawn_weight(self) -> Tensor:
+        return self.drawn(self.weight)
+
+    def drawn(self, weight: Tensor) -> Tensor:
+        """A weight [out, in], frozen, under the mask that is drawn now."""
         state = self.state
         assert state.draw is not None, "sample mode needs a draw"
         drawn = state.sampler.masked_weight(
-            self.weight, self.logits, self.pattern, state.draw, self.name, state.kept_norm
+            weight, self.logits, self.pattern, state.draw, self.name, state.kept_norm
         )
         if drawn.shape != self.weight.shape:
             raise UserError(
@@ -221,16 +246,16 @@ def fixed_masks(
 
     Args:
         layers: All learning layers of a model.
-        masks: Boolean masks by layer name; the layers' own hard masks if None.
+        masks: Boolean masks by layer name, for the frozen weights; what the layers have learned, hardened, if None.
     """
     if not layers:
         yield
         return
     try:
         for name, layer in layers.items():
-            layer.fix(layer.hard_mask() if masks is None else masks[name])
+            layer.fix(None if masks is None else masks[name])
         with in_mode(next(iter(layers.values())).state, "fixed"):
             yield
     finally:
         for layer in layers.values():
-            layer.fix(None)
+            layer.unfix()
