@@ -341,6 +341,12 @@ def test_mixed_patterns_are_called_so_and_counted(tmp_path):
     assert "Mixed patterns are a class of their own" in Page(render(runs)).text
 
 
+def test_weights_that_were_trained_along_are_named(tmp_path):
+    run = write_run(tmp_path / "both", run=start()["run"] | {"method": "roi+weights"})
+    page = Page(render([run])).text
+    assert "RoI with trained weights on smollm2-135m at 2:4" in page
+
+
 def test_commands_have_the_paths_of_the_run(tmp_path):
     folder = write_run(tmp_path / "my run")
     shutil.copytree(GOLDEN / "export", folder / "export")

@@ -87,8 +87,8 @@ class Mask:
         if not any(names) and self.summary:
             names.append(self.learned)
         name = str(next(filter(None, names), "an unknown method"))
-        learner, along, _ = name.partition(WITH_WEIGHTS)
-        return f"{_METHODS.get(learner, learner)}{', weights trained along' if along else ''}"
+        learner, trained, _ = name.partition(WITH_WEIGHTS)
+        return f"{_METHODS.get(learner, learner)}{' with trained weights' if trained else ''}"
 
     @property
     def status(self) -> str:
