@@ -29,7 +29,7 @@ class ScoreState(LayerState):
 class ScoredLinear(MaskedLinear):
     """A layer that keeps the N highest scores of each group; they start as its weights' magnitudes."""
 
-    learned = "scores"
+    learned = ("scores",)
     state: ScoreState
 
     def __init__(self, dense: nn.Linear | Conv1D, name: str, state: ScoreState) -> None:
