@@ -52,6 +52,7 @@ IN_PYTHON = {
     '"my_book.txt"': '"my_book.txt", seq_len=32, limit=4',
 }
 SLOW = (
+    "docs/baselines.md",
     "docs/configurations.md",
     "docs/evaluation.md",
     "docs/extend.md",

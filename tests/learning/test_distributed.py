@@ -31,7 +31,7 @@ TESTS = Path(__file__).parents[1]
 KINDS = {"llama": "roi", "gpt2": "roi", "mixtral": "roi"}
 KINDS |= {"maskllm": "maskllm", "maskpro": "maskpro", "proxsparse": "proxsparse"}
 KINDS |= {"joint": "joint", "recover": "recover"}
-SLOW_KINDS = {"gpt2", "mixtral", "maskpro", "joint", "recover"}
+SLOW_KINDS = {"gpt2", "mixtral", "maskpro", "proxsparse", "joint", "recover"}
 MEASURED = ["ddp-measured", "sharded-measured"]
 WHOLE = ["ddp-llama", "sharded-llama", "gathered-llama", "sharded-gpt2", "ddp-mixtral", "sharded-mixtral"]
 WHOLE += ["sharded-maskllm", "ddp-maskpro", "sharded-maskpro", "sharded-proxsparse"]
@@ -39,7 +39,15 @@ WHOLE += ["ddp-joint", "sharded-joint", "ddp-recover", "sharded-recover"]
 # Resumed runs: from a file of one process, and from a folder of shards.
 ON = {"ddp-on": "one-llama", "sharded-on": "one-llama", "sharded-shards": "sharded-llama"}
 SLOW = {"gathered-llama", "sharded-gpt2", "ddp-mixtral", "sharded-mixtral", "ddp-maskpro", "sharded-maskpro"}
-SLOW |= {"ddp-on", "sharded-on", "ddp-joint", "sharded-joint", "ddp-recover", "sharded-recover"}
+SLOW |= {
+    "ddp-on",
+    "sharded-on",
+    "sharded-proxsparse",
+    "ddp-joint",
+    "sharded-joint",
+    "ddp-recover",
+    "sharded-recover",
+}
 MAKERS = {"llama": tiny_llama, "mixtral": tiny_mixtral, "gpt2": tiny_gpt2}
 pytestmark = [
     *GOING_ON,
@@ -323,8 +331,9 @@ def test_sharded_runs_save_the_step_on_sigterm_and_resume_to_the_same_bits(runs)
     assert [path.name for path in (told / "checkpoints").iterdir()] == [f"step={STEPS}.ckpt"]
 
 
-@pytest.mark.parametrize("kind", ["maskllm", "proxsparse"])
-def test_callbacks_see_of_a_sharded_model_what_they_see_of_an_unsharded_one(runs, kind):
+@each("sharded-maskllm", "sharded-proxsparse")
+def test_callbacks_see_of_a_sharded_model_what_they_see_of_an_unsharded_one(runs, name):
+    kind = name.removeprefix("sharded-")
     one, two = (
         json.loads((runs / name / "summary.json").read_text()) for name in (f"one-{kind}", f"sharded-{kind}")
     )

@@ -28,7 +28,8 @@ from tiny_models import tiny_gpt2, tiny_qwen2
 lab = pytest.fixture(make_lab)
 PATTERN = NMPattern("2:4")
 LAM, TAU, RATE, WEIGHTS_RATE, CLIP = 0.3, 0.4, 0.02, 2e-3, 0.5
-SAMPLERS = [GumbelTopK(), StraightThrough(), GumbelSubset(), Categorical()]
+SAMPLERS = [GumbelTopK(), Categorical()]
+SAMPLERS += [pytest.param(sampler, marks=pytest.mark.slow) for sampler in (StraightThrough(), GumbelSubset())]
 IDS = torch.arange(40).reshape(2, 20) * 5 % 256
 
 
