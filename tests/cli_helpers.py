@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import ModelCheckpoint
 
 from data_helpers import write_jsonl
 from roi_lightning.__main__ import main
@@ -139,6 +140,34 @@ def fit(trainer, learner, data, overwrite=True, **options):
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*does not have many workers")
         trainer.fit(learner, datamodule=data, overwrite=overwrite, **options)
+
+
+def whole_and_resumed(folder, six_steps, saved=3):
+    """Six optimizer steps in one go, and resumed from step `saved` after a power cut at the fourth: the same bits.
+
+    `six_steps` takes what `Lab.learn` does. Both learners.
+    """
+
+    def steps(name, *more, ckpt_path=None):
+        saves = ModelCheckpoint(folder / name, "{step}", every_n_train_steps=saved, save_top_k=-1)
+        trainer = {"enable_checkpointing": True, "accumulate_grad_batches": 2}
+        return six_steps(callbacks=[saves, *more], trainer=trainer, ckpt_path=ckpt_path)
+
+    whole = steps("whole")
+    with pytest.raises(PowerCutError):
+        steps("cut", CutAt(4))
+    path = folder / "cut" / f"step={saved}.ckpt"
+    checkpoint = torch.load(path, weights_only=True)
+    assert checkpoint["state_dict"].keys() == whole.learned_names()
+    batches = Batches()
+    resumed = steps("cut", batches, ckpt_path=str(path))
+    assert len(batches.seen) == 2 * (6 - saved)
+    for name, layer in whole.layers.items():
+        for learned in layer.learned:
+            values = layer.get_parameter(learned)
+            assert torch.equal(values, resumed.layers[name].get_parameter(learned)), (name, learned)
+            assert not torch.equal(values, checkpoint["state_dict"][f"lm.{name}.{learned}"]), (name, learned)
+    return whole, resumed
 
 
 def run(*args):

@@ -1,5 +1,6 @@
 """Options and environment of the test suite: no network, one thread, no state that leaks, real data where it lies."""
 
+import gc
 import logging
 import os
 import random
@@ -77,6 +78,16 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.timeout(3600))
+
+
+def pytest_collection_finish():
+    """What is imported by now stays: the garbage collector needs not go through it again and again."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish():
+    gc.unfreeze()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -336,14 +336,10 @@ def test_a_mistake_names_the_file_it_is_in_and_the_line(lab, capsys, wrong, line
     assert f'while parsing a block mapping; in "<unicode string>", line {line},' in told
 
 
-SPELLINGS = {"quoted": '"{}"', "unquoted": "{}"}
-
-
-@pytest.mark.parametrize("pattern", ["2:4", "16:32"])
-@pytest.mark.parametrize("spelling", SPELLINGS.values(), ids=SPELLINGS)
-def test_a_pattern_means_the_same_with_and_without_quotes(lab, pattern, spelling):
+@pytest.mark.parametrize(("pattern", "quote"), [("2:4", ""), ("16:32", ""), ("16:32", '"')])
+def test_a_pattern_means_the_same_with_and_without_quotes(lab, pattern, quote):
     own = lab.folder / "own.yaml"
-    own.write_text(f"model:\n  init_args:\n    pattern: {spelling.format(pattern)}\n")
+    own.write_text(f"model:\n  init_args:\n    pattern: {quote}{pattern}{quote}\n")
     start = ["-c", "quickstart.yaml", "--model.lm", lab.model]
     assert instantiate(*start, "--model.pattern", pattern).model.pattern == NMPattern(pattern)
     written = instantiate(*start, "-c", own)

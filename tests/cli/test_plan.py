@@ -85,8 +85,9 @@ def test_the_docs_show_what_plan_says(qwen_half_b, capsys):
         assert row in shown, row
 
 
-@pytest.mark.parametrize("builder", [tiny_qwen2, tiny_gpt2])
-@pytest.mark.parametrize("dtype", ["auto", "float32", "float16"])
+@pytest.mark.parametrize(
+    ("builder", "dtype"), [(tiny_qwen2, "auto"), (tiny_gpt2, "float32"), (tiny_qwen2, "float16")]
+)
 def test_bytes_are_those_of_real_tensors(lab, builder, dtype, half_width):
     half_width(True)
     model = builder(lab.folder / "m")
@@ -254,13 +255,14 @@ def test_the_gentlest_way_that_fits_is_told(lab, wide_llama, capsys):
     assert "add to the command line" in plain_text(capsys.readouterr().out)
 
 
-COUNTED = {
-    "windows and steps": ("null", "--data.windows_per_step", "16", "--trainer.validate_every_steps", "2"),
-    "micro-batches": (2, "--trainer.val_check_interval", "4"),
-}
+BY_STEPS = ["--data.windows_per_step", "16", "--trainer.validate_every_steps", "2"]
+COUNTED = [
+    pytest.param("null", BY_STEPS, id="windows and steps"),
+    pytest.param(2, ["--trainer.val_check_interval", "4"], id="micro-batches", marks=pytest.mark.slow),
+]
 
 
-@pytest.mark.parametrize(("accumulate", "more"), [(x, y) for x, *y in COUNTED.values()], ids=COUNTED)
+@pytest.mark.parametrize(("accumulate", "more"), COUNTED)
 def test_what_fits_learns_from_as_many_windows_and_validates_as_often(lab, accumulate, more, half_width):
     half_width(True)  # as the GPU that --fit_in asks about
     base = [

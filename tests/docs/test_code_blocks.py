@@ -54,9 +54,15 @@ IN_PYTHON = {
 SLOW = (
     "docs/baselines.md",
     "docs/configurations.md",
+    "docs/data.md",
+    "docs/distributed.md",
     "docs/evaluation.md",
     "docs/extend.md",
+    "docs/generate.md",
+    "docs/models.md",
+    "docs/monitoring.md",
     "docs/patterns.md",
+    "docs/resuming.md",
     "docs/training.md",
 )  # many runs
 PAGES = [

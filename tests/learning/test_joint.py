@@ -6,12 +6,11 @@ from functools import partial
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
 from safetensors.torch import load_file
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from cli_helpers import Batches, CutAt, PowerCutError, brute_top, make_lab, oriented, run
+from cli_helpers import Batches, brute_top, make_lab, oriented, run, whole_and_resumed
 from roi_lightning.api import learn
 from roi_lightning.errors import UserError
 from roi_lightning.learning import RoILightningModule
@@ -176,20 +175,7 @@ def test_a_run_of_a_shipped_configuration(lab, capsys):
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
 def test_a_resumed_run_ends_with_the_same_bits(lab):
-    def six_steps(name, *more, ckpt_path=None):
-        saves = ModelCheckpoint(lab.folder / name, "{step}", every_n_train_steps=3, save_top_k=-1)
-        trainer = {"enable_checkpointing": True, "accumulate_grad_batches": 2}
-        return together(lab, 6, lab.model, callbacks=[saves, *more], trainer=trainer, ckpt_path=ckpt_path)
-
-    whole = six_steps("whole")
-    with pytest.raises(PowerCutError):
-        six_steps("cut", CutAt(4))
-    saved = lab.folder / "cut" / "step=3.ckpt"
-    assert torch.load(saved, weights_only=True)["state_dict"].keys() == whole.learned_names()
-    resumed = six_steps("cut", ckpt_path=str(saved))
-    for name, layer in whole.layers.items():
-        assert torch.equal(layer.logits, resumed.layers[name].logits), name
-        assert torch.equal(layer.trained, resumed.layers[name].trained), name
+    whole_and_resumed(lab.folder, partial(together, lab, 6, lab.model))
 
 
 @pytest.mark.parametrize("rate", [0.0, -1e-4, math.inf, math.nan])

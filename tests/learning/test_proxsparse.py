@@ -9,13 +9,12 @@ from typing import ClassVar
 import pytest
 import torch
 from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers.logger import DummyLogger
 from safetensors.torch import load_file
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, get_linear_schedule_with_warmup
 
-from cli_helpers import QUICK_TRAINER, Batches, CutAt, PowerCutError, brute_top, fit, make_lab, run
+from cli_helpers import QUICK_TRAINER, Batches, brute_top, fit, make_lab, run, whole_and_resumed
 from roi_lightning.cli.lightning import build
 from roi_lightning.errors import UserError
 from roi_lightning.learning.callbacks import SparseExport
@@ -37,7 +36,7 @@ def learn(lab, steps, model=None, callbacks=(), trainer=None, ckpt_path=None, **
     learner = ProxSparseModule(str(model or lab.model), **settings)
     plain = {"max_steps": steps, "callbacks": list(callbacks), "default_root_dir": str(lab.folder)}
     fitter = RoITrainer(**QUICK_TRAINER | plain | (trainer or {}))
-    fit(fitter, learner, lab.data(), ckpt_path)
+    fit(fitter, learner, lab.data(), ckpt_path=ckpt_path)
     return learner, fitter
 
 
@@ -172,19 +171,7 @@ def test_the_fractions_of_zeros_are_logged(lab):
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
 def test_a_resumed_run_ends_with_the_same_bits(lab):
-    def six_steps(name, *more, ckpt_path=None):
-        saves = ModelCheckpoint(lab.folder / name, "{step}", every_n_train_steps=3, save_top_k=-1)
-        trainer = {"enable_checkpointing": True, "accumulate_grad_batches": 2}
-        return learn(lab, 6, None, [saves, *more], trainer, ckpt_path)[0]
-
-    whole = six_steps("whole")
-    with pytest.raises(PowerCutError):
-        six_steps("cut", CutAt(4))
-    saved = lab.folder / "cut" / "step=3.ckpt"
-    assert torch.load(saved, weights_only=True)["state_dict"].keys() == whole.learned_names()
-    resumed = six_steps("cut", ckpt_path=str(saved))
-    for name, layer in whole.layers.items():
-        assert torch.equal(layer.master, resumed.layers[name].master), name
+    whole_and_resumed(lab.folder, lambda **how: learn(lab, 6, **how)[0])
 
 
 REFUSED = {

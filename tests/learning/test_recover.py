@@ -6,12 +6,11 @@ from functools import partial
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
 from safetensors.torch import load_file
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
-from cli_helpers import QUICK_TRAINER, Batches, CutAt, PowerCutError, fit, make_lab, run
+from cli_helpers import QUICK_TRAINER, Batches, fit, make_lab, run, whole_and_resumed
 from roi_lightning.errors import UserError
 from roi_lightning.export import write_export
 from roi_lightning.learning import RecoveryModule
@@ -195,20 +194,7 @@ def test_a_run_of_the_shipped_configuration(lab, capsys):
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
 def test_a_resumed_run_ends_with_the_same_bits(lab):
     _, export = pruned(lab)
-
-    def six_steps(name, *more, ckpt_path=None):
-        saves = ModelCheckpoint(lab.folder / name, "{step}", every_n_train_steps=3, save_top_k=-1)
-        trainer = {"enable_checkpointing": True, "accumulate_grad_batches": 2}
-        return recover(lab, export, 6, [saves, *more], trainer, ckpt_path)
-
-    whole = six_steps("whole")
-    with pytest.raises(PowerCutError):
-        six_steps("cut", CutAt(4))
-    saved = lab.folder / "cut" / "step=3.ckpt"
-    assert torch.load(saved, weights_only=True)["state_dict"].keys() == whole.learned_names()
-    resumed = six_steps("cut", ckpt_path=str(saved))
-    for name, layer in whole.layers.items():
-        assert torch.equal(layer.kept, resumed.layers[name].kept), name
+    whole_and_resumed(lab.folder, partial(recover, lab, export, 6))
 
 
 def test_what_is_no_export_is_refused(lab):

@@ -306,6 +306,7 @@ for place, directory in enumerate(sys.argv[1:]):
 """
 
 
+@pytest.mark.slow  # it starts a Python of its own
 def test_a_transformers_that_was_not_taught_the_format_ends_with_an_error(made, tmp_path):
     AutoModelForCausalLM.from_pretrained(made.packed).save_pretrained(tmp_path / "again")
     says = {

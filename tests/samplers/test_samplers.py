@@ -197,7 +197,10 @@ class Unrolled(torch.autograd.Function):
         )
 
 
-@pytest.mark.parametrize(("n", "m"), [(1, 2), (1, 4), (2, 4), (3, 4), (2, 8), (4, 8), (8, 16)])
+@pytest.mark.parametrize(
+    ("n", "m"),
+    [(1, 2), (1, 4), (2, 4), (3, 4), (2, 8), (4, 8), pytest.param(8, 16, marks=pytest.mark.slow)],
+)
 def test_handwritten_gradient_is_the_finite_difference(n, m):
     keys = normal(m, 5, std=1.5, seed=m).double()
     keys[:2, 0] = 4.0  # two exact leaders

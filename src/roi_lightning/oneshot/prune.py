@@ -52,14 +52,13 @@ def calibration_windows(data: CalibrationDataModule, count: int, longest: int | 
         raise UserError(
             f"windows of {data.seq_len} tokens are longer than the model's {longest}; lower --seq_len"
         )
-    windows = data.windows("train", count)
     available = data.train_tokens // data.seq_len
     if 0 < available < count:  # streamed text has no length
         raise UserError(
             f"the calibration text holds {available} windows of {data.seq_len} tokens, {count} are asked for; "
             "give more text, or lower --windows or --seq_len"
         )
-    return windows
+    return data.windows("train", count)
 
 
 def prune_model(
