@@ -153,6 +153,14 @@ def test_experts_that_no_token_reaches_stay_as_they_are(lab):
     assert {True, False} == set(same.values())
 
 
+def test_what_was_learned_as_a_whole_is_refitted_with_a_warning(lab):
+    source = resolve_model(str(tiny_qwen2(lab.folder / "base")))
+    learned = {"learner": "RoILightningModule"}
+    export = write_export(source, random_masks(source), lab.folder / "learned", training=learned)
+    with pytest.warns(UserWarning, match="such a mask was worse afterwards.*compare the two with evaluate"):
+        assert refit(lab, export) == 0
+
+
 def spoiled(lab):
     """What can't be refitted, and words of the error."""
     base = tiny_qwen2(lab.folder / "base")

@@ -2,9 +2,11 @@
 
 import sys
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from roi_lightning.cli.calibration import calibration_data
 from roi_lightning.cli.options import parse_options
@@ -23,6 +25,11 @@ from roi_lightning.models.weight_names import stored_weights
 from roi_lightning.oneshot import Calibration, Refit, TensorStore, calibration_windows, prune_model
 from roi_lightning.utils.devices import choose_device
 from roi_lightning.utils.tables import print_table
+
+_LEARNED: Final = (
+    "{!r} was learned from the loss of the whole model, and a refit sees one block at a time: such a mask was worse "
+    "afterwards where it was measured; compare the two with evaluate"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,11 +98,13 @@ def main(argv: Sequence[str]) -> int:
     options = parse_options(RefitOptions, "refit", argv)
     export = export_directory(options.export)
     masks, source = _given(export, options)
-    device = choose_device(options.device)
+    sidecar = read_sidecar(export)
+    if "learner" in sidecar.get("training", {}):
+        warnings.warn(_LEARNED.format(options.export), stacklevel=2)
     calibration, facts = _text(source, options)
-    lm = load_language_model(source, options.dtype, options.trust_remote_code, device=device)
+    lm = load_language_model(source, options.dtype, options.trust_remote_code, device=calibration.device)
     base = open_base(source, masks.base.dtype, lm)
-    chosen = recorded_layers(lm, export, read_sidecar(export), source.spec)
+    chosen = recorded_layers(lm, export, sidecar, source.spec)
     check_masks_fit(base, masks)
     names, tensors = stored_weights(base.source, lm, chosen.pruned), StoredTensors(export)
     method = Refit(
