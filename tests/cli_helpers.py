@@ -135,7 +135,7 @@ def new_lab(tmp_path_factory):
     return Lab(tmp_path_factory.mktemp("shared"), tmp_path_factory.getbasetemp() / "lab")
 
 
-def fit(trainer, learner, data, overwrite=True, **options):
+def fit(trainer, learner, data, *, overwrite=True, **options):
     """Fit; what an earlier run of the test left in the folder is replaced unless the test says otherwise."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*does not have many workers")
