@@ -154,7 +154,7 @@ def to_weights(gradient: Tensor, pattern: NMPattern) -> Tensor:
 def samplers(pattern: NMPattern) -> dict[str, Sampler]:
     """What is compared; RoI with the other recursion too, where that is the recommended one."""
     roi = GumbelTopK()
-    scaled = {"RoI, scaled": GumbelTopK(push_down="scaled")} if roi.advice(pattern) else {}
+    scaled = {"RoI, scaled": GumbelTopK(push_down="scaled")} if roi.advice(pattern, tau=1.0) else {}
     return {"RoI": roi, **scaled, "MaskLLM": Categorical()}
 
 

@@ -2,9 +2,9 @@
 
 import os
 import signal
+from importlib.metadata import version
 
 import pytest
-import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 
@@ -61,7 +61,7 @@ def test_a_run_is_recorded_as_it_was(lab):
     assert found.curves["tokens/seen"] == [(step, step * 2.0 * 32) for step in (2, 4, 5)]
     assert all(0 < value < 1024 for _, value in found.curves["memory/peak_gib"])
     assert (leg.start["step"], leg.start["max_steps"], leg.start["seed"]) == (0, 5, 3)
-    assert leg.start["versions"]["torch"] == torch.__version__
+    assert leg.start["versions"]["torch"] == version("torch")
     run = leg.start["run"]
     weights = sum(layer.logits.numel() for layer in learner.layers.values())
     assert (run["learned_parameters"], run["masked_weights"]) == (weights, weights)

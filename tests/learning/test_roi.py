@@ -17,7 +17,7 @@ from roi_lightning.evaluation import window_perplexity
 from roi_lightning.learning.callbacks import SparseExport
 from roi_lightning.learning.roi import RoILightningModule
 from roi_lightning.learning.trainer import RoITrainer
-from roi_lightning.samplers import GumbelTopK, StraightThrough
+from roi_lightning.samplers import GumbelSubset, GumbelTopK, StraightThrough
 from roi_lightning.samplers.schedules import Exponential, Linear
 from tiny_models import tiny_gpt2
 
@@ -54,6 +54,24 @@ def test_a_run_with_picks_that_may_repeat_says_so(lab, caplog, pattern, sampler,
     with caplog.at_level(logging.INFO):
         lab.learn(1, pattern=pattern, sampler=sampler)
     assert (f"can pick a weight twice at {pattern}" in caplog.text) == told
+
+
+@pytest.mark.parametrize(
+    ("sampler", "tau", "told"),
+    [
+        (GumbelTopK(), 2.0, True),
+        (GumbelTopK("scaled"), 2.0, True),
+        (StraightThrough(), 2.0, True),
+        (GumbelTopK(), 1.0, False),
+        (GumbelSubset(), 2.0, False),
+    ],
+)
+def test_a_run_too_soft_for_its_recursion_says_so(lab, caplog, sampler, tau, told):
+    with caplog.at_level(logging.INFO):
+        lab.learn(1, sampler=sampler, tau=Linear(tau, 0.05))
+    assert (
+        f"model.tau above 1, here {tau:g}, the paper's recursion picks a weight twice" in caplog.text
+    ) == told
 
 
 def test_only_the_logits_learn(lab):

@@ -1,6 +1,7 @@
 """The walk through the blocks against whole forward passes of models pruned by hand."""
 
 from functools import partial
+from types import SimpleNamespace
 from weakref import ref
 
 import pytest
@@ -15,7 +16,15 @@ from roi_lightning.models.freezing import freeze
 from roi_lightning.models.layers import input_dim, prunable_layers
 from roi_lightning.models.loading import load_language_model
 from roi_lightning.models.source import resolve_model
-from roi_lightning.oneshot import Calibration, HyperPrune, Magnitude, SparseGPT, Wanda, prune_layers
+from roi_lightning.oneshot import (
+    Calibration,
+    HyperPrune,
+    Magnitude,
+    SparseGPT,
+    Wanda,
+    calibration_windows,
+    prune_layers,
+)
 from roi_lightning.oneshot.pipeline import prune_layer
 from tiny_models import tiny_gemma2, tiny_gpt2, tiny_llama, tiny_mixtral, tiny_qwen2, tiny_qwen3_moe
 
@@ -259,3 +268,9 @@ def test_a_layer_by_itself_keeps_its_orientation(tmp_path):
     pruned = prune_layer(layer, SparseGPT(), observed, PATTERN, "c_fc")
     assert pruned.weight.shape == pruned.mask.shape == layer.weight.shape == (64, 128)
     assert PATTERN.holds(pruned.mask, dim=0)
+
+
+def test_more_windows_than_the_text_has_are_refused_before_any_is_gathered():
+    text = SimpleNamespace(corpora=[], seq_len=8, train_tokens=87)  # asked for `windows`, it has none to give
+    with pytest.raises(UserError, match="holds 10 windows of 8 tokens, 11 are asked for"):
+        calibration_windows(text, 11, None)

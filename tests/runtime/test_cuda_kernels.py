@@ -39,22 +39,11 @@ def seen(monkeypatch):
 @pytest.mark.parametrize(
     ("inputs", "expected"),
     [
-        (
-            32,
-            {
-                0: "plain",
-                1: "few_rows",
-                8: "few_rows",
-                9: "tiles",
-                64: "tiles",
-                65: "unpacked",
-                4096: "unpacked",
-            },
-        ),
-        (36, {0: "plain", 1: "tiles", 8: "tiles", 64: "tiles", 65: "unpacked"}),  # indices in no whole words
+        (32, {0: "plain", 1: "few_rows", 4: "few_rows", 5: "unpacked", 4096: "unpacked"}),
+        (36, {0: "plain", 1: "unpacked", 5: "unpacked"}),  # indices in no whole words
     ],
 )
-def test_two_thresholds_choose_the_kernel(inputs, expected):
+def test_the_number_of_rows_chooses_the_kernel(inputs, expected):
     packed = packed_matrix(inputs)
     assert {rows: cuda_kernels.kernel_for(packed, rows) for rows in expected} == expected
 
@@ -64,8 +53,7 @@ def test_two_thresholds_choose_the_kernel(inputs, expected):
 def test_every_kernel_is_compiled_ahead_once(seen, shape, int8):
     packed, x, bias = packed_matrix(32, int8), torch.randn(shape), torch.randn(8)
     cuda_kernels.warm_up(packed, torch.float32)
-    counts = [1, 2, 4, 8, 16, 32, 64, 65]
-    assert seen == list(zip(["few_rows"] * 4 + ["tiles"] * 3 + ["unpacked"], counts, strict=True))
+    assert seen == [("few_rows", 1), ("few_rows", 2), ("few_rows", 4), ("unpacked", 5)]
     seen.clear()
     y = cuda_kernels.multiply(x, packed, bias)
     torch.testing.assert_close(y, x @ unpack(packed).T + bias)
@@ -76,7 +64,7 @@ def test_int8_kernels_are_compiled_for_every_dtype_of_activations(seen):
     packed = packed_matrix(32, int8=True)
     for dtype in (torch.float32, torch.bfloat16):
         assert cuda_kernels.multiply(torch.randn(3, 32).to(dtype), packed, None).dtype == dtype
-        assert len(seen) == 9
+        assert len(seen) == 5
         seen.clear()
 
 
@@ -84,7 +72,7 @@ def test_kernels_that_fail_are_not_tried_again(seen, monkeypatch, caplog):
     def fail(*_):
         raise RuntimeError("no Triton")
 
-    monkeypatch.setitem(cuda_kernels.KERNELS, "tiles", fail)
+    monkeypatch.setitem(cuda_kernels.KERNELS, "unpacked", fail)
     packed, x = packed_matrix(32), torch.randn(20, 32)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):

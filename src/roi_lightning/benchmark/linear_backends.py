@@ -107,7 +107,7 @@ def _gpu_kernels(layer: PackedLinear, x: Tensor) -> Iterator[tuple[str, Product]
         yield _UNPACKED, partial(_unpacked, layer)
         return
     few = len(x) <= MAX_FEW and takes_few(layer.packed)
-    for way in ("few_rows", "tiles", _UNPACKED) if few else ("tiles", _UNPACKED):
+    for way in ("few_rows", _UNPACKED) if few else (_UNPACKED,):
         yield way, partial(_multiply, cuda_kernels.KERNELS[way], layer)
     if layer.large is not None:
         yield "sparse", partial(layer.large.multiply, bias=None)

@@ -122,7 +122,7 @@ def peak_bytes(task: Task, device: torch.device) -> int:
         task()
         _wait(device)
         return torch.cuda.max_memory_allocated(device) - before
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as recorded:
         task()
     now = peak = 0
     events = [event for event in recorded.profiler.kineto_results.events() if event.name() == "[memory]"]

@@ -107,8 +107,10 @@ class RoILightningModule(LogitLearningModule):
     @override
     def on_fit_start(self) -> None:
         super().on_fit_start()
+        total = self.trainer.max_steps
+        tau = max(self.tau.at(0, total), self.tau.at(total, total))
         for pattern in self.pattern.distinct:
-            if advice := self.state.sampler.advice(pattern):
+            if advice := self.state.sampler.advice(pattern, tau):
                 rank_zero_info(advice)
 
     # Stepping.

@@ -1,4 +1,4 @@
-"""Products with packed matrices on GPUs: Triton kernels for small batches, a dense copy for large ones."""
+"""Products with packed matrices on GPUs: a Triton kernel for a few rows, a dense copy for more."""
 
 import logging
 from collections.abc import Callable
@@ -9,15 +9,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from roi_lightning.runtime.packed_format import Packed, unpack
-from roi_lightning.runtime.triton_launch import MAX_FEW, few_rows, takes_few, tiles, unpacked
+from roi_lightning.runtime.triton_launch import MAX_FEW, few_rows, takes_few, unpacked
 from roi_lightning.utils.cpp_extension import FastPath
 
 kernels = FastPath(
     "packed layers are unpacked for every product: Triton's kernels can't be used here", logging.WARNING
 )
-# `few_rows` multiplies up to MAX_FEW rows, `tiles` up to MAX_TILES; beyond, the dense matrix is written out for the
-# vendor's library. Neither threshold has been measured on a GPU: they are a kernel's registers and one tile.
-MAX_TILES: Final = 64
 _warm: set[tuple[tuple[int, int], torch.dtype, torch.dtype, torch.device]] = set()
 
 
@@ -41,9 +38,7 @@ def kernel_for(packed: Packed, rows: int) -> str:
     """Which of `KERNELS` multiplies so many rows."""
     if kernels.disabled or rows == 0:
         return "plain"
-    if rows <= MAX_FEW and takes_few(packed):
-        return "few_rows"
-    return "tiles" if rows <= MAX_TILES else "unpacked"
+    return "few_rows" if rows <= MAX_FEW and takes_few(packed) else "unpacked"
 
 
 def warm_up(packed: Packed, dtype: torch.dtype) -> None:
@@ -60,9 +55,8 @@ def warm_up(packed: Packed, dtype: torch.dtype) -> None:
 
 
 def _run_all(packed: Packed, dtype: torch.dtype) -> None:
-    x = packed.values.new_ones(MAX_TILES + 1, packed.shape[1], dtype=dtype)
-    # Kernels are tuned for powers of two.
-    for rows in (1, 2, 4, 8, 16, 32, MAX_TILES, MAX_TILES + 1):
+    x = packed.values.new_ones(MAX_FEW + 1, packed.shape[1], dtype=dtype)
+    for rows in (1, 2, MAX_FEW, MAX_FEW + 1):  # kernels are tuned for powers of two
         KERNELS[kernel_for(packed, rows)](x[:rows], packed, None)
 
 
@@ -76,7 +70,6 @@ def _plain(x: Tensor, packed: Packed, bias: Tensor | None) -> Tensor:
 
 KERNELS: Final[dict[str, Callable[[Tensor, Packed, Tensor | None], Tensor]]] = {
     "few_rows": few_rows,
-    "tiles": tiles,
     "unpacked": _unpacked,
     "plain": _plain,
 }

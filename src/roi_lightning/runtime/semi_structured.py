@@ -9,12 +9,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from roi_lightning.errors import UserError
-from roi_lightning.runtime.cuda_kernels import MAX_TILES
 from roi_lightning.runtime.packed_format import Packed, unpack
 
 _DTYPES: Final = (torch.float16, torch.bfloat16)
 # What cuSPARSELt wants both sides of a matrix to be multiples of.
 _MULTIPLE: Final = 16
+# With 128 rows an H200 was quicker so than by a dense copy; from where on was not measured.
+_MAX_SMALL_BATCH: Final = 64
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,7 @@ class SemiStructured:
         """Whether rows [..., in] can be multiplied here, and probably faster."""
         if x.requires_grad and torch.is_grad_enabled():
             return False
-        # From where the other packing is written out as a dense matrix; not measured on a GPU.
-        return x.numel() > MAX_TILES * x.shape[-1]
+        return x.numel() > _MAX_SMALL_BATCH * x.shape[-1]
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Rows [..., in] times the matrix's transpose, plus a bias: [..., out]."""

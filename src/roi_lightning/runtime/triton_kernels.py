@@ -52,42 +52,6 @@ def few_rows(
 
 
 @triton.jit
-def tiles(
-    x,
-    values,
-    indices,
-    scales,
-    bias,
-    y,
-    rows,
-    outputs,
-    kept,
-    SCALED: tl.constexpr,
-    BIASED: tl.constexpr,
-    ROWS: tl.constexpr,
-    LINES: tl.constexpr,
-    GROUPS: tl.constexpr,
-):
-    """Lines of the matrix, unpacked in registers, times ROWS rows on tensor cores."""
-    line = tl.program_id(0).to(tl.int64) * LINES + tl.arange(0, LINES)
-    row = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    total = tl.zeros((LINES, ROWS), tl.float32)
-    for start in range(0, kept // 2, GROUPS):
-        dense = _dense(values, indices, line, start, outputs, kept, x.dtype.element_ty, LINES, GROUPS)
-        at = start * 4 + tl.arange(0, 4 * GROUPS)
-        there = (at < 2 * kept)[:, None] & (row < rows)[None, :]
-        mine = tl.load(x + row[None, :] * (2 * kept) + at[:, None], there, 0.0)
-        total = tl.dot(dense, mine, total, input_precision="ieee")
-    if SCALED:
-        total *= tl.load(scales + line, line < outputs, 0.0)[:, None]
-    if BIASED:
-        total += tl.load(bias + line, line < outputs, 0.0).to(tl.float32)[:, None]
-    inside = (line < outputs)[:, None] & (row < rows)[None, :]
-    out = total.to(y.dtype.element_ty, fp_downcast_rounding="rtne")
-    tl.store(y + row[None, :] * outputs + line[:, None], out, inside)
-
-
-@triton.jit
 def unpacked(
     values,
     indices,

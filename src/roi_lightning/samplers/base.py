@@ -97,8 +97,8 @@ class Sampler(ABC):
             UserError: If the pattern cannot be learned this way.
         """
 
-    def advice(self, pattern: NMPattern) -> str | None:
-        """A hint for whoever learns this pattern this way; None if there is none."""
+    def advice(self, pattern: NMPattern, tau: float) -> str | None:
+        """A hint for whoever learns a pattern this way, with τ no higher than `tau`; None if there is none."""
         return None
 
     @abstractmethod

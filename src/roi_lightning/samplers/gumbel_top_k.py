@@ -38,7 +38,12 @@ class GumbelTopK(PerWeightSampler):
         return False
 
     @override
-    def advice(self, pattern: NMPattern) -> str | None:
+    def advice(self, pattern: NMPattern, tau: float) -> str | None:
+        if tau > 1 and pattern.n > 1:
+            return (
+                f"with model.tau above 1, here {tau:g}, the paper's recursion picks a weight twice in many groups of "
+                f"{pattern}; take --model.sampler GumbelSubset, or keep tau at 1 or below"
+            )
         if self.hard_forward or self.push_down == "scaled" or pattern.n < 3:
             return None
         return (

@@ -23,7 +23,8 @@ def relaxed_top_n(
     its lead over the second, divided by τ, counted once) can be smaller than the gap between later elements.
     Share of groups with an entry above 1.5 at the end of the paper's schedule (λ 0.002, τ 0.05, logits with
     a standard deviation of 0.3): 3:4 3.6 %, 4:8 9.4 %, 8:16 50 %; with `scaled` 3:4 0.2 %, 4:8 0.4 %,
-    8:16 3.1 %. `push_down="scaled"` divides the push-down by τ as well.
+    8:16 3.1 %. `push_down="scaled"` divides the push-down by τ as well. With τ above 1 the winner keeps 1 - 1/τ of
+    its lead, and wins again in up to 72 % of the groups of 2:4 (τ 2, logits at ±0.03, λ 0.001).
 
     Args:
         logits: [..., M], any float dtype.

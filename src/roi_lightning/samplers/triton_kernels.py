@@ -19,9 +19,11 @@ MAX_LEAD = tl.constexpr(_MAX_LEAD)
 MIN_EXPONENT = tl.constexpr(_MIN_EXPONENT)
 TINY = tl.constexpr(1.17549435e-38)
 BEHIND = tl.constexpr(-3e38)
+# A draw's keys are any numbers: kernels of their own for multiples of 16 would be compiled in the middle of a run.
+_jit = triton.jit(do_not_specialize=["key0", "key1"])
 
 
-@triton.jit
+@_jit
 def masked_weight(
     logits,
     weight,
@@ -53,7 +55,7 @@ def masked_weight(
     tl.store(out + offset, (value.to(tl.float32) * mask).to(value.dtype, fp_downcast_rounding="rtne"), inside)
 
 
-@triton.jit
+@_jit
 def logits_gradient(
     logits,
     weight,

@@ -3,7 +3,7 @@
 Importing this module registers it; `roi_lightning.runtime` does.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, cast
 
 import torch
@@ -112,6 +112,7 @@ class PackedQuantizer(HfQuantizer):
             rows, inputs = weight.shape if input_dim(layer) else weight.T.shape
             values = empty_packed((rows, inputs), torch.int8 if is_int8 else weight.dtype, weight.device)
             model.set_submodule(name, PackedLinear(values, bias))
+        self._shapes = {key: tensor.shape for key, tensor in _packed_tensors(model)}
         return model
 
     @override
@@ -122,14 +123,14 @@ class PackedQuantizer(HfQuantizer):
 
     @override
     def _process_model_after_weight_loading(self, model: PreTrainedModel, **kwargs: Any) -> PreTrainedModel:
+        for key, tensor in _packed_tensors(model):
+            # transformers marks what it has read; up to 5.22 that has whatever shape it had in the file.
+            if not getattr(tensor, "_is_hf_initialized", False) or tensor.shape != self._shapes[key]:
+                raise UserError(
+                    f"{key!r} of the packed model is missing or of another shape than its configuration wants; "
+                    "fetch it again, or pack it again"
+                )
         layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, PackedLinear)}
-        for name, layer in layers.items():
-            for key, tensor in layer.named_buffers():
-                if not getattr(tensor, "_is_hf_initialized", False):  # transformers marks what it has read
-                    raise UserError(
-                        f"{f'{name}.{key}'!r} of the packed model is missing or of another shape than its "
-                        "configuration wants; fetch it again, or pack it again"
-                    )
         speed_up_dense(model)
         fuse_decoding(model)
         prepare_layers(layers, model.dtype, large_batches=False)
@@ -148,6 +149,12 @@ class PackedQuantizer(HfQuantizer):
     @override
     def is_compileable(self) -> bool:
         return True
+
+
+def _packed_tensors(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    for name, layer in model.named_modules():
+        if isinstance(layer, PackedLinear):
+            yield from ((f"{name}.{key}", tensor) for key, tensor in layer.named_buffers())
 
 
 def _stacks_split_experts(rule: object, names: Iterable[str]) -> bool:
