@@ -122,6 +122,7 @@ def peak_bytes(task: Task, device: torch.device) -> int:
         task()
         _wait(device)
         return torch.cuda.max_memory_allocated(device) - before
+    # There is one cycle of events; torch 2.11 warns unless they are kept over several.
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as recorded:
         task()
     now = peak = 0
