@@ -11,6 +11,23 @@ class UserError(ValueError):
     """Bad input. The message names the offending value and the remedy."""
 
 
+def check_at_least(options: object, option: str = "--", **lowest: int) -> None:
+    """Refuse numbers that are too small.
+
+    Args:
+        options: An object with the numbers as attributes; None is none.
+        option: What to write before a name.
+        **lowest: The least allowed by name.
+
+    Raises:
+        UserError: For the first that is less.
+    """
+    for name, minimum in lowest.items():
+        value = getattr(options, name)
+        if value is not None and value < minimum:
+            raise UserError(f"{option}{name} is {value}; give at least {minimum}")
+
+
 def reason(error: BaseException) -> str:
     """The first line of an error's text, or its type where it has none."""
     return next(iter(str(error).splitlines()), type(error).__name__)

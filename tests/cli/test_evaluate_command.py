@@ -232,8 +232,8 @@ def refused(capsys, tmp_path, *args):
     [
         (["--tasks", ","], "--tasks is empty"),
         (["--limit", 0], "--limit 0: give a whole number"),
-        (["--batch_size", 0], "--batch_size 0 is too small"),
-        (["--seq_len", 1], "--seq_len 1 is too small"),
+        (["--batch_size", 0], "--batch_size is 0; give at least"),
+        (["--seq_len", 1], "--seq_len is 1; give at least"),
         (["--seq_len", 129], "reads at most 128 tokens"),
         (["--tasks", "token_perplexity_2048"], "leave it out"),
         (["--device", "cuda:99"], "--device 'cuda:99'"),

@@ -102,7 +102,7 @@ def test_dashes_are_underscores(lab, capsys):
     config = yaml.safe_load(shown(capsys, "fit", *words, "--print-config"))
     assert (config["data"]["init_args"]["seq_len"], config["model"]["init_args"]["init_std"]) == (16, 0.25)
     assert run("evaluate", "nowhere", "--seq-len", "1") == 1
-    assert "--seq_len 1 is too small" in capsys.readouterr().err
+    assert "--seq_len is 1; give at least" in capsys.readouterr().err
 
 
 QUICK = ("--config", "quickstart.yaml")

@@ -10,9 +10,9 @@ from pathlib import Path
 import yaml
 from torch import nn
 
-from roi_lightning.cli.calibration import calibration_data
+from roi_lightning.cli.calibration import calibration_data, titles
 from roi_lightning.cli.options import parse_options
-from roi_lightning.errors import UserError
+from roi_lightning.errors import UserError, check_at_least
 from roi_lightning.learning.sensitivity import layer_costs
 from roi_lightning.masks.layer_patterns import DENSE, LayerPatterns
 from roi_lightning.masks.overlap import kind_of
@@ -78,9 +78,7 @@ class AllocateOptions:
     trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
-        for name, minimum in (("windows", 1), ("seq_len", 2), ("seed", 0)):
-            if getattr(self, name) < minimum:
-                raise UserError(f"--{name} is {getattr(self, name)}; give at least {minimum}")
+        check_at_least(self, windows=1, seq_len=2, seed=0)
         if self.out.suffix not in (".yaml", ".yml"):
             raise UserError(f"--out {str(self.out)!r} is to be an overlay; give a name that ends in .yaml")
         if self.out.exists() and not self.overwrite:
@@ -125,15 +123,7 @@ def main(argv: Sequence[str]) -> int:
     choose(layers, free, budget)  # so that a budget that is too small is refused before anything is read
     longest = max_positions(load_config(source, options.trust_remote_code))
     device = choose_device(options.device)
-    data = calibration_data(
-        options.lm,
-        options.corpora,
-        seq_len=options.seq_len,
-        seed=options.seed,
-        device=device,
-        revision=options.revision,
-        trust_remote_code=options.trust_remote_code,
-    )
+    data = calibration_data(source, options, device, options.trust_remote_code)
     windows = calibration_windows(data, options.windows, longest)
     lm = load_language_model(source, options.dtype, options.trust_remote_code, device=device)
     lm.to(device)  # type: ignore[arg-type]  # transformers' wrapper has no types
@@ -141,7 +131,7 @@ def main(argv: Sequence[str]) -> int:
     measured = layer_costs(lm, {name: lm.get_submodule(name) for name in layers}, patterns, windows)
     costs = {name: dict[Choice, float](own.items()) | {None: 0.0} for name, own in measured.items()}
     chosen = choose(layers, costs, budget)
-    _write(options, layers, chosen, ", ".join(corpus.title for corpus in data.corpora))
+    _write(options, layers, chosen, titles(data))
     _show(options, layers, chosen, costs)
     sys.stdout.write(f"{options.out}: for fit --config, or prune --patterns\n")
     return 0

@@ -1,45 +1,73 @@
 """The calibration text of commands that measure a model's layers on it."""
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 
 from roi_lightning.data import CalibrationDataModule, Corpus, parse_corpus
+from roi_lightning.models.source import ModelSource
+
+
+class TextOptions(Protocol):
+    """What such a command is told of its text."""
+
+    @property
+    def corpora(self) -> Sequence[str]:
+        """What to read, see `parse_corpus`."""
+
+    @property
+    def windows(self) -> int:
+        """How many windows."""
+
+    @property
+    def seq_len(self) -> int:
+        """Tokens of each."""
+
+    @property
+    def seed(self) -> int:
+        """Of their choice."""
 
 
 def calibration_data(
-    lm: str,
-    corpora: Sequence[str],
-    *,
-    seq_len: int,
-    seed: int,
-    device: torch.device,
-    revision: str | None = None,
-    trust_remote_code: bool = False,
+    source: ModelSource, options: TextOptions, device: torch.device, trust_remote_code: bool = False
 ) -> CalibrationDataModule:
     """Text in a model's tokens, none of it held out.
 
     Args:
-        lm: The model, whose tokenizer is used.
-        corpora: What to read, see `parse_corpus`.
-        seq_len: Tokens of a window.
-        seed: Of the choice of windows.
+        source: The model, whose tokenizer is used.
+        options: What to read.
         device: Where the model writes text, if it is to.
-        revision: Of a hub model.
         trust_remote_code: Run the model repository's code.
 
     Raises:
         UserError: For a corpus that makes no sense.
     """
-    parsed: list[Corpus | str] = [parse_corpus(text) for text in corpora]
+    corpora: list[Corpus | str] = [parse_corpus(text) for text in options.corpora]
     data = CalibrationDataModule(
-        lm,
-        tokenizer_revision=revision,
+        source.spec,
+        tokenizer_revision=source.revision,
         trust_remote_code=trust_remote_code,
-        corpora=parsed,
-        val_corpora=parsed,  # so that all of what is given is for calibration
-        seq_len=seq_len,
-        seed=seed,
+        corpora=corpora,
+        val_corpora=corpora,  # so that all of what is given is for calibration
+        seq_len=options.seq_len,
+        seed=options.seed,
     )
     data.use_device(device)
     return data
+
+
+def text_facts(data: CalibrationDataModule, options: TextOptions) -> dict[str, object]:
+    """What a sidecar says of the text."""
+    return {
+        "text": titles(data),
+        "seed": options.seed,
+        "windows": options.windows,
+        "seq_len": options.seq_len,
+        "tokens": options.windows * options.seq_len,
+    }
+
+
+def titles(data: CalibrationDataModule) -> str:
+    """The names of its corpora."""
+    return ", ".join(corpus.title for corpus in data.corpora)

@@ -13,9 +13,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from roi_lightning.cli.calibration import calibration_data
+from roi_lightning.cli.calibration import calibration_data, text_facts
 from roi_lightning.cli.options import parse_options
-from roi_lightning.errors import UserError
+from roi_lightning.errors import UserError, check_at_least
 from roi_lightning.export import check_destination, check_not_base
 from roi_lightning.export.card_metadata import public_name
 from roi_lightning.export.permuted import write_permuted
@@ -74,9 +74,7 @@ class PermuteOptions:
     device: str = "auto"
 
     def __post_init__(self) -> None:
-        for name, minimum in (("windows", 1), ("seq_len", 2), ("seed", 0)):
-            if getattr(self, name) < minimum:
-                raise UserError(f"--{name} is {getattr(self, name)}; give at least {minimum}")
+        check_at_least(self, windows=1, seq_len=2, seed=0)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -133,21 +131,9 @@ def _text(
     source: ModelSource, options: PermuteOptions, device: torch.device
 ) -> tuple[Tensor, dict[str, object]]:
     """The windows of calibration text, and what the sidecar says of them."""
-    data = calibration_data(
-        options.lm,
-        options.corpora,
-        seq_len=options.seq_len,
-        seed=options.seed,
-        device=device,
-        revision=options.revision,
-    )
+    data = calibration_data(source, options, device)
     windows = calibration_windows(data, options.windows, max_positions(load_config(source)))
-    facts = {"text": ", ".join(corpus.title for corpus in data.corpora), "seed": options.seed}
-    return windows, facts | {
-        "windows": options.windows,
-        "seq_len": options.seq_len,
-        "tokens": windows.numel(),
-    }
+    return windows, text_facts(data, options)
 
 
 @dataclass

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from typing_extensions import override
 
-from roi_lightning.cli.calibration import calibration_data
+from roi_lightning.cli.calibration import calibration_data, text_facts
 from roi_lightning.cli.options import parse_options
 from roi_lightning.errors import UserError
 from roi_lightning.export import check_destination, check_not_base, needed_bytes, write_export
@@ -125,28 +125,13 @@ def main(argv: Sequence[str]) -> int:
     check_model(source, pattern, options.targets, options.ignore, options.trust_remote_code)
     check_not_base(options.out.absolute(), source)
     options.check_space(None if source.kind == "gguf" else open_base(source))
-    calibration = None
+    calibration, device = None, choose_device(options.device)
     facts = {"method": options.method_name, **method.facts(), **_selection(options)}
     if isinstance(method, CalibratedMethod):
         longest = max_positions(load_config(source, options.trust_remote_code))
-        data = calibration_data(
-            options.lm,
-            options.corpora,
-            seq_len=options.seq_len,
-            seed=options.seed,
-            device=choose_device(options.device),
-            revision=options.revision,
-            trust_remote_code=options.trust_remote_code,
-        )
+        data = calibration_data(source, options, device, options.trust_remote_code)
         calibration = options.calibration(data, longest)
-        facts |= {
-            "activations": options.activations,
-            "text": ", ".join(corpus.title for corpus in data.corpora),
-            "seed": options.seed,
-        }
-        facts |= {"windows": options.windows, "seq_len": options.seq_len}
-        facts |= {"tokens": calibration.windows.numel()}
-    device = choose_device(options.device)
+        facts |= {"activations": options.activations, **text_facts(data, options)}
     lm = load_language_model(source, options.dtype, options.trust_remote_code, device=device)
     base = open_base(source, options.dtype, lm)
     if source.kind == "gguf":  # its size as a directory is known only now

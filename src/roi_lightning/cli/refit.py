@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from roi_lightning.cli.calibration import calibration_data
+from roi_lightning.cli.calibration import calibration_data, text_facts
 from roi_lightning.cli.options import parse_options
-from roi_lightning.errors import UserError
+from roi_lightning.errors import UserError, check_at_least
 from roi_lightning.export import check_destination, check_not_base, needed_bytes, write_export
 from roi_lightning.export.recorded import export_directory, recorded_layers
 from roi_lightning.export.sidecar import read_sidecar
@@ -78,10 +78,7 @@ class RefitOptions:
     trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
-        lowest = {"windows": 1, "seq_len": 2, "seed": 0, "steps": 1, "windows_per_step": 1}
-        for name, minimum in lowest.items():
-            if getattr(self, name) < minimum:
-                raise UserError(f"--{name} is {getattr(self, name)}; give at least {minimum}")
+        check_at_least(self, windows=1, seq_len=2, seed=0, steps=1, windows_per_step=1)
         if not 0 < self.lr < float("inf"):
             raise UserError(f"--lr is {self.lr}; give a number above 0")
 
@@ -149,21 +146,11 @@ def _given(export: Path, options: RefitOptions) -> tuple[MaskSet, ModelSource]:
 def _text(source: ModelSource, options: RefitOptions) -> tuple[Calibration, dict[str, object]]:
     """The windows, and what the sidecar says of them."""
     device = choose_device(options.device)
-    data = calibration_data(
-        source.spec,
-        options.corpora,
-        seq_len=options.seq_len,
-        seed=options.seed,
-        device=device,
-        revision=source.revision,
-        trust_remote_code=options.trust_remote_code,
-    )
+    data = calibration_data(source, options, device, options.trust_remote_code)
     longest = max_positions(load_config(source, options.trust_remote_code))
     windows = calibration_windows(data, options.windows, longest)
-    facts: dict[str, object] = {"text": ", ".join(corpus.title for corpus in data.corpora)}
-    facts |= {"seed": options.seed, "windows": options.windows, "seq_len": options.seq_len}
-    facts |= {"tokens": windows.numel()}
-    return Calibration(windows, device=device, offload_dir=options.offload_dir, seed=options.seed), facts
+    calibration = Calibration(windows, device=device, offload_dir=options.offload_dir, seed=options.seed)
+    return calibration, text_facts(data, options)
 
 
 def _show(spec: str, method: Refit) -> None:

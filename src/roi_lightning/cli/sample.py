@@ -8,7 +8,7 @@ from pathlib import Path
 from roi_lightning.cli.options import parse_options
 from roi_lightning.data.samples import SampleSettings
 from roi_lightning.data.self_corpus import BATCH_SIZE, Author, about, summary, write_samples
-from roi_lightning.errors import UserError
+from roi_lightning.errors import UserError, check_at_least
 from roi_lightning.models.config import DType, load_tokenizer
 from roi_lightning.models.source import resolve_model
 from roi_lightning.utils.atomic_io import check_writable
@@ -45,8 +45,7 @@ class SampleOptions(SampleSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.batch_size < 1:
-            raise UserError(f"--batch_size is {self.batch_size}; give at least 1")
+        check_at_least(self, batch_size=1)
         if self.out.suffix != ".jsonl":
             raise UserError(f"--out {str(self.out)!r} is to hold JSON lines; give a name that ends in .jsonl")
         for path in (self.out, about(self.out)):

@@ -11,7 +11,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from roi_lightning.data.corpora import Corpus, as_corpora, parse_corpus
 from roi_lightning.data.packing import find_bos
-from roi_lightning.errors import UserError
+from roi_lightning.errors import UserError, check_at_least
 from roi_lightning.evaluation.perplexity import Cut
 from roi_lightning.evaluation.registry import SUFFIXES, check_name, name_in, without_harness
 from roi_lightning.utils.extras import require
@@ -126,10 +126,7 @@ class EvalConfig:
     batch_size: int = 8
 
     def __post_init__(self) -> None:
-        for name, minimum in (("seq_len", 2), ("batch_size", 1), ("num_fewshot", 0)):
-            value = getattr(self, name)
-            if value is not None and value < minimum:
-                raise UserError(f"--{name} {value} is too small; give at least {minimum}")
+        check_at_least(self, seq_len=2, batch_size=1, num_fewshot=0)
         if self.limit is not None and (self.limit <= 0 or (self.limit > 1 and self.limit % 1)):
             raise UserError(f"--limit {self.limit:g}: give a whole number, or a fraction between 0 and 1")
         if (

@@ -10,7 +10,7 @@ import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 
 from roi_lightning.data import CalibrationDataModule
-from roi_lightning.errors import UserError, did_you_mean
+from roi_lightning.errors import UserError, check_at_least, did_you_mean
 from roi_lightning.masks.layer_patterns import Pattern, mixed_pattern
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.oneshot import (
@@ -70,9 +70,7 @@ class PruneConfig:
     ignore: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        for name, minimum in (("windows", 1), ("seq_len", 2), ("seed", 0)):
-            if getattr(self, name) < minimum:
-                raise UserError(f"--{name} is {getattr(self, name)}; give at least {minimum}")
+        check_at_least(self, windows=1, seq_len=2, seed=0)
         defaults = {field.name: field.default for field in fields(self)}
         chosen = [name for name in _TEXT if name in defaults and getattr(self, name) != defaults[name]]
         if chosen and not isinstance(self.chosen, CalibratedMethod):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from roi_lightning.errors import UserError
+from roi_lightning.errors import UserError, check_at_least
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.oneshot.mask_network import MaskNetwork
 from roi_lightning.oneshot.methods import (
@@ -89,9 +89,7 @@ class HyperPrune(BlockMethod):
     continual: float = 0.1
 
     def __post_init__(self) -> None:
-        for name in ("steps", "windows_per_step", "hidden", "embedding"):
-            if getattr(self, name) < 1:
-                raise UserError(f"hyperprune: {name} is {getattr(self, name)}; give at least 1")
+        check_at_least(self, "hyperprune: ", steps=1, windows_per_step=1, hidden=1, embedding=1)
         for name in ("prior_strength", "outlier", "continual"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise UserError(f"hyperprune: {name} is {getattr(self, name)}; give 0 or more")

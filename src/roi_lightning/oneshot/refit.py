@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from roi_lightning.errors import UserError
+from roi_lightning.errors import UserError, check_at_least
 from roi_lightning.masks.layer_mask import LayerMask
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.oneshot.methods import Block, BlockMethod, LayerResult, OneShotMethod
@@ -58,9 +58,7 @@ class Refit(BlockMethod):
     doing: ClassVar[str] = "refitting"
 
     def __post_init__(self) -> None:
-        for name in ("part_steps", "windows_per_step"):
-            if getattr(self, name) < 1:
-                raise UserError(f"refit: {name} is {getattr(self, name)}; give at least 1")
+        check_at_least(self, "refit: ", part_steps=1, windows_per_step=1)
         if not 0 < self.lr < float("inf"):
             raise UserError(f"refit: lr is {self.lr}; give a number above 0")
         self.steps = 2 * self.part_steps
