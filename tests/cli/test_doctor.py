@@ -376,7 +376,7 @@ def test_a_check_that_fails_is_a_row(monkeypatch, doctor):
     assert status == 0
 
 
-def test_folders_are_where_their_libraries_keep_things(tmp_path, monkeypatch):
+def test_folders_are_where_their_libraries_keep_things(tmp_path):
     checks = {name: check(name) for name in FOLDERS}
     paths = [found["facts"]["path"] for found in checks.values()]
     caches = [os.environ["ROI_CACHE"], constants.HF_HUB_CACHE, str(datasets.config.DEFAULT_HF_DATASETS_CACHE)]
