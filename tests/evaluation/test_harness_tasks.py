@@ -416,7 +416,7 @@ def test_models_that_can_t_answer_are_refused_before_any_is_loaded(place, base, 
     [
         ({"limit": 1.5}, "--limit 1.5"),
         ({"limit": -1}, "--limit -1"),
-        ({"num_fewshot": -1}, "--num_fewshot -1"),
+        ({"num_fewshot": -1}, "--num_fewshot is -1"),
     ],
 )
 def test_numbers_that_make_no_sense_are_refused(options, said):
