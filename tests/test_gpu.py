@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+import led_pruning
 from roi_lightning.evaluation import window_perplexity
 from roi_lightning.learning.losses import next_token_nll
 from roi_lightning.learning.proximal import apply_prox_
@@ -14,8 +15,7 @@ from roi_lightning.learning.roi import RoILightningModule
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.freezing import freeze
 from roi_lightning.models.layers import prunable_layers
-from roi_lightning.oneshot import Calibration, SparseGPT, Wanda, prune_layers
-from roi_lightning.oneshot.methods import LayerResult
+from roi_lightning.oneshot import SparseGPT, Wanda
 from roi_lightning.runtime import accelerate, cuda_kernels, pack, unpack
 from roi_lightning.runtime import triton_launch as packed_kernels
 from roi_lightning.runtime.packed_format import quantize
@@ -126,37 +126,17 @@ def test_hard_masks_are_the_same_on_every_device():
 def test_blocks_that_visit_the_device_are_pruned_as_on_the_cpu(tmp_path, builder, method):
     lm = freeze(AutoModelForCausalLM.from_pretrained(builder(tmp_path / "m")))
     windows = torch.randint(0, 250, (4, 32), generator=torch.Generator().manual_seed(0))
-    layers, here, there = prunable_layers(lm), {}, {}
-    for device, found, leader in (("cpu", here, None), ("cuda", there, here)):
-        calibration = Calibration(windows, device=torch.device(device))
-        dict(prune_layers(lm, layers, led(method(), found, leader), NMPattern("2:4"), calibration))
+    here, given_here = led_pruning.prune(lm, method(), windows)
+    # A near-tie that falls differently would change what all later layers are pruned for: see test_sparsegpt.
+    there, given_there = led_pruning.prune(lm, method(), windows, "cuda", leader=here)
     assert all(parameter.device.type == "cpu" for parameter in lm.parameters())
-    assert here.keys() == there.keys() == layers.keys()
+    agreement = led_pruning.least_agreement(here, there)
+    assert agreement[0] > 0.98, agreement  # near-ties may fall differently
     for name, pruned in here.items():
         other = there[name]
-        same = pruned.mask == other.mask.cpu()
-        assert same.float().mean() > 0.98, name  # near-ties may fall differently
-        if pruned.weight is not None and same.all():
+        if pruned.weight is not None and torch.equal(pruned.mask, other.mask.cpu()):
             torch.testing.assert_close(other.weight.cpu(), pruned.weight, rtol=1e-3, atol=1e-4)
-
-
-def led(method, found, leader):
-    """A method that notes what it finds in `found`, and goes on with what `leader` has.
-
-    A near-tie that falls differently would change what all later layers are pruned for: SparseGPT's mask of a random
-    model's last layer differs by 8 % if only its embeddings differ by 1e-6, on one and the same CPU.
-    """
-    prune = method.prune
-
-    def prune_as_led(weight, inputs, pattern, name):
-        found[name] = prune(weight, inputs, pattern, name)
-        if leader is None:
-            return found[name]
-        mask, values = leader[name].mask, leader[name].weight
-        return LayerResult(mask.to(weight.device), values if values is None else values.to(weight.device))
-
-    method.prune = prune_as_led
-    return method
+        assert torch.equal(given_here[name].mask, given_there[name].mask.cpu())
 
 
 def test_perplexity_is_the_same_on_every_device(tmp_path):

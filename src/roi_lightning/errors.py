@@ -11,12 +11,12 @@ class UserError(ValueError):
     """Bad input. The message names the offending value and the remedy."""
 
 
-def check_at_least(options: object, option: str = "--", **lowest: int) -> None:
+def check_at_least(options: object, prefix: str = "--", **lowest: int) -> None:
     """Refuse numbers that are too small.
 
     Args:
         options: An object with the numbers as attributes; None is none.
-        option: What to write before a name.
+        prefix: What to write before a name.
         **lowest: The least allowed by name.
 
     Raises:
@@ -25,7 +25,7 @@ def check_at_least(options: object, option: str = "--", **lowest: int) -> None:
     for name, minimum in lowest.items():
         value = getattr(options, name)
         if value is not None and value < minimum:
-            raise UserError(f"{option}{name} is {value}; give at least {minimum}")
+            raise UserError(f"{prefix}{name} is {value}; give at least {minimum}")
 
 
 def reason(error: BaseException) -> str:

@@ -392,10 +392,10 @@ def test_a_cache_s_size_and_one_that_is_still_to_be_made(tmp_path, monkeypatch):
     (blobs.parent / "b").write_bytes(bytes(500_000))
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "not" / "yet"))
-    hub, datasets = check("hub_cache"), check("dataset_cache")
-    assert hub["facts"]["bytes"] == 3_500_000
-    assert hub["found"].endswith("/hub: 3.5 MB")
-    assert (datasets["status"], datasets["facts"]["bytes"]) == ("ok", 0)
+    whole, missing = check("hub_cache"), check("dataset_cache")
+    assert whole["facts"]["bytes"] == 3_500_000
+    assert whole["found"].endswith("/hub: 3.5 MB")
+    assert (missing["status"], missing["facts"]["bytes"]) == ("ok", 0)
     monkeypatch.setattr(doctor_probes, "_MAX_FILES", 1)
     counted = check("hub_cache")
     assert counted["facts"]["bytes"] is None
@@ -409,9 +409,8 @@ def test_a_folder_that_cannot_be_written(monkeypatch, name):
     monkeypatch.setattr(os, "access", lambda file, mode: Path(file) != there)
     status, found = run("doctor"), check(name)
     assert (status, found["status"]) == ((1, "error") if name == "working_folder" else (0, "warning"))
-    assert {"working_folder": "choose another folder", "kernel_cache": "ROI_CACHE"}.get(name, "HF_") in found[
-        "means"
-    ]
+    remedies = {"working_folder": "choose another folder", "kernel_cache": "ROI_CACHE"}
+    assert remedies.get(name, "HF_") in found["means"]
 
 
 def test_little_disk(monkeypatch):

@@ -2,11 +2,15 @@
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
+import led_pruning
 from cli_helpers import brute_top
 from roi_lightning.errors import UserError
 from roi_lightning.masks.pattern import NMPattern
+from roi_lightning.models.freezing import freeze
 from roi_lightning.oneshot import Magnitude, SparseGPT, Wanda
+from tiny_models import tiny_gemma2
 
 PATTERNS = [(2, 4), (1, 4), (2, 8), (4, 8), (3, 6)]
 
@@ -171,3 +175,22 @@ def test_magnitude_keeps_the_largest():
     weight, _ = layer(seed=2)
     pruned = Magnitude().prune(weight, None, NMPattern("2:4"), "layer")
     assert torch.equal(pruned.mask, brute_top(weight.abs(), 2, 4))
+
+
+@pytest.mark.slow
+def test_a_near_tie_changes_all_later_layers_unless_they_are_met_with_the_same_inputs(tmp_path):
+    directory = tiny_gemma2(tmp_path / "model")
+    windows = torch.randint(0, 250, (4, 32), generator=torch.Generator().manual_seed(0))
+
+    def agreements(leader):
+        for seed in range(1, 9):
+            lm = freeze(AutoModelForCausalLM.from_pretrained(directory))
+            embedding, noise = lm.get_input_embeddings().weight, torch.Generator().manual_seed(seed)
+            embedding.mul_(1 + 1e-6 * torch.randn(embedding.shape, generator=noise))
+            found, _ = led_pruning.prune(lm, SparseGPT(), windows, leader=leader)
+            yield led_pruning.least_agreement(first, found)[0]
+
+    lm = freeze(AutoModelForCausalLM.from_pretrained(directory))
+    first, _ = led_pruning.prune(lm, SparseGPT(), windows)
+    assert min(agreements(None)) < 0.95
+    assert min(agreements(first)) > 0.999
