@@ -121,14 +121,15 @@ def _dress(axes: Axes, pattern: str) -> None:
     axes.set_xlim(left=0)
     axes.set_title(pattern, size=10, color=INK, pad=6)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
-    axes.xaxis.set_major_formatter(FuncFormatter(_tokens))
+    axes.xaxis.set_major_formatter(FuncFormatter(tokens_label))
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(FuncFormatter(_perplexity))
     axes.yaxis.set_minor_formatter(NullFormatter())
     style_axes(axes, "tokens seen", "held-out perplexity")
 
 
-def _tokens(x: float, _: object) -> str:
+def tokens_label(x: float, _: object = None) -> str:
+    """A number of tokens on an axis."""
     for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if x >= size:
             return f"{x / size:,.4g} {unit}"
