@@ -4,8 +4,8 @@
 
 The JSON file holds, for each text, the dense model's perplexity and `[tokens, perplexity]` of every run, each with
 schedules of its own that end there. Fitted is the excess e = ln(perplexity ÷ dense) = c + a D^-b over the tokens D.
-Points that are still falling do not tell where they end, at which floor c. So all floors from 0 on are tried, and the
-answer is a range: of the curves that pass the points no farther off than seeds lie apart.
+Points that are still falling do not tell where they end, at which floor c. So the closest curve of every floor from 0
+on is found, and the answer is a range: of those that pass the points no farther off than seeds lie apart.
 """
 
 import argparse
@@ -30,8 +30,8 @@ from roi_lightning.utils.tables import markdown_table
 Points = Sequence[tuple[float, float]]
 FLOORS: Final = 200
 _NOTE: Final = (
-    "Each point is a run whose schedules end there. Bands: all curves that pass the points within the scatter of "
-    "seeds, with a floor and without. Dashed: the dense model."
+    "Each point is a run whose schedules end there. Bands: the closest curves with a floor and without "
+    "that pass the points within the scatter of seeds. Dashed: the dense model."
 )
 
 
