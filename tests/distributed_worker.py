@@ -1,4 +1,7 @@
-"""What every rank of tests/learning/test_distributed.py runs: torchrun tests/distributed_worker.py WORK."""
+"""What every rank of tests/learning/test_distributed.py runs: python tests/distributed_worker.py WORK RANKS.
+
+As torchrun does, but ranks are forks of a process that has imported everything.
+"""
 
 import json
 import os
@@ -16,6 +19,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.strategies import DDPStrategy
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.distributed.tensor import DTensor
 
 from cli_helpers import QUICK_TRAINER, Lab, run
@@ -189,11 +193,11 @@ def learned_of(module):
     }
 
 
-def main():
+def main(file):
     torch.set_num_threads(1)
     silence_warnings()
     warnings.filterwarnings("ignore", message="the first draws keep")
-    root, work = Path(sys.argv[1]).parent, json.loads(Path(sys.argv[1]).read_text())
+    root, work = Path(file).parent, json.loads(Path(file).read_text())
     shared, llama = root / "shared", root / "llama"
     for spec in work["specs"]:
         ONE_SHOT_PRIORS["activation"] = (Apart() if spec["learner"] == "measured" else Wanda(), "dense")
@@ -279,4 +283,6 @@ def write_apart(folder):
 
 
 if __name__ == "__main__":
-    main()
+    ranks = int(sys.argv[2])
+    one_machine = {"min_nodes": 1, "max_nodes": 1, "rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0"}
+    elastic_launch(LaunchConfig(nproc_per_node=ranks, start_method="fork", **one_machine), main)(sys.argv[1])

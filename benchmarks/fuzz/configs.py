@@ -95,7 +95,7 @@ class ConfigCases:
 
 
 def _instantiate(args: list[str]) -> None:
-    cli = build(args, run=False)
+    cli = build(args)
     cli.model.preflight(cli.trainer)
 
 

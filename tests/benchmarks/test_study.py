@@ -74,7 +74,7 @@ def test_fit_understands_a_cell_as_it_is_meant(lab, texts):
     cell, folder = Cell(method, "1:4", 128 * 32, 3), settled.out / "1of4/cool/4096-seed3"
     settled.prior("1:4").mkdir(parents=True)
     write_json(folder / "cell.yaml", fit_settings(settled, cell))
-    cli = build(fit_arguments(cell, folder), run=False)
+    cli = build(fit_arguments(cell, folder))
     assert type(cli.model.state.sampler).__name__ == "StraightThrough"
     assert (cli.model.lam.start, cli.model.lam.end, cli.model.tau.end) == (0.005, 0.001, 0.05)
     assert (str(cli.model.pattern), cli.model.seed) == ("1:4", 3)
@@ -187,9 +187,7 @@ def test_the_same_settings_are_the_same_recipe_wherever_they_stand(lab, texts):
     typed += ["--model.lam.start", "0.5", "--model.lam.init_args.end", "0.1", "--model.lr_end", "5e-5"]
     last = {"model": {"init_args": {"lm": str(lab.model), "lam": {"init_args": {"fraction": 0.5}}}}}
     write_json(lab.folder / "last.yaml", last)
-    found = [
-        build([*words, "--config", str(lab.folder / "last.yaml")], run=False) for words in (on_file, typed)
-    ]
+    found = [build([*words, "--config", str(lab.folder / "last.yaml")]) for words in (on_file, typed)]
     parsed, again = (cli.config.as_dict()["model"] for cli in found)
     assert parsed == again
     recipe = effective(on_file, last)

@@ -37,7 +37,7 @@ def test_it_writes_an_overlay_that_keeps_to_the_budget_and_others_read(lab, caps
         in said
     )
     assert re.search(r"down_proj .*\n", said)
-    config = build(["--config", "quickstart.yaml", *lab.options(), "-c", "patterns.yaml"], run=False)
+    config = build(["--config", "quickstart.yaml", *lab.options(), "-c", "patterns.yaml"])
     assert config.model.given_pattern.spelled() == {"*": "2:4", **patterns}
 
     before = (lab.folder / "patterns.yaml").read_bytes()

@@ -37,7 +37,7 @@ def quick(tmp_path_factory):
 
 def held_out_perplexity(lab, model):
     """Of the quickstart's held-out windows, by transformers alone."""
-    data = build([str(word) for word in lab.quick()], run=False).datamodule
+    data = build([str(word) for word in lab.quick()]).datamodule
     data.setup("validate")
     ids = data.windows("val", data.val_tokens // data.seq_len)
     with torch.no_grad():

@@ -30,7 +30,7 @@ PACKAGES = {
 
 
 def instantiate(*args):
-    return build([str(arg) for arg in args], run=False)
+    return build([str(arg) for arg in args])
 
 
 # The others differ from these in the model's name.

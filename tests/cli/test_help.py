@@ -39,7 +39,7 @@ def shown(capsys, *words):
 
 
 def parsed(*words):
-    return build([str(word) for word in words], run=False, cli=PlanCLI).config.as_dict()
+    return build([str(word) for word in words], "plan", PlanCLI).config.as_dict()
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -55,7 +55,7 @@ def test_help_has_groups_defaults_and_about_thirty_options(command, capsys):
 
 def test_all_options_are_those_that_parse(lab):
     """The parser of `fit` itself lists what it takes of the trainer, and classes what of the model and the text."""
-    parser = build([str(word) for word in lab.quick()], run=False, cli=PlanCLI).parser
+    parser = build([str(word) for word in lab.quick()], "plan", PlanCLI).parser
     takes = {name for action in parser._actions for name in action.option_strings if name.count(".") == 1}
     actions = help_parser("fit", everything=True)._actions
     told = {SHORT.get(name, name) for action in actions for name in action.option_strings}
@@ -140,6 +140,10 @@ MISTAKES = {
     "an option of prune": (("prune", "m", "--method", "wanda", "--outt", "x"), "--out"),
     "an option below benchmark": (("benchmark", "step", "--rivals"), "here it is --baselines"),
     "no checkpoint": (("validate", *QUICK), "^error: validate needs --ckpt_path"),
+    "no directory": (
+        ("export", *QUICK, "--ckpt_path", "x"),
+        "required: out.*try: roi-lightning export ... --out DIR",
+    ),
 }
 
 

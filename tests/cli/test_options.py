@@ -36,8 +36,8 @@ def test_the_printed_configuration_is_the_one_that_runs(lab, capsys):
 def test_callbacks_are_added_to_those_that_are_there(lab):
     (snippet,) = re.findall(r"```yaml\n(trainer:\n  callbacks\+:\n.*?)```", PAGE, re.DOTALL)
     (lab.folder / "more.yaml").write_text(snippet)
-    before = build(lab.quick(), run=False).trainer.callbacks
-    after = build(lab.quick("--config", "more.yaml"), run=False).trainer.callbacks
+    before = build(lab.quick()).trainer.callbacks
+    after = build(lab.quick("--config", "more.yaml")).trainer.callbacks
     (toggle,) = {type(callback).__name__ for callback in after} - {
         type(callback).__name__ for callback in before
     }
@@ -49,7 +49,7 @@ def test_a_sampler_alone_leaves_the_schedules_as_they_are(lab):
     assert run("fit", *lab.quick("--model.sampler", "Categorical", max_steps=2)) == 0
     (file,) = lab.folder.rglob("mask.safetensors")
     assert MaskSet.load(file).layers
-    module = build(lab.quick("--model.sampler", "Categorical"), run=False).model
+    module = build(lab.quick("--model.sampler", "Categorical")).model
     assert module.state.sampler == Categorical()
     assert (module.lam, module.tau) == (Linear(0.005, 0.002, 0.75), Linear(0.2, 0.05, 0.75))
 

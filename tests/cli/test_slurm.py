@@ -34,7 +34,7 @@ def told(job, node):
 def test_every_task_knows_its_place(lab, node, monkeypatch):
     for name, value in told(12345, node).items():
         monkeypatch.setenv(name, value)
-    trainer = build(lab.quick(*spread("ddp")), run=False).trainer
+    trainer = build(lab.quick(*spread("ddp"))).trainer
     assert isinstance(trainer.strategy.cluster_environment, SLURMEnvironment)
     assert (trainer.world_size, trainer.global_rank) == (2, node)
 

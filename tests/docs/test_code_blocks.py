@@ -62,6 +62,7 @@ SLOW = (
     "docs/models.md",
     "docs/monitoring.md",
     "docs/patterns.md",
+    "docs/recover.md",
     "docs/resuming.md",
     "docs/training.md",
 )  # many runs

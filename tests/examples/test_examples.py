@@ -478,7 +478,7 @@ def test_data_is_plain_or_a_class(lab, files, words, kind, seq_len):
     options = [word.replace("CORPUS", str(lab.corpus)) for word in words]
     configs = [word for path in paths for word in ("--config", str(path))]
     common = ["--model.lm", str(lab.model), "--trainer.max_steps", "1", "--trainer.logger", "false"]
-    data = build([*common, "--seed_everything", "7", *configs, *options], run=False).datamodule
+    data = build([*common, "--seed_everything", "7", *configs, *options]).datamodule
     assert type(data).__name__ == kind
     assert (data.seq_len, data.val_windows, data.corpora[0].source) == (seq_len, 3, str(lab.corpus))
     assert (data.tokenizer, data.seed) == (str(lab.model), 7), "linked to the model and the seed"
@@ -553,7 +553,7 @@ def test_a_change_of_class_says_what_it_drops(lab, capsys, words, lines):
         *words,
     ]
     asked += ["--model.strength", "1"] if "overlays/proxsparse.yaml" in words else []
-    build(asked, run=False)
+    build(asked)
     told = capsys.readouterr().err.splitlines()
     assert [line for line in told if "dropped options" in line] == lines
 
@@ -561,7 +561,7 @@ def test_a_change_of_class_says_what_it_drops(lab, capsys, words, lines):
 def test_what_an_extended_file_gives_is_told_too(lab, capsys):
     learner = "model: {class_path: my_learner.ScoreModule}\n"
     (lab.folder / "mine.yaml").write_text(f"extends: quickstart.yaml\n{learner}")
-    build(["-c", "mine.yaml", "--lm", str(lab.model), "--trainer.accelerator=cpu"], run=False)
+    build(["-c", "mine.yaml", "--lm", str(lab.model), "--trainer.accelerator=cpu"])
     told = capsys.readouterr().err.splitlines()
     wanted = f"model is ScoreModule now; dropped options: {_ROI}"
     assert [line for line in told if "dropped" in line] == [wanted]
@@ -587,7 +587,7 @@ def test_the_study_takes_a_sampler_and_a_learner(lab):
     for method in (mine, typed, filed):
         cell = Cell(method, "2:4", 128 * 32, 0)
         write_json(settled.folder(cell) / "cell.yaml", fit_settings(settled, cell))
-        found.append(build(fit_arguments(cell, settled.folder(cell)), run=False).model)
+        found.append(build(fit_arguments(cell, settled.folder(cell))).model)
     assert type(found[0].sampler).__name__ == "IndependentPicks"
     assert found[0].prior == str(settled.prior("2:4"))
     assert [(type(x).__name__, x.state.scale) for x in found[1:]] == [

@@ -126,8 +126,7 @@ def model_of(root, kind):
 
 def spread(root, work, ranks=2):
     (root / "work.json").write_text(json.dumps(work, default=lambda path: str(path)))
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(ranks), "--standalone"]
-    command += [str(TESTS / "distributed_worker.py"), str(root / "work.json")]
+    command = [sys.executable, str(TESTS / "distributed_worker.py"), str(root / "work.json"), str(ranks)]
     environment = os.environ | {
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path]),
@@ -381,7 +380,7 @@ def test_what_can_t_be_sharded_is_refused_before_a_process_is_started(name, lab,
 @pytest.mark.parametrize("prior", ["magnitude", "activation"])
 def test_other_priors_are_not(prior, lab):
     sharded = ["--config", "overlays/fsdp2.yaml", "--trainer.devices", "2"]
-    cli = build(lab.quick(*sharded, "--model.prior", prior), run=False)
+    cli = build(lab.quick(*sharded, "--model.prior", prior))
     cli.model.preflight(cli.trainer)
 
 

@@ -205,7 +205,7 @@ def test_a_run_that_resumes_leaves_the_table_of_its_first_leg(lab):
 def test_a_logger_that_names_no_folder_writes_into_the_run_s(lab):
     two = "[{class_path: CSVLogger}, {class_path: TensorBoardLogger, init_args: {save_dir: there}}]"
     start = ["-c", "quickstart.yaml", "--model.lm", "smollm2-135m", "--run", "a"]
-    cli = build([*start, f"--trainer.logger={two}"], run=False)
+    cli = build([*start, f"--trainer.logger={two}"])
     folders = [Path(logger.log_dir) for logger in cli.trainer.loggers]
     assert folders == [lab.folder / "runs/a/lightning_logs/version_0", Path("there/lightning_logs/version_0")]
     said = cli.config["trainer"]["logger"][0]["init_args"]["save_dir"]

@@ -258,7 +258,7 @@ def test_the_plan_has_no_backward_pass(lab, capsys):
 @pytest.mark.slow
 def test_the_overlay_swaps_the_learner_and_keeps_the_rest(lab):
     start = ["--config", "qwen0.5b_2of4.yaml", "--config", "overlays/one_24gb_gpu.yaml"]
-    cli = build([*start, *OVERLAY, "--model.lm", str(lab.model), "--model.pattern", "2:8"], run=False)
+    cli = build([*start, *OVERLAY, "--model.lm", str(lab.model), "--model.pattern", "2:8"])
     assert type(cli.model) is MaskProModule
     group = cli.model.optimizer([torch.nn.Parameter(torch.zeros(1))])
     assert type(group) is torch.optim.SGD

@@ -34,7 +34,7 @@ def on(devices, nodes):
 
 def counted(*args):
     """The trainer and data of a command line, as `fit` starts with them."""
-    cli = build(list(args), run=False)
+    cli = build(list(args))
     cli.trainer.count_micro_batches(cli.datamodule)
     return cli.trainer, cli.datamodule
 
@@ -55,7 +55,10 @@ class Seen(Callback):
 # Numbers.
 
 
-@pytest.mark.parametrize(("devices", "nodes"), RANKS)
+@pytest.mark.parametrize(
+    ("devices", "nodes"),
+    [RANKS[0], *(pytest.param(*ranks, marks=pytest.mark.slow) for ranks in RANKS[1:-1]), RANKS[-1]],
+)
 def test_a_step_and_its_validation_are_those_of_the_configuration(lab, devices, nodes):
     command = papers(lab, *on(devices, nodes))
     trainer, data = counted(*command)
@@ -141,7 +144,7 @@ def learn(lab, batch_size, ckpt_path=None):
     return seen
 
 
-@pytest.mark.parametrize("batch_size", [1, 2, 4])
+@pytest.mark.parametrize("batch_size", [1, pytest.param(2, marks=pytest.mark.slow), 4])
 def test_micro_batches_change_neither_text_nor_validations(lab, batch_size):
     seen = learn(lab, batch_size)
     assert seen.validated == [3, 6]

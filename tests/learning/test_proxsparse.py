@@ -194,7 +194,7 @@ def test_refusals_say_why(lab, options, says):
 @pytest.mark.parametrize("base", ["quickstart.yaml", "qwen0.5b_2of4.yaml"])
 def test_the_overlay_swaps_the_learner_and_keeps_the_rest(lab, base):
     names = ["--config", base, *OVERLAY]
-    cli = build([*names, "--model.lm", str(lab.model), "--model.strength", "3"], run=False)
+    cli = build([*names, "--model.lm", str(lab.model), "--model.strength", "3"])
     assert type(cli.model) is ProxSparseModule
     assert cli.model.strength == 3
     assert (cli.model.lr_schedule, cli.model.lr_warmup, cli.model.lr_end) == ("linear", 0.1, 0.0)
@@ -222,7 +222,7 @@ def test_a_strength_that_is_known_is_taken_and_said(lab, caplog, name, strength)
 def test_a_model_without_a_known_strength_is_refused_before_it_is_read(lab):
     for base in ("quickstart.yaml", "qwen0.5b_2of4.yaml"):
         with pytest.raises(UserError, match=r"none is known for .*/model': set model\.strength \(published"):
-            build(["--config", base, *OVERLAY, "--model.lm", str(lab.model)], run=False)
+            build(["--config", base, *OVERLAY, "--model.lm", str(lab.model)])
     ProxSparseModule(str(lab.model), strength=1.0)
 
 
@@ -233,7 +233,7 @@ def test_the_overlays_learning_rate_is_the_published_one(lab):
         def on_before_optimizer_step(self, trainer, pl_module, optimizer):
             self.seen.append(optimizer.param_groups[0]["lr"])
 
-    cli = build([*lab.quick(*OVERLAY, "--model.strength", "1", max_steps=20)], run=False)
+    cli = build([*lab.quick(*OVERLAY, "--model.strength", "1", max_steps=20)])
     options = {name: getattr(cli.model, name) for name in ("optimizer", "lr_end", "lr_schedule", "lr_warmup")}
     learn(lab, 20, callbacks=[Rates()], **options)
     theirs = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=1e-4)

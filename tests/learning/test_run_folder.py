@@ -33,7 +33,7 @@ def contents(folder):
 
 
 def folder_of(*args):
-    return Path(build([str(arg) for arg in args], run=False).trainer.default_root_dir)
+    return Path(build([str(arg) for arg in args]).trainer.default_root_dir)
 
 
 def test_the_name_of_a_run(lab):

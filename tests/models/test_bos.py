@@ -1,7 +1,7 @@
 """Windows of tokenizers that put a BOS before a text, and of those that put none."""
 
 import json
-from itertools import cycle, islice
+from itertools import cycle, islice, product
 
 import pytest
 import torch
@@ -35,6 +35,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The dirpath has changed"),
 ]
 WITH_BOS = "<s> $A"
+OTHERS = [(False, 2), *product((False, True), (16, 1000))]
 
 
 @pytest.mark.parametrize(
@@ -51,9 +52,12 @@ def test_a_bos_that_is_named_but_not_put_there_is_none():
 
 
 @pytest.mark.parametrize(
-    "seq_len", [2, 7, *(pytest.param(long, marks=pytest.mark.slow) for long in (16, 1000))]
+    ("bos", "seq_len"),
+    [
+        *((True, 2), (False, 7), (True, 7)),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in OTHERS),
+    ],
 )
-@pytest.mark.parametrize("bos", [False, True])
 def test_cached_and_streamed_windows_equal_a_plain_python_reference(tmp_path, bos, seq_len):
     texts = documents(70)
     path, held_out = (

@@ -57,7 +57,9 @@ class Snapshots(Callback):
         self.masks[trainer.global_step] = {name: slow_mask(layers[name], x) for name, x in now.items()}
 
 
-@pytest.fixture(scope="module", params=["qwen2 2:4", "gpt2 2:4", "qwen2 4:8"])
+@pytest.fixture(
+    scope="module", params=[pytest.param("qwen2 2:4", marks=pytest.mark.slow), "gpt2 2:4", "qwen2 4:8"]
+)
 def watched(tmp_path_factory, request):
     lab = new_lab(tmp_path_factory)
     kind, pattern = request.param.split()
@@ -137,7 +139,7 @@ def test_logits_start_at_the_noise_and_three_sigmas_per_common_member(lab):
 
 @pytest.mark.parametrize("base", ["quickstart.yaml", "qwen0.5b_2of4.yaml"])
 def test_the_overlay_has_the_published_numbers_and_keeps_the_rest(lab, base):
-    cli = build(["--config", base, *OVERLAY, "--model.lm", str(lab.model)], run=False)
+    cli = build(["--config", base, *OVERLAY, "--model.lm", str(lab.model)])
     model = cli.model
     assert type(model) is RoILightningModule
     assert (model.method, model.state.sampler) == ("maskllm", Categorical())

@@ -38,8 +38,13 @@ from roi_lightning.utils.third_party import plain_errors, silence_warnings
 
 _DEFAULT_LEARNER: Final = f"{RoILightningModule.__module__}.{RoILightningModule.__qualname__}"
 _DEFAULT_TEXT: Final = f"{CalibrationDataModule.__module__}.{CalibrationDataModule.__qualname__}"
-# Options of a subcommand that are no settings of the run.
+# Options of a command that are no settings of the run.
 _FLAGS: Final = ("overwrite", "allow_changed_settings")
+_METHODS: Final = ("fit", "validate", "export")  # of the trainer
+# Arguments of these that are no options: what they are given, and the flags, which take no value.
+_NO_OPTIONS: Final = frozenset(
+    {"model", "datamodule", "train_dataloaders", "val_dataloaders", "dataloaders", *_FLAGS}
+)
 _BEGINNING: Final = ("resume", "ckpt_path", "weights_only", *_FLAGS)
 
 
@@ -89,24 +94,26 @@ class SaveFitConfig(SaveConfigCallback):
         if trainer.is_global_zero:
             folder = run_folder(trainer)
             folder.mkdir(parents=True, exist_ok=True)
-            self.parser.save(self.config, folder / CONFIG, skip_none=False, overwrite=True)
+            options = {"skip_none": False, "skip_validation": True, "overwrite": True}
+            self.parser.save(self.config, folder / CONFIG, **options)
 
 
 class RoICLI(LightningCLI):
     """LightningCLI with bare config names, one seed, the tokenizer linked to the model, a folder a run, and `export`.
 
+    Commands are no subcommands of the parser: it would take nearly twice as long.
+
     Args:
-        args: The command line; its first word is the subcommand, if one is to run.
+        command: `fit`, `validate` or `export`, whose options the parser has then; `run` runs it.
         options: As in `LightningCLI`.
     """
 
-    def __init__(self, args: list[str], **options: Any) -> None:
-        self._typed = args[0] if args else ""
-        Parser.command = self.command or self._typed
-        super().__init__(args=args, **options)
-
     trainer: RoITrainer
-    command: ClassVar[str] = ""  # if it is no subcommand
+
+    def __init__(self, command: str, **options: Any) -> None:
+        Parser.command = self.command = command
+        self._options: list[str] = []  # of the command, which are no settings of the run
+        super().__init__(run=False, **options)
 
     @override
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
@@ -126,25 +133,12 @@ class RoICLI(LightningCLI):
         parser.link_arguments("seed_everything", "data.init_args.seed", compute_fn=_seed)
         parser.link_arguments("seed_everything", "model.init_args.seed", compute_fn=_seed)
         parser.add_argument("--run", type=str | None)
-
-    @override
-    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
-        skipped = {"model", "train_dataloaders", "val_dataloaders", "dataloaders", "datamodule", *_FLAGS}
-        # Each parser has every option of trainer, learner and text: a second of work for the one that is used.
-        return {self._typed: skipped}
-
-    @override
-    def _add_subcommands(self, parser: LightningArgumentParser, **kwargs: Any) -> None:
-        super()._add_subcommands(parser, **kwargs)
-        if self._typed in ("fit", "export"):
+        if self.command in _METHODS:
+            self._options = parser.add_method_arguments(RoITrainer, self.command, skip=set(_NO_OPTIONS))
+        if self.command in ("fit", "export"):
             for flag in _FLAGS:
-                self._subcommand_parsers[self._typed].add_argument(f"--{flag}", action="store_true")
-
-    @override
-    def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
-        kwargs: dict[str, Any] = super()._prepare_subcommand_kwargs(subcommand)
-        given = self.config_init[subcommand]
-        return kwargs | {flag: given[flag] for flag in _FLAGS if flag in given}
+                parser.add_argument(f"--{flag}", action="store_true")
+            self._options += _FLAGS
 
     @override
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
@@ -157,29 +151,24 @@ class RoICLI(LightningCLI):
             raise UserError(
                 f"the command line or a file it names can't be read: {error}; give another"
             ) from error
-        if self._typed in ("validate", "export") and self.config[self._typed]["ckpt_path"] is None:
+        if self.command in ("validate", "export") and self.config["ckpt_path"] is None:
             raise UserError(
-                f"{self._typed} needs --ckpt_path; give a file from the run's checkpoints/ folder"
+                f"{self.command} needs --ckpt_path; give a file from the run's checkpoints/ folder"
             )
-        config = self.config.as_dict()
-        for line in dropped_options(words, config.get(config.get("subcommand"), config)):
+        for line in dropped_options(words, self.config.as_dict()):
             _tell(line)
 
     @override
     def _set_seed(self) -> None:
-        seed = self._get(self.config, "seed_everything")
+        seed = self.config["seed_everything"]
         if type(seed) is int and not 0 <= seed < 2**32:
             raise UserError(f"seed_everything is {seed}; set it to 0 or above, below {2**32}")
         super()._set_seed()
 
     @override
-    def _parse_ckpt_path(self) -> None:
-        """Take no hyperparameters from a checkpoint: the configuration and the command line count."""
-
-    @override
     def instantiate_classes(self) -> None:
-        folder = self._run_folder(self._get(self.config, "trainer")["default_root_dir"])
-        trainer = self._get(self.config, "trainer")
+        trainer = self.config["trainer"]
+        folder = self._run_folder(trainer["default_root_dir"])
         given = trainer["logger"]
         trainer["logger"] = with_log_folders(given, folder)
         with plain_errors():
@@ -188,7 +177,7 @@ class RoICLI(LightningCLI):
 
     @override
     def instantiate_trainer(self, **kwargs: Any) -> RoITrainer:
-        config = self._get(self.config_init, "trainer", default={})
+        config = self.config_init["trainer"]
         chosen = config.get("callbacks") or []
         if config.get("enable_progress_bar") is not False:
             chosen = with_progress(chosen)
@@ -209,33 +198,33 @@ class RoICLI(LightningCLI):
         Raises:
             UserError: If the name is no name of a folder.
         """
-        name: str | None = self._get(self.config, "run")
+        name: str | None = self.config["run"]
         if name is None and root is not None:
             return Path(root)
         if name is None:
-            files = self._get(self.config, "config") or []
-            lm = self._get(self.config, "model")["init_args"]["lm"]
+            files = self.config["config"] or []
+            lm = self.config["model"]["init_args"]["lm"]
             name = "+".join(Path(str(file)).stem for file in files) or Path(lm).name
             # Kept in the run's config.yaml, with which it continues in the same folder.
-            config = self.config[self.subcommand] if self.subcommand else self.config
-            config["run"] = name
+            self.config["run"] = name
         if Path(name).name != name or name == "..":
             raise UserError(
                 f"--run is {name!r}; give a plain name, or a folder with --trainer.default_root_dir"
             )
         return Path(root or RUNS) / name
 
-    def before_validate(self) -> None:
-        """Refuse windows that are longer than the model takes."""
-        self._check_length()
-
-    def before_fit(self) -> None:
-        """Find every mistake that can be found before text is tokenised and weights are read."""
-        self.datamodule.check_files()
-        self.trainer.count_micro_batches(self.datamodule)
-        self.model.preflight(self.trainer)
-        self._check_length()
-        check_fits_device(self.model, self.trainer)
+    def run(self) -> None:
+        """Run the command, after all checks that need neither text nor weights."""
+        if self.command == "fit":
+            self.datamodule.check_files()
+            self.trainer.count_micro_batches(self.datamodule)
+            self.model.preflight(self.trainer)
+            self._check_length()
+            check_fits_device(self.model, self.trainer)
+        elif self.command == "validate":
+            self._check_length()
+        options = {name: self.config_init[name] for name in self._options}
+        getattr(self.trainer, self.command)(self.model, datamodule=self.datamodule, **options)
 
     def _check_length(self) -> None:
         check_length(self.model.source, self.datamodule.seq_len, self.model.trust_remote_code)
@@ -247,10 +236,11 @@ def run(args: Sequence[str]) -> None:
     Args:
         args: The command line after the program's name.
     """
-    if show_help(args[0], args):
+    command, *rest = args
+    if show_help(command, args):
         return
     silence_warnings()
-    build(list(args), run=True)
+    build(rest, command).run()
 
 
 def show_help(command: str, args: Sequence[str]) -> bool:
@@ -261,15 +251,16 @@ def show_help(command: str, args: Sequence[str]) -> bool:
     return bool(asked)
 
 
-def build(args: list[str], run: bool, cli: type[RoICLI] = RoICLI) -> RoICLI:
-    """Make the command line interface.
+def build(args: list[str], command: str = "", cli: type[RoICLI] = RoICLI) -> RoICLI:
+    """Make the command line interface: parse, and make learner, data and trainer.
 
     Args:
         args: Command-line arguments.
-        run: Whether the first of them is a subcommand to run; otherwise they are only parsed and instantiated.
+        command: The command whose options they may be, besides those of a run's configuration.
         cli: The class to make.
     """
     return cli(
+        command,
         model_class=MaskLearningModule,
         datamodule_class=CalibrationDataModule,
         trainer_class=RoITrainer,
@@ -281,7 +272,6 @@ def build(args: list[str], run: bool, cli: type[RoICLI] = RoICLI) -> RoICLI:
         subclass_mode_data=True,
         parser_class=Parser,
         args=args,
-        run=run,
         auto_configure_optimizers=False,
         load_from_checkpoint_support=False,
     )

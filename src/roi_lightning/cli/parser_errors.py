@@ -37,7 +37,7 @@ _KINDS: Final[dict[str, type[object]]] = {
 }
 _REMEDIES: Final = {
     "No module named 'torchao'": install("8bit"),
-    "export.out": "roi-lightning export ... --out DIR",
+    "arguments are required: out": "roi-lightning export ... --out DIR",
     _NO_MODEL: f"{PROGRAM} fit --config quickstart.yaml, or give a model with --lm",
 }
 

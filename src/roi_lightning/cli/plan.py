@@ -39,8 +39,6 @@ _LABELS: Final = {
 class PlanCLI(RoICLI):
     """Parses like `fit`, makes learner and data, and leaves the Trainer alone: its devices may not be here."""
 
-    command = "plan"
-
     @override
     def init_parser(self, **kwargs: Any) -> Any:
         parser = super().init_parser(**kwargs, prog=f"{PROGRAM} plan")
@@ -70,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
     if show_help("plan", argv):
         return 0
     silence_warnings()
-    cli = build(list(argv), run=False, cli=PlanCLI)
+    cli = build(list(argv), "plan", PlanCLI)
     out, size = cli.config.json, cli.config.fit_in
     if out:
         check_writable(Path(out))
@@ -105,7 +103,7 @@ def make_plan(args: Sequence[str]) -> dict[str, Any]:
     Raises:
         UserError: For a configuration that `fit` would refuse.
     """
-    return _count(*_planned(build(list(args), run=False, cli=PlanCLI)))
+    return _count(*_planned(build(list(args), "plan", PlanCLI)))
 
 
 def _planned(cli: RoICLI) -> tuple[Planner, Step, Any]:

@@ -72,7 +72,7 @@ def share_kept_at_start(
     prior = (torch.arange(pattern.m) < pattern.n).expand(groups, -1)
     noise = torch.randn(sampler.logits_shape((groups, pattern.m), pattern), generator=generator)
     logits = sampler.initial_logits(noise * init_std, prior, strength, pattern)
-    gumbel = -torch.empty_like(logits).exponential_(generator=generator).log_()
+    gumbel = -torch.rand(logits.shape, generator=generator).log_().neg_().log_()
     drawn = sampler.hard_mask(logits / lam + gumbel, pattern)
     return float((drawn & prior).sum() / prior.sum())
 
