@@ -57,7 +57,7 @@ def test_scatter_is_the_standard_deviation_of_seeds():
 
 def test_the_page_has_the_table_of_its_runs():
     texts = json.loads((RESULTS / "token_curve_2of4.json").read_text())["texts"]
-    assert as_markdown(texts, [1.536e6, 2.1e9]) in (RESULTS / "token_curve.md").read_text()
+    assert as_markdown(texts, [2.1e9]) in (RESULTS / "token_curve.md").read_text()
     text = excesses(texts)["WikiText-2"]
     dense = texts["WikiText-2"]["dense"]
     assert [dense * math.exp(y) for _, y in text] == pytest.approx(
