@@ -1,5 +1,6 @@
 """Time and memory of alternatives, taken in turns so that a busy moment hits all of them."""
 
+import gc
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -122,6 +123,7 @@ def peak_bytes(task: Task, device: torch.device) -> int:
         task()
         _wait(device)
         return torch.cuda.max_memory_allocated(device) - before
+    gc.collect()  # or what an earlier task left may be freed, and subtracted, in the middle of this one
     # Not torch.profiler, which makes Python objects of all events.
     with profile(profile_memory=True) as recorded:
         task()
