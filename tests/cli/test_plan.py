@@ -238,7 +238,8 @@ def test_no_sizes(text):
 
 
 @pytest.mark.slow
-def test_the_gentlest_way_that_fits_is_told(lab, wide_llama, capsys):
+def test_the_gentlest_way_that_fits_is_told(lab, wide_llama, capsys, half_width):
+    half_width(True)  # as the GPU that --fit_in asks about
     base = ["--config", "quickstart.yaml", *lab.options(model=wide_llama)]
     base += ["--data.batch_size", "8", "--data.seq_len", "256"]
     out, totals = lab.folder / "plan.json", []
