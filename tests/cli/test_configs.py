@@ -19,7 +19,8 @@ from roi_lightning.samplers.schedules import Constant, Exponential, Linear
 
 lab = pytest.fixture(make_lab)
 ROOT = Path(__file__).resolve().parents[2]
-BASES = sorted(path.name for path in (ROOT / "configs").glob("*.yaml"))
+# recover.yaml wants an export and learns no mask: tests/learning/test_recover.py has it.
+BASES = sorted(path.name for path in (ROOT / "configs").glob("*.yaml") if path.name != "recover.yaml")
 OVERLAYS = sorted(path.name for path in (ROOT / "configs" / "overlays").glob("*.yaml"))
 PACKAGES = {
     "adamw8bit.yaml": "torchao",

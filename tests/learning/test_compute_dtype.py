@@ -145,7 +145,7 @@ def test_evaluate_computes_in_fp32(lab, tmp_path, half_width):
     assert from_packed(tmp_path / "packed").dtype == torch.bfloat16  # it is for saving memory
     (model,) = resolve_models([str(tmp_path / "packed")], None)
     lm = model.load("auto", CPU)
-    held = {x.values.dtype for x in lm.modules() if isinstance(x, PackedLinear)}
+    held = {x.weight.dtype for x in lm.modules() if isinstance(x, PackedLinear)}
     assert dtypes(lm) | held == {torch.float32}
     assert model.load("bfloat16", CPU).dtype == torch.bfloat16
     mask, text, found = export / "roi_mask.safetensors", tmp_path / "text.txt", {}
