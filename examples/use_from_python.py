@@ -27,9 +27,10 @@ manual = list(topics.values())
 (folder / "held_out.txt").write_text("\n".join(manual[:6]))
 
 # %%
-# A hub id or a directory goes into from_pretrained as it is; smollm2-135m is a GGUF file in a package.
+# A hub id or a directory goes into from_pretrained as it is; smollm2-135m is a GGUF file in a package. On a GPU, or a
+# CPU with instructions for it, bfloat16 takes half the memory; on other CPUs it is several times slower.
 model = resolve_model(os.environ.get("ROI_MODEL", "smollm2-135m"))
-lm = AutoModelForCausalLM.from_pretrained(**model.pretrained, dtype=torch.bfloat16)
+lm = AutoModelForCausalLM.from_pretrained(**model.pretrained, dtype=torch.float32)
 tokenizer = AutoTokenizer.from_pretrained(**model.pretrained)
 
 # %% [markdown]
@@ -80,7 +81,8 @@ tell("roi", lm)
 
 # %% [markdown]
 # ## In less memory
-# Packed, the linear layers take 9/16 of their bytes; at 2:4 only, for generating and evaluating, not for saving.
+# Packed, the linear layers take 17/32 of their bytes (9/16 in bfloat16); at 2:4 only, for generating and evaluating,
+# not for saving.
 
 # %%
 packed = deepcopy(lm).eval()
