@@ -1,6 +1,7 @@
 """Half-width models on CPUs without instructions for them: fp32 in memory, the stored dtype in every file."""
 
 import json
+from importlib import import_module
 
 import pytest
 import torch
@@ -157,6 +158,22 @@ def test_evaluate_computes_in_fp32(lab, tmp_path, half_width):
         assert run("evaluate", *models, *options, "--device", "cpu", "--json", json_file) == 0
         found[dtype] = json.loads(json_file.read_text())["models"]
     assert found["auto"] == found["float32"]
+
+
+@pytest.mark.parametrize(("dtype", "fast"), [("bfloat16", False), ("bfloat16", True), ("float32", False)])
+def test_learning_says_where_the_dtype_is_slow(lab, half_width, monkeypatch, dtype, fast):
+    half_width(fast)
+    told = []
+    monkeypatch.setattr(import_module("roi_lightning.api.learn"), "rank_zero_info", told.append)
+    lm = AutoModelForCausalLM.from_pretrained(lab.model, dtype=dtype)
+    quick = {"seq_len": 32, "accelerator": "cpu", "enable_progress_bar": False, "prior": "none"}
+    learn(lm, AutoTokenizer.from_pretrained(lab.model), str(lab.corpus), steps=1, windows_per_step=1, **quick)
+    if dtype == "bfloat16" and not fast:
+        (line,) = told
+        assert "no instructions for bfloat16" in line
+        assert "dtype=torch.float32" in line
+    else:
+        assert told == []
 
 
 def test_models_in_memory_stay_what_they_are(lab, half_width):
