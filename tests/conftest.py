@@ -31,7 +31,6 @@ REMARKS = (
 REMARKS += "The 'train_dataloader' does not have many", "The 'val_dataloader' does not have many"
 os.environ["PYTHONWARNINGS"] = ",".join(["error", *(f"ignore:{remark}" for remark in REMARKS)])
 
-LIMIT = 300  # seconds for the default suite
 # What takes longest comes first, so that no worker is left alone with it at the end.
 LONG = (
     "test_distributed",
@@ -65,12 +64,6 @@ def pytest_addoption(parser):
 def is_default(config):
     """Whether what runs was not chosen by mark."""
     return config.option.markexpr == "not slow"
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_configure(config):
-    if is_default(config) and config.option.session_timeout is None:
-        config.option.session_timeout = LIMIT
 
 
 def pytest_collection_modifyitems(items):

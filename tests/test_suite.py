@@ -79,10 +79,3 @@ def test_in_ci_what_is_asked_for_is_not_skipped(tmp_path):
     status, said = run_suite(tmp_path, "-m", "gpu", CI="true")
     assert status == 1
     assert "1 failed, 4 deselected" in said
-
-
-@pytest.mark.slow
-def test_a_suite_that_takes_too_long_is_ended(tmp_path):
-    status, said = run_suite(tmp_path, "--session-timeout", "0.001")
-    assert status != 0
-    assert "session-timeout: 0.001 sec exceeded" in said
