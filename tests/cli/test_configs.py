@@ -361,3 +361,10 @@ def test_an_unknown_configuration_is_a_failure(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert run("fit", "--config", "qiuckstart.yaml") != 0
     assert "quickstart.yaml" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "overlay", [[], ["-c", "overlays/maskllm"], ["-c", "overlays/proxsparse", "--model.strength", "1"]]
+)
+def test_mixed_precision_goes_with_fused_optimizers_and_clipping(lab, overlay):
+    assert run("fit", *lab.quick(*overlay, "--trainer.precision", "bf16-mixed", max_steps=2)) == 0

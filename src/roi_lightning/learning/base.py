@@ -260,6 +260,8 @@ class MaskLearningModule(MaskedSteps):
     @override
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         optimizer, schedule = self._configured()
+        # Fused AdamW can unscale gradients itself, and Lightning then refuses to clip them under mixed precision.
+        optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def _configured(self) -> tuple[torch.optim.Optimizer, LambdaLR]:
