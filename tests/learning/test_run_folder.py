@@ -46,9 +46,26 @@ def test_the_name_of_a_run(lab):
     assert folder_of(*start, "--trainer.default_root_dir", "there") == Path("there")
     assert folder_of(*start, "--trainer.default_root_dir", "there", "--run", "a") == Path("there/a")
     assert folder_of("--model.lm", lab.model, "--trainer.max_steps", "1") == Path("runs/model")
-    for name in ("a/b", "..", "/tmp"):
+    for name in ("", " ", ".", "..", "a/b", "/abs", "n" * 256):
         with pytest.raises(UserError, match="plain name"):
             folder_of(*start, "--run", name)
+    with pytest.raises(UserError, match="default_root_dir is empty"):
+        folder_of(*start, "--trainer.default_root_dir", "")
+
+
+def test_what_no_run_made_is_never_replaced(lab, capsys):
+    there = lab.folder / "there"
+    (there / "masks").mkdir(parents=True)
+    mine = {
+        there / "masks/x.safetensors": "mine",
+        there / "summary.json": "mine",
+        there / "config.yaml": "a: 1",
+    }
+    for path, text in mine.items():
+        path.write_text(text)
+    assert run("fit", *lab.quick("--trainer.default_root_dir", there, "--overwrite")) == 1
+    assert "no run made" in capsys.readouterr().err
+    assert {path: path.read_text() for path in there.rglob("*") if path.is_file()} == mine
 
 
 def test_everything_of_a_run_is_in_its_folder(lab):
@@ -122,6 +139,11 @@ def test_what_counts_as_a_result(tmp_path, name):
     claim_folder(trainer, None, overwrite=False)
     (tmp_path / name).parent.mkdir(exist_ok=True)
     torch.save({}, tmp_path / name)
+    with pytest.raises(UserError, match="no run made"):
+        claim_folder(trainer, None, overwrite=True)
+    (tmp_path / "config.yaml").write_text(
+        "model: { class_path: roi_lightning.learning.roi.RoILightningModule }"
+    )
     with pytest.raises(UserError, match=Path(name).stem):
         claim_folder(trainer, None, overwrite=False)
     claim_folder(trainer, str(tmp_path / "checkpoints/step=3.ckpt"), overwrite=False)

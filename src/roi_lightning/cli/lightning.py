@@ -1,5 +1,6 @@
 """The commands that take a configuration: LightningCLI over the learners and the calibration data."""
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -45,6 +46,7 @@ _METHODS: Final = ("fit", "validate", "export")  # of the trainer
 _NO_OPTIONS: Final = frozenset(
     {"model", "datamodule", "train_dataloaders", "val_dataloaders", "dataloaders", *_FLAGS}
 )
+_LONGEST_NAME: Final = 255  # bytes; file systems allow no more
 _BEGINNING: Final = ("resume", "ckpt_path", "weights_only", *_FLAGS)
 
 
@@ -199,6 +201,8 @@ class RoICLI(LightningCLI):
             UserError: If the name is no name of a folder.
         """
         name: str | None = self.config["run"]
+        if root is not None and not root.strip():
+            raise UserError("trainer.default_root_dir is empty; give a folder, or leave it out for runs/NAME")
         if name is None and root is not None:
             return Path(root)
         if name is None:
@@ -207,9 +211,15 @@ class RoICLI(LightningCLI):
             name = "+".join(Path(str(file)).stem for file in files) or Path(lm).name
             # Kept in the run's config.yaml, with which it continues in the same folder.
             self.config["run"] = name
-        if Path(name).name != name or name == "..":
+        if (
+            Path(name).name != name
+            or not name.strip()
+            or name == ".."
+            or len(os.fsencode(name)) > _LONGEST_NAME
+        ):
             raise UserError(
-                f"--run is {name!r}; give a plain name, or a folder with --trainer.default_root_dir"
+                f"--run is {name!r}; give a plain name of at most {_LONGEST_NAME} bytes, or a folder with "
+                "--trainer.default_root_dir"
             )
         return Path(root or RUNS) / name
 

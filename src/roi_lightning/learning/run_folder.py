@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from roi_lightning.errors import UserError
 from roi_lightning.export import check_destination
+from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.models.source import SIDECAR
 from roi_lightning.reports.run_files import CONFIG, EXPORT, MASK, PAGE, PRIOR, RECORD, REPORT, SUMMARY
 
@@ -47,12 +48,18 @@ def claim_folder(trainer: Trainer, ckpt_path: str | None, overwrite: bool) -> No
         overwrite: Whether results of another run may be removed.
 
     Raises:
-        UserError: Naming the results and the remedies, if there are any and they may not be removed.
+        UserError: Naming the results and the remedies, if there are any and they may not be removed, or no run made
+            what is there.
     """
     folder = run_folder(trainer).absolute()
     if ckpt_path is not None and Path(ckpt_path).absolute().is_relative_to(folder):
         return
     results = list(_results(folder))
+    if results and overwrite and not _made_by_a_run(folder):
+        raise UserError(
+            f"{str(results[0])!r} is in a folder that no run made (it has no {CONFIG} and no {MASK} of one), so "
+            "--overwrite leaves it alone; name this run (--run NAME), or remove it yourself"
+        )
     if results and not overwrite:
         raise UserError(
             f"{str(results[0])!r} is of an earlier run; resume that one with its own settings and --resume auto, "
@@ -71,6 +78,18 @@ def _results(folder: Path) -> Iterator[Path]:
         yield from sorted(folder.glob(pattern))
     if (folder / EXPORT / SIDECAR).is_file():
         yield folder / EXPORT
+
+
+def _made_by_a_run(folder: Path) -> bool:
+    """Whether a folder holds what only a run writes: its configuration, which names classes of ours, or its masks."""
+    config = folder / CONFIG
+    if config.is_file() and "roi_lightning." in config.read_text(encoding="utf-8", errors="replace"):
+        return True
+    try:
+        MaskSet.load(folder / MASK)
+    except UserError:
+        return False
+    return True
 
 
 class RemoveAtStart(Callback):
