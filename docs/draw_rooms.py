@@ -80,12 +80,13 @@ def sentence(name: str) -> str:
 
 def picture() -> str:
     """The SVG: rooms from top (used by all) to bottom, arcs on the left from a room to those it imports."""
-    direct = arrows()
     place = {name: 30 + _HEIGHT * index for index, name in enumerate(ORDER)}
     parts = [
-        _arc(place[name], place[other]) for name, others in needed(direct).items() for other in sorted(others)
+        _arc(place[name], place[other])
+        for name, others in needed(arrows()).items()
+        for other in sorted(others)
     ]
-    parts += [_line(name, place[name], len(direct[name])) for name in ORDER]
+    parts += [_line(name, place[name]) for name in ORDER]
     return _document(parts, height=60 + _HEIGHT * len(ORDER))
 
 
@@ -97,14 +98,11 @@ def _arc(start: int, end: int) -> str:
     )
 
 
-def _line(name: str, y: int, imports: int) -> str:
-    folder = (PACKAGE / name).is_dir()
-    files = f"{sum(1 for _ in (PACKAGE / name).rglob('*.py'))} files" if folder else "1 file"
+def _line(name: str, y: int) -> str:
     return (
         f'<rect x="{_LEFT}" y="{y - 13}" width="112" height="26" rx="5" fill="#e8eef6" stroke="#4c6a92"/>'
         f'<text x="{_LEFT + 56}" y="{y + 4}" text-anchor="middle" font-weight="bold">{escape(name)}</text>'
-        f'<text x="{_LEFT + 126}" y="{y + 4}">{escape(sentence(name))}'
-        f"<title>{files}, imports from {imports} rooms</title></text>"
+        f'<text x="{_LEFT + 126}" y="{y + 4}">{escape(sentence(name))}</text>'
     )
 
 

@@ -78,44 +78,18 @@ def test_an_export_verifies_and_is_made_again(golden):
     assert all(torch.equal(weights[name], before[name]) for name in before)
 
 
-# In the oldest one indices are called places, the next does not say which form its weights have, and transformers can
-# read none of them.
-OLDER = ["older_packed", "older_packed_2", "older_packed_3"]
-
-
-@pytest.mark.parametrize("directory", ["packed", *OLDER])
-def test_a_packed_directory_verifies_and_computes_the_same(golden, directory):
-    assert run("verify", directory, "--base", "model") == 0
+def test_a_packed_directory_verifies_and_computes_the_same(golden):
+    assert run("verify", "packed", "--base", "model") == 0
     ids = torch.arange(24).reshape(2, 12) * 7 % 256
     with torch.no_grad():
         dense = AutoModelForCausalLM.from_pretrained("export", dtype=torch.float32)(ids).logits
-        packed = from_packed(directory, dtype="float32")(ids).logits
+        packed = from_packed("packed", dtype="float32")(ids).logits
     torch.testing.assert_close(packed, dense, rtol=1e-5, atol=1e-5)
-
-
-def modern(name):
-    """Today's name of a tensor of an older packed directory."""
-    stem, _, part = name.rpartition(".")
-    parts = {"values": "weight", "scales": "weight_scales"} | dict.fromkeys(
-        ["places", "indices"], "weight_indices"
-    )
-    return f"{stem}.{parts.get(part, part)}"
-
-
-@pytest.mark.parametrize("older", OLDER)
-def test_packed_tensors_are_named_as_documented(golden, older):
-    """By the documented form alone: only the names have changed."""
-    now, before = load_file("packed/model.safetensors"), load_file(f"{older}/packed.safetensors")
-    renamed = {modern(name): tensor for name, tensor in before.items()}
-    assert sum(name.endswith(".weight_indices") for name in now) == 7
-    assert now.keys() == renamed.keys()
-    assert all(torch.equal(now[name], tensor) for name, tensor in renamed.items())
 
 
 def test_int8_weights_are_as_documented(golden):
     """By the documented form alone: int8 times the row's scale, to half a step of what is stored otherwise."""
-    for directory in ("packed_int8", "older_packed_int8"):
-        assert run("verify", directory, "--base", "model") == 0
+    assert run("verify", "packed_int8", "--base", "model") == 0
     now, before = (load_file(f"{name}/model.safetensors") for name in ("packed_int8", "packed"))
     scales = {name.replace("_scales", ""): now.pop(name) for name in list(now) if "scales" in name}
     assert len(scales) == 7
@@ -129,28 +103,19 @@ def test_int8_weights_are_as_documented(golden):
             assert torch.equal(now[name], tensor)
     ids = torch.arange(24)[None]
     with torch.no_grad():
-        logits = from_packed("packed_int8")(ids).logits
-        assert torch.isfinite(logits).all()
-        assert torch.equal(from_packed("older_packed_int8")(ids).logits, logits)
+        assert torch.isfinite(from_packed("packed_int8")(ids).logits).all()
 
 
-# The older one is from before checkpoints said what they were learned with.
-CHECKPOINTS = pytest.mark.parametrize("checkpoint", ["run.ckpt", "older.ckpt"])
-
-
-@CHECKPOINTS
-def test_a_checkpoint_is_exported(lab, golden, checkpoint):
+def test_a_checkpoint_is_exported(lab, golden):
     # The configuration that is at hand, not the one that it was learned with.
-    options = ["--ckpt_path", checkpoint, "--allow_changed_settings", "--out", "again"]
+    options = ["--ckpt_path", "run.ckpt", "--allow_changed_settings", "--out", "again"]
     assert run("export", *lab.quick(model="model"), *options) == 0
     assert same_masks(MaskSet.load(Path("again")), MaskSet.load(Path("mask.safetensors")))
 
 
-@CHECKPOINTS
-def test_a_checkpoint_is_resumed(lab, golden, checkpoint):
+def test_a_checkpoint_is_resumed(lab, golden):
     data = lab.data(tokenizer="model", corpora="text.jsonl")
-    options = {"ckpt_path": checkpoint, "allow_changed_settings": checkpoint == "older.ckpt"}
-    learner, trainer = lab.learn(2, model="model", data=data, **options)
+    learner, trainer = lab.learn(2, model="model", data=data, ckpt_path="run.ckpt")
     assert trainer.global_step == 2
     assert {int(state["step"]) for state in trainer.optimizers[0].state.values()} == {2}
     assert same_masks(learner.mask_set(), MaskSet.load(Path("mask.safetensors")))

@@ -1,7 +1,6 @@
 """Writes the files beside it, which today's code must read: a tiny model and one of everything made of it.
 
 Run it (`python tests/golden/make.py`) only when a format changes on purpose, and raise that format's version.
-What is called older is of earlier versions and is not written any more.
 """
 
 import os

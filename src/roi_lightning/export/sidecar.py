@@ -28,8 +28,7 @@ RECOVERED: Final = "recovered"
 # At the end of a learner's, where it trained the weights along with the mask.
 WITH_WEIGHTS: Final = "+weights"
 PACKED_VERSION: Final = 4
-# The versions that are read; the last is written.
-_VERSIONS: Final = {EXPORTED: (1,), PACKED: (1, 2, 3, PACKED_VERSION), PERMUTED: (1,)}
+_VERSIONS: Final = {EXPORTED: 1, PACKED: PACKED_VERSION, PERMUTED: 1}
 _DOWNLOADED: Final = ".cache/huggingface/"
 
 
@@ -87,7 +86,7 @@ def heading(form: str) -> dict[str, Any]:
     """How every sidecar begins: what kind of directory it belongs to, and who wrote it."""
     return {
         "format": form,
-        "version": _VERSIONS[form][-1],
+        "version": _VERSIONS[form],
         "package_version": importlib.metadata.version("roi-lightning"),
     }
 
@@ -124,7 +123,7 @@ def read_sidecar(directory: Path, formats: Collection[str] = (EXPORTED,)) -> dic
         raise UserError(f"{SIDECAR} can't be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{SIDECAR} is not one that roi_lightning wrote") from error
-    if version[0] not in formats or version[1] not in _VERSIONS[version[0]]:
+    if version[0] not in formats or version[1] != _VERSIONS[version[0]]:
         raise UserError(f"{SIDECAR} has the unknown format {version}")
     if not intact:
         raise UserError(f"{SIDECAR} does not match its own checksum")

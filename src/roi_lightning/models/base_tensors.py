@@ -23,9 +23,8 @@ from roi_lightning.errors import UserError
 from roi_lightning.models.config import GGUF_DTYPE, DType, load_config, load_tokenizer
 from roi_lightning.models.loading import load_language_model
 from roi_lightning.models.source import PERMUTATION_FILE, SIDECAR, ModelSource
-from roi_lightning.models.stored_tensors import StoredTensors, read_json, tensor_sha256
+from roi_lightning.models.stored_tensors import INDEX, StoredTensors, read_json, tensor_sha256
 
-INDEX: Final = "model.safetensors.index.json"
 COMPRESSION_KEYS: Final = ("quantization_config", "compression_config")
 _COMPANIONS: Final = (
     "*.json",

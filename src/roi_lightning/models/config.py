@@ -68,7 +68,7 @@ def _known_config(source: ModelSource, trust_remote_code: bool, _stamp: tuple[in
 def _read_config(source: ModelSource, trust_remote_code: bool) -> PreTrainedConfig:
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(
-            **source.configured, trust_remote_code=trust_remote_code
+            **source.pretrained, trust_remote_code=trust_remote_code
         )
         return config
     except Exception as error:
@@ -113,10 +113,9 @@ def load_tokenizer(
         UserError: If the model can't be found or has no tokenizer.
     """
     source = resolve_model(spec, revision, packed=True)
-    options = {"config": load_config(source, trust_remote_code)} if source.kind == "packed" else {}
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            **source.pretrained, trust_remote_code=trust_remote_code, **options
+            **source.pretrained, trust_remote_code=trust_remote_code
         )
     except Exception as error:
         raise unreadable(source, error) from error

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from roi_lightning.errors import UserError
-from roi_lightning.models.stored_tensors import PACKED_STEM, read_json, weight_files
+from roi_lightning.models.stored_tensors import read_json
 from roi_lightning.utils.extras import require
 
 _HUB_ID: Final = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -17,7 +17,6 @@ _HUB_ID: Final = re.compile(r"[\w.-]+(/[\w.-]+)?")
 PERMUTATION_FILE: Final = "roi_permutation.safetensors"
 _WANTED: Final = (
     "model*.safetensors",  # not every safetensors: some repositories hold the weights in a second layout
-    "packed*.safetensors",
     PERMUTATION_FILE,
     *("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py"),
     *("LICENSE*", "NOTICE*", "USE_POLICY*", "README.md"),
@@ -25,8 +24,6 @@ _WANTED: Final = (
 # What the sidecar of a packed directory calls its format, and config.json its `quant_method`.
 PACKED_FORMAT: Final = "roi_lightning.packed"
 SIDECAR: Final = "roi_sparsity.json"
-# Versions 1 to 3 of the packed format had the model's own configuration under this name.
-DENSE_CONFIG: Final = "dense_config.json"
 SMOLLM2: Final = "smollm2-135m"
 HUB_REMEDY: Final = (
     "check the name, the revision, the network and your login (hf auth login), or give a local directory"
@@ -70,13 +67,6 @@ class ModelSource:
             return {"pretrained_model_name_or_path": str(self.path.parent), "gguf_file": self.path.name}
         name = {"pretrained_model_name_or_path": str(self.path or self.spec)}
         return name | ({"revision": self.revision} if self.revision else {})
-
-    @property
-    def configured(self) -> dict[str, str]:
-        """The same for its configuration alone."""
-        if self.kind != "packed" or not (self.directory / DENSE_CONFIG).is_file():
-            return self.pretrained
-        return {"pretrained_model_name_or_path": str(self.directory / DENSE_CONFIG)}
 
     @cached_property
     def directory(self) -> Path:
@@ -140,8 +130,6 @@ def resolve_model(spec: str, revision: str | None = None, *, packed: bool = Fals
 
 def is_packed(directory: Path) -> bool:
     """Whether a directory holds a packed checkpoint, damaged or not."""
-    if any((directory / name).is_file() for name in (DENSE_CONFIG, *weight_files(PACKED_STEM))):
-        return True
     config = _readable(directory / "config.json").get("quantization_config")
     method = config.get("quant_method") if isinstance(config, dict) else None
     return PACKED_FORMAT in (method, _readable(directory / SIDECAR).get("format"))

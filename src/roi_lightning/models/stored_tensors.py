@@ -12,9 +12,8 @@ from torch import Tensor
 
 from roi_lightning.errors import UserError
 
-# How the names of weight files begin.
-DENSE_STEM: Final = "model"
-PACKED_STEM: Final = "packed"
+WEIGHTS: Final = "model.safetensors"
+INDEX: Final = f"{WEIGHTS}.index.json"
 
 
 class StoredTensors:
@@ -22,15 +21,14 @@ class StoredTensors:
 
     Args:
         directory: Holds `model.safetensors`, or shards and `model.safetensors.index.json`.
-        stem: What the two names begin with.
 
     Raises:
         UserError: If there are no safetensors files or the index names one that is missing.
     """
 
-    def __init__(self, directory: Path, stem: str = DENSE_STEM) -> None:
+    def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.files: dict[str, str] = _weight_map(directory, stem)
+        self.files: dict[str, str] = _weight_map(directory)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.files)
@@ -68,13 +66,8 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def weight_files(stem: str) -> tuple[str, str]:
-    """The name of the only weight file, and of the index of several."""
-    return f"{stem}.safetensors", f"{stem}.safetensors.index.json"
-
-
-def _weight_map(directory: Path, stem: str) -> dict[str, str]:
-    single, index = (directory / name for name in weight_files(stem))
+def _weight_map(directory: Path) -> dict[str, str]:
+    single, index = directory / WEIGHTS, directory / INDEX
     if index.is_file():
         return _indexed(index)
     if not single.is_file():

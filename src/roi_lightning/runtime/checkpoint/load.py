@@ -1,20 +1,18 @@
 """Load a packed directory as a transformers model that never had its dense weights, once its files are hashed."""
 
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import AutoModelForCausalLM
 from transformers.modeling_utils import PreTrainedModel
 
 from roi_lightning.errors import UserError
 from roi_lightning.export.sidecar import PACKED, read_sidecar, require_intact
-from roi_lightning.models.config import DType, load_config
-from roi_lightning.models.freezing import meta_language_model
+from roi_lightning.models.config import DType
 from roi_lightning.models.loading import read_model
 from roi_lightning.models.source import ModelSource, is_packed, resolve_model
-from roi_lightning.runtime.checkpoint.quantizer import PackedConfig
-from roi_lightning.runtime.checkpoint.tensors import NAMED_AS_LAYERS, PackedTensors, packed_names
+from roi_lightning.runtime.checkpoint.tensors import PackedTensors
 from roi_lightning.runtime.packed_linear import PackedLinear
 from roi_lightning.runtime.prepare import prepare_layers
 from roi_lightning.runtime.semi_structured import check_device
@@ -46,7 +44,8 @@ def from_packed(
     if large_batches:
         check_device(target)
     source = _packed_source(str(directory))
-    lm = _load(source, open_packed(source.directory), dtype)
+    open_packed(source.directory)
+    lm = read_model(source, AutoModelForCausalLM, **source.pretrained, dtype=dtype)
     lm.requires_grad_(False)
     lm.config.name_or_path = source.spec
     lm.to(target)  # type: ignore[arg-type]
@@ -77,31 +76,3 @@ def _packed_source(spec: str) -> ModelSource:
             "(`roi-lightning pack`)"
         )
     return ModelSource(spec, "packed", source.directory)
-
-
-def _load(source: ModelSource, tensors: PackedTensors, dtype: DType) -> PreTrainedModel:
-    if tensors.sidecar["version"] >= NAMED_AS_LAYERS:
-        return read_model(source, AutoModelForCausalLM, **source.pretrained, dtype=dtype)
-    config = load_config(source)
-    kind = type(meta_language_model(config))
-    config.quantization_config = PackedConfig(list(tensors.layers), tensors.weights).to_dict()
-    lm = read_model(
-        source,
-        kind,
-        pretrained_model_name_or_path=None,
-        config=config,
-        state_dict=_renamed(tensors),
-        dtype=dtype,
-    )
-    if (source.directory / "generation_config.json").is_file():
-        lm.generation_config = GenerationConfig.from_pretrained(source.directory)
-    return lm
-
-
-def _renamed(tensors: PackedTensors) -> dict[str, Any]:
-    """All tensors of an earlier version under today's names."""
-    renamed: dict[str, Any] = {name: tensors[name] for name in tensors.others}
-    for name in tensors.layers:
-        names = packed_names(name, NAMED_AS_LAYERS, tensors.weights)
-        renamed |= zip(names, tensors.packed(name).parts, strict=True)
-    return renamed

@@ -3,9 +3,6 @@
 Of a masked tensor `NAME` there are the kept weights by that name, `NAME_indices`, and of int8 ones `NAME_scales`,
 see `Packed`. The sidecar says which form the kept weights have, lists these tensors with their dtype in a dense
 checkpoint, and marks those that are [in, out] there (GPT-2's).
-
-Until version 3 of the format a masked `NAME.weight` was `NAME.values`, `NAME.indices` (`NAME.places` in version 1)
-and `NAME.scales`, in files named `packed`.
 """
 
 from collections.abc import Iterable
@@ -20,7 +17,7 @@ from transformers.pytorch_utils import Conv1D
 from roi_lightning.errors import UserError
 from roi_lightning.export.sidecar import PACKED, read_sidecar
 from roi_lightning.masks.layer_mask import LayerMask
-from roi_lightning.models.stored_tensors import DENSE_STEM, PACKED_STEM, StoredTensors
+from roi_lightning.models.stored_tensors import StoredTensors
 from roi_lightning.models.weight_names import loaded_names
 from roi_lightning.runtime.packed_format import Packed, kept_inputs, pack, quantize, unpack
 
@@ -28,17 +25,11 @@ from roi_lightning.runtime.packed_format import Packed, kept_inputs, pack, quant
 Weights = Literal["stored", "int8"]
 STORED: Final = "stored"
 INT8: Final = "int8"
-# The first version of the format whose tensors have the names of a model's buffers.
-NAMED_AS_LAYERS: Final = 4
 
 
-def packed_names(name: str, version: int, weights: Weights) -> tuple[str, ...]:
-    """What the parts of a masked tensor are called on disk, in a version of the format."""
-    count = 3 if weights == INT8 else 2
-    if version >= NAMED_AS_LAYERS:
-        return (name, f"{name}_indices", f"{name}_scales")[:count]
-    parts = ("values", "places" if version == 1 else "indices", "scales")
-    return tuple(f"{name.removesuffix('.weight')}.{part}" for part in parts[:count])
+def packed_names(name: str, weights: Weights) -> tuple[str, ...]:
+    """The names of a masked tensor's parts on disk."""
+    return (name, f"{name}_indices", f"{name}_scales")[: 3 if weights == INT8 else 2]
 
 
 def packed_form(name: str, tensor: Tensor, mask: LayerMask, weights: Weights) -> Packed:
@@ -77,19 +68,13 @@ class PackedTensors:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.sidecar: dict[str, Any] = read_sidecar(directory, (PACKED,))
-        self.weights: Weights = self.sidecar.get("weights", STORED)  # versions 1 and 2 have no others
-        stem = DENSE_STEM if self.sidecar["version"] >= NAMED_AS_LAYERS else PACKED_STEM
-        self._stored = StoredTensors(directory, stem)
+        self.weights: Weights = self.sidecar["weights"]
+        self._stored = StoredTensors(directory)
         self.layers = {name: bool(entry["transposed"]) for name, entry in self.sidecar["layers"].items()}
         parts = {part: name for name in self.layers for part in self._names(name)}
         if lost := parts.keys() - self._stored.files.keys():
             raise UserError(f"{str(directory)!r} lacks {min(lost)!r}; fetch or pack it again")
         self.files = {parts.get(name, name): file for name, file in self._stored.files.items()}
-
-    @property
-    def others(self) -> list[str]:
-        """The tensors that were not masked."""
-        return [name for name in self.files if name not in self.layers]
 
     def __getitem__(self, name: str) -> Tensor:
         """A tensor as the dense checkpoint has it, but for what int8 rounds."""
@@ -103,11 +88,11 @@ class PackedTensors:
         return Packed(*(self._stored[part] for part in self._names(name)))
 
     def _names(self, name: str) -> tuple[str, ...]:
-        return packed_names(name, self.sidecar["version"], self.weights)
+        return packed_names(name, self.weights)
 
     def _dtype(self, name: str) -> torch.dtype:
         """What int8 weights were."""
-        dtype: torch.dtype = getattr(torch, self.sidecar["layers"][name].get("dtype", "float32"))
+        dtype: torch.dtype = getattr(torch, self.sidecar["layers"][name]["dtype"])
         return dtype
 
     def mask(self, name: str) -> LayerMask:

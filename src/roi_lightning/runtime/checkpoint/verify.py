@@ -12,12 +12,12 @@ from roi_lightning.export import checks
 from roi_lightning.export.sidecar import PACKED, read_sidecar
 from roi_lightning.export.verify import Check, VerifyReport, is_reordered, run_check
 from roi_lightning.masks.mask_set import BaseModel, MaskSet
-from roi_lightning.models.base_tensors import INDEX, BaseTensors, StoredBase, open_base, same
+from roi_lightning.models.base_tensors import BaseTensors, StoredBase, open_base, same
 from roi_lightning.models.permutation import PermutedBase
-from roi_lightning.models.source import DENSE_CONFIG, ModelSource
-from roi_lightning.models.stored_tensors import read_json, tensor_sha256
+from roi_lightning.models.source import ModelSource
+from roi_lightning.models.stored_tensors import INDEX, read_json, tensor_sha256
 from roi_lightning.runtime.checkpoint.quantizer import PackedConfig, packed_configuration
-from roi_lightning.runtime.checkpoint.tensors import INT8, NAMED_AS_LAYERS, PackedTensors, packed_form
+from roi_lightning.runtime.checkpoint.tensors import INT8, PackedTensors, packed_form
 from roi_lightning.runtime.packed_format import PATTERN, check_indices
 from roi_lightning.utils.progress import progress
 
@@ -47,9 +47,7 @@ class _PackedExport(checks.Exported):
 
     @override
     def copies(self, companions: Iterable[str]) -> dict[str, Path]:
-        copies = super().copies(name for name in companions if name not in (INDEX, "config.json"))
-        dense = self.directory / DENSE_CONFIG  # of earlier versions
-        return copies | ({"config.json": dense} if dense.is_file() else {})
+        return super().copies(name for name in companions if name not in (INDEX, "config.json"))
 
 
 def verify_packed(directory: Path, base: ModelSource | None = None) -> VerifyReport:
@@ -72,8 +70,7 @@ def _checks(directory: Path, base: ModelSource | None) -> Iterator[Check]:
     yield run_check("checksums", lambda: checks.checksums(export))
     yield run_check("indices", lambda: _indices(export))
     facts = _readable(export)
-    if facts.get("version", 0) >= NAMED_AS_LAYERS:
-        yield run_check("configuration", lambda: _configuration(export))
+    yield run_check("configuration", lambda: _configuration(export))
     is_int8 = facts.get("weights") == INT8
     if facts.get("updated"):
         yield run_check("updates", lambda: (_int8_updates if is_int8 else checks.updates)(export))
@@ -93,7 +90,7 @@ def _checks(directory: Path, base: ModelSource | None) -> Iterator[Check]:
 
 def _sidecar(export: _PackedExport) -> str:
     """The sidecar is intact."""
-    form = "packed in int8" if export.sidecar.get("weights") == INT8 else "packed"
+    form = "packed in int8" if export.sidecar["weights"] == INT8 else "packed"
     return f"pattern {export.sidecar['pattern']}, {form}, checksum right"
 
 
@@ -124,7 +121,7 @@ def _configuration(export: _PackedExport) -> str:
 
 def _copied(export: _PackedExport, base: BaseTensors) -> str:
     """What is no weight is as in the base model's directory, the configuration but for what was added to it."""
-    if isinstance(base, StoredBase) and export.sidecar["version"] >= NAMED_AS_LAYERS:
+    if isinstance(base, StoredBase):
         config, dense = (read_json(place / "config.json") for place in (export.directory, base.directory))
         added = packed_configuration({}, PackedConfig([])).keys()
         if {key: entry for key, entry in config.items() if key not in added} != dense:

@@ -12,16 +12,16 @@ from torch import Tensor
 
 from roi_lightning.errors import UserError
 from roi_lightning.export import check_destination, check_not_base
-from roi_lightning.export.sidecar import PACKED, PACKED_VERSION, heading, read_sidecar, write_sidecar
+from roi_lightning.export.sidecar import PACKED, heading, read_sidecar, write_sidecar
 from roi_lightning.export.verify import require_verified
 from roi_lightning.masks.layer_mask import LayerMask
 from roi_lightning.masks.layer_patterns import DENSE
 from roi_lightning.masks.mask_set import MaskSet
-from roi_lightning.models.base_tensors import INDEX, StoredBase, same, save_tensors
+from roi_lightning.models.base_tensors import StoredBase, same, save_tensors
 from roi_lightning.models.config import load_config
 from roi_lightning.models.freezing import meta_language_model
 from roi_lightning.models.source import ModelSource, is_packed
-from roi_lightning.models.stored_tensors import read_json
+from roi_lightning.models.stored_tensors import INDEX, read_json
 from roi_lightning.runtime.checkpoint.describe import PackedSizes, packed_card, packed_sizes
 from roi_lightning.runtime.checkpoint.quantizer import PackedConfig, packed_configuration
 from roi_lightning.runtime.checkpoint.tensors import (
@@ -138,7 +138,7 @@ def _parts(name: str, tensor: Tensor, mask: LayerMask | None, weights: Weights) 
     if mask is None:
         return {name: tensor}
     packed = packed_form(name, tensor, mask, weights)
-    return dict(zip(packed_names(name, PACKED_VERSION, weights), packed.parts, strict=True))
+    return dict(zip(packed_names(name, weights), packed.parts, strict=True))
 
 
 def _write_companions(base: StoredBase, folder: Path, packed: PackedConfig) -> None:
