@@ -17,7 +17,6 @@ MODULES = (
         "convert",
         "doctor",
         "evaluate",
-        "generate",
         "pack",
         "permute",
         "prune",

@@ -41,7 +41,6 @@ SMALL = {
         ("--device",): "cpu",
     },
     "allocate": {("--seq_len",): "32", ("--windows",): "2", ("--device",): "cpu"},
-    "generate": {("--max_new_tokens",): "4", ("--device",): "cpu"},
     "evaluate": {("--seq_len",): "32", ("--limit",): "4", ("--device",): "cpu"},
 }
 SMALL |= dict.fromkeys(("plan", "validate", "export"), SMALL["fit"])
@@ -58,7 +57,6 @@ SLOW = (
     "docs/distributed.md",
     "docs/evaluation.md",
     "docs/extend.md",
-    "docs/generate.md",
     "docs/models.md",
     "docs/monitoring.md",
     "docs/patterns.md",

@@ -22,7 +22,6 @@ PLAIN: Final = {
     "convert": "an exported directory as a GGUF file, for llama.cpp",
     "benchmark": "what masks cost, alone or in a training step, and what 2:4 models save",
     "evaluate": "perplexities and benchmark tasks of models and masks, side by side",
-    "generate": "continuations of prompts by models and masks, side by side, or a conversation",
     "report": "one HTML page about runs, masks and their figures, to read or to mail",
     "doctor": "what of this machine decides how fast runs are, and what works here",
     "completion": "a script that completes commands and options in bash, zsh or tcsh",
