@@ -1,6 +1,5 @@
-"""A hub in this process: repositories to download, and uploads that are remembered."""
+"""A hub in this process: repositories to download."""
 
-import base64
 import hashlib
 import json
 import re
@@ -55,15 +54,12 @@ class FakeHub:
     Attributes:
         holds: Repositories to download, by `models/owner/name` or `datasets/owner/name`.
         requests: Method and path of each request, in order.
-        repositories: What was asked to be created.
-        files: The content of every file of the last commit, by path.
-        large: The end of the names of files that are to be uploaded apart from the commit, as weights are.
     """
 
     def __init__(self):
         self.holds: dict[str, Repository] = {}
-        self.requests, self.repositories, self.files = [], [], {}
-        self.endpoint, self.large, self._objects = "", "(none)", {}
+        self.requests = []
+        self.endpoint = ""
 
     def answer(self, method, path, body, token):
         """Status, content (bytes, or anything as JSON) and headers."""
@@ -72,14 +68,7 @@ class FakeHub:
         for pattern, reply in ((FILE, self._file), (API, self._about)):
             if (match := pattern.fullmatch(path)) and (found := reply(*match.groups(), body, token)):
                 return found
-        if path.startswith("/objects/"):
-            self._objects[path.rpartition("/")[2]] = body
-            return 200, b"", {}
-        if token != "Bearer secret":
-            return 401, {"error": "no such token"}, {}
-        return self._upload(path, body)
-
-    # Downloads.
+        return 404, {"error": path}, {}
 
     def _file(self, dataset, name, revision, path, _body, token):
         repository = self.holds.get(f"{'datasets' if dataset else 'models'}/{name}")
@@ -95,8 +84,6 @@ class FakeHub:
 
     def _about(self, kind, name, what, revision, body, token):
         repository = self.holds.get(f"{kind}/{name}")
-        if repository is None and kind == "models" and token:
-            return None  # one to upload to
         if refused := self._refused(repository, revision or "main", token):
             return refused
         commit = repository.commit(revision or "main")
@@ -124,48 +111,6 @@ class FakeHub:
         if repository.commit(revision) is None:
             return 404, {"error": f"Invalid rev id: {revision}"}, {"X-Error-Code": "RevisionNotFound"}
         return None
-
-    # Uploads.
-
-    def _upload(self, path, body):
-        if path == "/api/whoami-v2":
-            return 200, {"name": "me", "type": "user", "orgs": []}, {}
-        if path == "/api/repos/create":
-            self.repositories.append(json.loads(body))
-            return 200, {"url": f"{self.endpoint}/me/tiny"}, {}
-        if path == "/api/validate-yaml":
-            return 200, {"errors": [], "warnings": []}, {}
-        if path.startswith("/api/models/me/tiny/preupload/"):
-            return 200, {"files": [self._mode(entry["path"]) for entry in json.loads(body)["files"]]}, {}
-        if path == "/me/tiny.git/info/lfs/objects/batch":
-            return (
-                200,
-                {"transfer": "basic", "objects": list(map(self._place, json.loads(body)["objects"]))},
-                {},
-            )
-        if path.startswith("/api/models/me/tiny/commit/"):
-            return self._commit(body)
-        if path.startswith("/api/models/me/tiny"):
-            return 200, {"id": "me/tiny", "sha": "0" * 40, "siblings": []}, {}
-        return 404, {"error": path}, {}
-
-    def _mode(self, path):
-        mode = "lfs" if path.endswith(self.large) else "regular"
-        return {"path": path, "uploadMode": mode, "shouldIgnore": False}
-
-    def _place(self, entry):
-        return entry | {"actions": {"upload": {"href": f"{self.endpoint}/objects/{entry['oid']}"}}}
-
-    def _commit(self, body):
-        entries = [json.loads(line) for line in body.splitlines()]
-        self.files = {
-            entry["value"]["path"]: base64.b64decode(entry["value"]["content"])
-            if entry["key"] == "file"
-            else self._objects[entry["value"]["oid"]]
-            for entry in entries
-            if entry["key"] in ("file", "lfsFile")
-        }
-        return 200, {"commitUrl": f"{self.endpoint}/me/tiny/commit/1", "commitOid": "1" * 40}, {}
 
 
 def _handler(hub):

@@ -1,6 +1,7 @@
 import hashlib
 import json
 import shutil
+import sys
 from collections import Counter
 from functools import partial
 
@@ -11,8 +12,11 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cli_helpers import make_lab, run
+from roi_lightning.data.corpora import FORMATS
 from roi_lightning.errors import UserError
 from roi_lightning.export import write_export
+from roi_lightning.export.public_names import public_name
+from roi_lightning.export.sidecar import command_line
 from roi_lightning.learning.callbacks import HardenMasks, SparseExport
 from roi_lightning.learning.proxsparse import ProxSparseModule
 from roi_lightning.learning.roi import RoILightningModule
@@ -171,6 +175,32 @@ def test_the_card_of_a_hub_model_names_it(tmp_path, monkeypatch):
     assert (front["base_model"], front["base_model_relation"]) == ("owner/model", "finetune")
     assert "2:4" in front["tags"]
     assert MaskSet.load(out).base.revision == "c0ffee"
+
+
+@pytest.mark.parametrize(
+    ("argv", "recorded"),
+    [
+        (["/x/bin/roi-lightning", "fit", "-c", "a.yaml"], ["fit", "-c", "a.yaml"]),
+        (["/x/roi_lightning/__main__.py", "fit"], ["fit"]),
+        (["/x/other/__main__.py", "fit"], None),
+        (["roi-lightning", "--a.api_key", "abc", "--b"], ["--a.api_key", "REDACTED", "--b"]),
+        (["roi-lightning", "--a.b_token=abc"], ["--a.b_token=REDACTED"]),
+        (["roi-lightning", '{"api_key": "abc", "b": 1}'], ['{"api_key": REDACTED, "b": 1}']),
+        (["roi-lightning", "hf_" + "x" * 34], ["REDACTED"]),
+        (["roi-lightning", "--data.tokenizer", "owner/name"], ["--data.tokenizer", "owner/name"]),
+    ],
+)
+def test_the_command_is_recorded_without_secrets(argv, recorded, monkeypatch):
+    monkeypatch.setattr(sys, "argv", argv)
+    assert command_line() == recorded
+
+
+def test_names_of_others_stay_and_folders_go():
+    assert public_name("/home/me/texts/*.txt, owner/name") == "*.txt, owner/name"
+    assert public_name("gguf:../m.gguf") == "m.gguf"
+    assert public_name("{source: ~/notes.jsonl.gz, field: x}") == "{source: notes.jsonl.gz, field: x}"
+    assert public_name("/home/me/my texts/a.txt") == "a.txt"
+    assert [public_name(f"texts/a{suffix}") for suffix in FORMATS] == [f"a{suffix}" for suffix in FORMATS]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

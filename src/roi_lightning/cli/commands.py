@@ -16,7 +16,6 @@ PLAIN: Final = {
     "sample": "calibration text that a model writes itself, to a file",
     "apply": "a base model and a mask file to the same directory",
     "compare": "how much of what one mask keeps the others keep too: tables and pictures",
-    "publish": "an exported directory made ready for the hub, with a full model card",
     "verify": "check an exported directory: pattern, zeros, kept weights, every byte",
     "pack": "a verified 2:4 directory in fewer bytes, for transformers with roi_lightning.runtime",
     "convert": "an exported directory as a GGUF file, for llama.cpp",

@@ -550,9 +550,9 @@ def _hub_login() -> Finding:
     if offline:
         return Finding("warning", found, "only what is in the caches is found: unset HF_HUB_OFFLINE", facts)
     if not token:
-        means = "gated models (Gemma) and `publish --push` need one: hf auth login"
+        means = "gated models (Gemma) need one: hf auth login"
         return Finding("warning", found, means, facts)
-    return Finding("ok", found, "gated models and `publish --push`, if the hub takes it (not asked)", facts)
+    return Finding("ok", found, "gated models, if the hub takes it (not asked)", facts)
 
 
 def _gb(count: float) -> str:

@@ -17,8 +17,8 @@ from roi_lightning.cli.calibration import calibration_data, text_facts
 from roi_lightning.cli.options import parse_options
 from roi_lightning.errors import UserError, check_at_least
 from roi_lightning.export import check_destination, check_not_base
-from roi_lightning.export.card_metadata import public_name
 from roi_lightning.export.permuted import write_permuted
+from roi_lightning.export.public_names import public_name
 from roi_lightning.masks.overlap import kind_of
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.base_tensors import open_base

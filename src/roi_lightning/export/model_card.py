@@ -1,14 +1,11 @@
-"""The model card of an export: what it is, how sparse, how to load and how to check it.
+"""The model card of an export: what it is, how sparse, how to load and how to check it."""
 
-A published model has the same card with its own name in it, and what is known beyond the directory.
-"""
-
-import shlex
 from collections.abc import Mapping
-from pathlib import PurePath
 from typing import Any, Final
 
-from roi_lightning.export.card_metadata import MeasuredQuality, Publication, front_matter, hub_id, public_name
+from huggingface_hub import ModelCardData
+
+from roi_lightning.export.public_names import public_name
 from roi_lightning.export.sidecar import RECOVERED, WITH_WEIGHTS
 from roi_lightning.masks.layer_patterns import LayerPatterns
 from roi_lightning.masks.mask_set import MASK_FILE, MaskSet
@@ -18,38 +15,47 @@ from roi_lightning.models.source import PERMUTATION_FILE
 from roi_lightning.utils.tables import markdown_table
 
 
-def model_card(masks: MaskSet, description: Mapping[str, Any], publication: Publication | None = None) -> str:
+def model_card(masks: MaskSet, description: Mapping[str, Any]) -> str:
     """Write the card.
 
     Args:
         masks: The masks applied.
         description: The sidecar's content.
-        publication: What to say besides; None for a directory that has no name yet.
 
     Returns:
         Markdown with a YAML front matter.
     """
-    base = hub_id(masks, publication) or public_name(masks.base.spec)
+    hub_id = masks.base.spec if masks.base.revision else None  # only hub models have one
+    base = hub_id or public_name(masks.base.spec)
     training, is_gguf = description.get("training", {}), "dequantized" in description
     parts = [
-        front_matter(masks, publication),
-        f"# {base}, {masks.pattern} sparse{' (mixed patterns)' if masks.is_mixed else ''}"
-        if publication is None
-        else f"# {PurePath(publication.name).name}",
+        _front_matter(masks, hub_id),
+        f"# {base}, {masks.pattern} sparse{' (mixed patterns)' if masks.is_mixed else ''}",
         _summary(masks, description, base),
         markdown_table(["kind of layer", "layers", "weights", "kept", *_patterns_head(masks)], _kinds(masks)),
-        _LOADING.replace("PATH", publication.name if publication else "PATH"),
-        *(_measured(publication.measured) if publication and publication.measured else ()),
+        _LOADING,
         _facts("## Perplexity", description.get("perplexity")),
         _facts("## How the mask was made", training),
-        *(_commands(description, publication) if publication else ()),
         _data(training),
-        _check(masks, publication, "BASE" if is_gguf else hub_id(masks, publication) or "BASE"),
+        _check(masks, "BASE" if is_gguf else hub_id or "BASE"),
         _PERMUTED if "permuted_from" in description else "",
         _GGUF if is_gguf else "",
         _LIMITS,
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _front_matter(masks: MaskSet, hub_id: str | None) -> str:
+    """YAML between two lines of dashes, for the hub."""
+    patterns = [*map(str, masks.pattern.distinct), *(["mixed-patterns"] if masks.is_mixed else [])]
+    data = ModelCardData(
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        tags=["sparsity", "pruning", *patterns, "semi-structured", "n-m-sparsity", "roi-lightning"],
+        base_model=hub_id,
+        base_model_relation="finetune" if hub_id else None,
+    )
+    return f"---\n{data.to_yaml()}\n---"
 
 
 _LOADING: Final = """## Use
@@ -154,30 +160,6 @@ def _patterns_of(masks: MaskSet, kind: str) -> list[str]:
     return [str(LayerPatterns(own))]
 
 
-def _measured(measured: MeasuredQuality) -> list[str]:
-    head = ["metric", "this model", *(["dense"] if measured.dense else [])]
-    columns = [measured.metrics, *([measured.dense] if measured.dense else [])]
-    rows = [[name, *(str(column.get(name, "")) for column in columns)] for name in measured.metrics]
-    settings = {key: value for key, value in measured.settings.items() if value is not None}
-    return [
-        "## Measured",
-        markdown_table(head, rows),
-        "as `roi-lightning evaluate` gave them, with",
-        _facts("", settings),
-    ]
-
-
-def _commands(description: Mapping[str, Any], publication: Publication) -> list[str]:
-    parts = []
-    if "command" in description:
-        command = shlex.join(["python", "-m", "roi_lightning", *description["command"]])
-        parts.append(f"The command, folders left out:\n\n```\n{command}\n```")
-    if publication.config:
-        config = f"```yaml\n{publication.config.rstrip()}\n```"
-        parts.append(f"<details>\n<summary>config.yaml</summary>\n\n{config}\n\n</details>")
-    return parts
-
-
 def _data(training: Mapping[str, Any]) -> str:
     if "text" not in training:
         return ""
@@ -185,19 +167,15 @@ def _data(training: Mapping[str, Any]) -> str:
     return f"## Data\n\nThe mask was made on `{public_name(training['text'])}`{amount}."
 
 
-def _check(masks: MaskSet, publication: Publication | None, base: str) -> str:
-    fetch, where = "", "PATH"
-    if publication is not None:
-        where = PurePath(publication.name).name
-        fetch = f"hf download {publication.name} --local-dir {where}\n"
-    command = f"```\n{fetch}roi-lightning verify {where} --base {base}\n```"
+def _check(masks: MaskSet, base: str) -> str:
+    command = f"```\nroi-lightning verify PATH --base {base}\n```"
     claim = _UPDATED if masks.updated else _UNCHANGED.replace("BASE", base)
     return f"## Check\n\n{command}\n\n{claim}"
 
 
 def _facts(title: str, facts: Mapping[str, Any] | None) -> str:
     rows = [[str(key), _value(value)] for key, value in (facts or {}).items()]
-    return "\n\n".join(filter(None, [title, markdown_table(["what", "value"], rows, left=2)])) if rows else ""
+    return f"{title}\n\n{markdown_table(['what', 'value'], rows, left=2)}" if rows else ""
 
 
 def _value(value: object) -> str:

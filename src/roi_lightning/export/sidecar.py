@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from roi_lightning.errors import UserError
-from roi_lightning.export.card_metadata import without_secrets
+from roi_lightning.export.public_names import without_secrets
 from roi_lightning.masks.mask_set import MASK_FILE, MaskSet
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.base_tensors import BaseTensors

@@ -56,10 +56,4 @@ def next_steps(mask: Mask) -> list[Step]:
     if mask.pattern in ("2:4", "2:4 + dense"):
         out = f"{directory.rstrip('/')}-packed"
         steps.append(Step("Store and run it in fewer bytes", line("pack", directory, "--out", out)))
-    steps.append(
-        Step(
-            "Publish it: writes a folder to look through first, and uploads nothing without --push",
-            line("publish", directory, "--name", "OWNER/NAME", "--evaluation", measured),
-        )
-    )
     return steps
