@@ -83,7 +83,7 @@ LEARNERS = {
     "joint": partial(
         RoILightningModule, prior="magnitude", distillation=0.5, lr_weights=1e-3, optimizer=adamw(0.02)
     ),
-    "recover": partial(RecoveryModule, distillation=0.5, norms=True, optimizer=adamw(1e-3)),
+    "recover": partial(RecoveryModule, distillation=0.5, optimizer=adamw(1e-3)),
 }
 STEPS, SAVED, TOLD = 6, 3, 4
 # Runs that end with a report: one process and two ranks, whole and sharded, with a prior and without.

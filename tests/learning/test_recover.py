@@ -90,30 +90,6 @@ def test_kept_weights_are_trained_as_by_hand(lab, builder, parts):
         torch.testing.assert_close(learner.model(ids).logits, exported(ids).logits)
 
 
-@pytest.mark.parametrize("builder", [tiny_qwen2, tiny_gpt2])
-def test_norms_and_biases_are_trained_where_they_are_asked_for(lab, builder):
-    base, export = pruned(lab, builder)
-    out = lab.folder / "out"
-    learner = recover(lab, export, 3, [SparseExport(str(out))], norms=True, biases=True)
-    before, after = load_file(export / "model.safetensors"), load_file(out / "model.safetensors")
-    for name, tensor in after.items():
-        trained = tensor.ndim == 1 or name in MaskSet.load(out).layers
-        assert torch.equal(tensor, before[name]) != trained, name
-    assert run("verify", out, "--base", base) == 0
-    others = sum(tensor.ndim == 1 for tensor in after.values())
-    assert f"layers, and {others} other tensors, were trained on" in (out / "README.md").read_text()
-    ids = torch.arange(40).reshape(2, 20) * 5 % 256
-    for directory, context in ((out, learner.under_masks()), (base, learner.dense())):
-        lm = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
-        with context, torch.no_grad():
-            torch.testing.assert_close(learner.model(ids).logits, lm(ids).logits)
-    again = RecoveryModule(str(out), norms=True, biases=True)
-    with again.under_masks(), learner.under_masks(), torch.no_grad():
-        torch.testing.assert_close(again.model(ids).logits, learner.model(ids).logits)
-    with pytest.raises(UserError, match=r"trained norms or biases.*would be put back"):
-        _ = RecoveryModule(str(out)).model
-
-
 def test_zeros_are_exact_at_every_step(lab):
     class Zeros(Batches):
         def on_train_batch_end(self, trainer, learner, *args):

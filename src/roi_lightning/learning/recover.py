@@ -15,15 +15,13 @@ from roi_lightning.errors import UserError
 from roi_lightning.export.recorded import export_directory, recorded_layers, recorded_patterns
 from roi_lightning.export.sidecar import RECOVERED, read_sidecar
 from roi_lightning.learning.base import MaskLearningModule
-from roi_lightning.learning.trained_beside import train_beside
 from roi_lightning.masks.layer_mask import LayerMask, unpack_bits
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.models.fingerprint import check_masks_fit
 from roi_lightning.models.layers import ChosenLayers
 from roi_lightning.models.stored_tensors import StoredTensors
-from roi_lightning.models.weight_names import stored_names
 from roi_lightning.samplers.masked_linear import LayerState, MaskedLinear, attach, in_mode
-from roi_lightning.utils.dtensor import distribute_like, full_tensor, local_tensor
+from roi_lightning.utils.dtensor import distribute_like, local_tensor
 from roi_lightning.utils.progress import progress
 
 
@@ -92,8 +90,6 @@ class RecoveryModule(MaskLearningModule):
     Args:
         lm: An exported directory, or a hub model that is one.
         base: The dense model it was made from, if that is no longer where the export says.
-        norms: Train the norms' weights, too.
-        biases: Train the biases, too.
         kwargs: As in `MaskLearningModule`.
 
     Raises:
@@ -103,9 +99,7 @@ class RecoveryModule(MaskLearningModule):
     learns = "weights"
     layers: Mapping[str, KeptLinear]
 
-    def __init__(
-        self, lm: str, *, base: str | None = None, norms: bool = False, biases: bool = False, **kwargs: Any
-    ) -> None:
+    def __init__(self, lm: str, *, base: str | None = None, **kwargs: Any) -> None:
         self._export = export_directory(lm)
         self._sidecar = read_sidecar(self._export)
         recorded = self._sidecar["base"]
@@ -118,8 +112,7 @@ class RecoveryModule(MaskLearningModule):
             ignore=(),
             **kwargs,
         )
-        self.start_from, self.norms, self.biases = lm, norms, biases
-        self._beside: dict[str, str] = {}  # names of other parameters → of their trained copies
+        self.start_from = lm
         self.state = LayerState(self.pattern)
         self._dtypes: dict[str, torch.dtype] = {}
 
@@ -150,50 +143,23 @@ class RecoveryModule(MaskLearningModule):
     @override
     def attach(self, lm: PreTrainedModel, layers: dict[str, nn.Linear | Conv1D]) -> dict[str, KeptLinear]:
         self.state.pattern = self.pattern
-        attached = attach(lm, layers, self.state, KeptLinear)
-        self._train_beside(attached)
-        return attached
-
-    @override
-    def load_lm(self) -> PreTrainedModel:
-        lm = super().load_lm()
-        pruned = self.choose(lm).pruned
-        self._train_beside({name: x for name, x in lm.named_modules() if name not in pruned})
-        return lm
-
-    def _train_beside(self, modules: Mapping[str, nn.Module]) -> None:
-        """Before anything is sharded, so that the copies are sharded with what they stand beside."""
-        for owner, module in modules.items():
-            for name, parameter in list(module.named_parameters(recurse=False)):
-                if (self.norms and name == "weight" and parameter.ndim == 1) or (
-                    self.biases and name == "bias"
-                ):
-                    self._beside[f"{owner}.{name}"] = f"{owner}.{train_beside(module, name, self.state)}"
+        return attach(lm, layers, self.state, KeptLinear)
 
     @override
     def configure_model(self) -> None:
         if self.lm is not None:
             return
         super().configure_model()
+        if others := set(self._sidecar["updated"]).difference(self.stored_weights.values()):
+            raise UserError(
+                f"{self.start_from!r} has other trained tensors than masked weights, {min(others)!r} first, which "
+                "recovery would put back to the dense model's; give an export without such"
+            )
         tensors = StoredTensors(self._export)
         for name, stored in progress(list(self.stored_weights.items()), "reading kept weights"):
             tensor, mask = tensors[stored], self.masks.layers[stored]
             self.layers[name].start(mask, tensor.masked_fill(~mask.to_bool(), 0))
             self._dtypes[name] = tensor.dtype
-        stored_beside = stored_names(self.model, self._beside, tensors)
-        for name, stored in stored_beside.items():
-            trained = self.model.get_parameter(self._beside[name]).detach()
-            trained.copy_(distribute_like(tensors[stored].float(), trained))
-        changed = self._sidecar["updated"]
-        if lost := set(changed).difference(self.stored_weights.values(), stored_beside.values()):
-            raise UserError(
-                f"{self.start_from!r} has {len(lost)} trained norms or biases, {min(lost)!r} first, which would be "
-                "put back to the dense model's; set model.norms and model.biases as they were"
-            )
-
-    @override
-    def learned_names(self) -> set[str]:
-        return super().learned_names() | {f"lm.{copy}" for copy in self._beside.values()}
 
     @override
     def on_fit_start(self) -> None:
@@ -231,15 +197,10 @@ class RecoveryModule(MaskLearningModule):
 
     @override
     def updates(self) -> dict[str, Tensor]:
-        changed = {
+        return {
             stored: self.layers[name].as_stored(self.layers[name].own_weight(), self._dtypes[name])
             for name, stored in self.stored_weights.items()
         }
-        tensors = StoredTensors(self._export)
-        for name, stored in stored_names(self.model, self._beside, tensors).items():
-            trained = full_tensor(self.model.get_parameter(self._beside[name]).detach())
-            changed[stored] = trained.cpu().to(tensors[stored].dtype)
-        return changed
 
     @property
     @override
@@ -249,4 +210,4 @@ class RecoveryModule(MaskLearningModule):
     @override
     def settings(self) -> dict[str, object]:
         started = {"export": self.start_from, "export_checksum": self._sidecar["checksum"]}
-        return super().settings() | started | {"norms": self.norms, "biases": self.biases}
+        return super().settings() | started
