@@ -40,7 +40,6 @@ SMALL = {
         ("--windows",): "4",
         ("--device",): "cpu",
     },
-    "allocate": {("--seq_len",): "32", ("--windows",): "2", ("--device",): "cpu"},
     "evaluate": {("--seq_len",): "32", ("--limit",): "4", ("--device",): "cpu"},
 }
 SMALL |= dict.fromkeys(("plan", "validate", "export"), SMALL["fit"])

@@ -106,14 +106,12 @@ def test_patterns_in_memory_and_of_transposed_layers(tmp_path):
     assert MaskSet.load(tmp_path / "mask").pattern == masks.pattern
 
 
-def test_patterns_are_read_from_text_files_and_overlays(tmp_path):
-    overlay = tmp_path / "patterns.yaml"
-    overlay.write_text(yaml.safe_dump({"model": {"init_args": {"patterns": PATTERNS}}}))
-    plain = tmp_path / "plain.yaml"
-    plain.write_text(yaml.safe_dump(PATTERNS))
-    for given in (PATTERNS, json.dumps(PATTERNS), str(overlay), str(plain)):
+def test_patterns_are_read_from_text_and_files(tmp_path):
+    file = tmp_path / "patterns.yaml"
+    file.write_text(yaml.safe_dump(PATTERNS))
+    for given in (PATTERNS, json.dumps(PATTERNS), str(file)):
         assert read_patterns(given) == PATTERNS
-    assert str(PruneConfig(patterns=str(overlay)).layer_pattern) == "1:4 + 2:4 + 4:8 + dense"
+    assert str(PruneConfig(patterns=str(file)).layer_pattern) == "1:4 + 2:4 + 4:8 + dense"
     assert str(PruneConfig(patterns="{k_proj: 4:8}").layer_pattern) == "2:4 + 4:8"
     assert str(PruneConfig().layer_pattern) == "2:4"
 
@@ -124,16 +122,11 @@ def test_patterns_are_read_from_text_files_and_overlays(tmp_path):
         ("{*.k_proj: dense}", r"can't be read \(while .*; give '\{"),
         ("{}", "is no mapping of layers to patterns"),
         ("{4: dense}", "is no mapping"),
-        ("nowhere.yaml", r"'nowhere.yaml' can't be read \(No such file"),
-        ("overlay.yaml", r"can't be read \(it has no 'patterns'\)"),
-        ("list.yaml", "is no mapping"),
+        ("nowhere.yaml", r"'nowhere.yaml' can't be read \(.*No such file"),
         ("{k_proj: half}", "'k_proj': pattern 'half' is not of the form N:M.*, or dense"),
     ],
 )
-def test_what_are_no_patterns_is_refused(patterns, says, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "overlay.yaml").write_text("model: { init_args: { pattern: '2:4' } }")
-    (tmp_path / "list.yaml").write_text("[2:4, dense]")
+def test_what_are_no_patterns_is_refused(patterns, says, tmp_path):
     with pytest.raises(UserError, match=says):
         _ = PruneOptions(lm="x", method="magnitude", out=tmp_path / "out", patterns=patterns).layer_pattern
 

@@ -12,7 +12,6 @@ PLAIN: Final = {
     "prune": "a mask without training: magnitude, Wanda, SparseGPT",
     "refit": "new values for the weights that a mask keeps, block by block",
     "permute": "hidden channels in an order that N:M masks lose less in",
-    "allocate": "mixed patterns: which layers to prune how much, at a total of kept weights",
     "sample": "calibration text that a model writes itself, to a file",
     "apply": "a base model and a mask file to the same directory",
     "compare": "how much of what one mask keeps the others keep too: tables and pictures",

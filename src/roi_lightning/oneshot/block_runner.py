@@ -118,36 +118,8 @@ class BlockRunner:
 
         return self._call(index, window)(replaced, self.hidden(window))
 
-    def logits(self, index: int, window: int = 0) -> Tensor:
-        """Next-token logits of a window, [seq_len, vocabulary], in the model's dtype.
-
-        Args:
-            index: Of the block from which on the model is run, on the hidden states that are kept.
-            window: Of the window.
-        """
-        hidden = self.hidden(window)
-        for i in range(index, len(self)):
-            with self.on_device(i):
-                hidden = self._call(i, window)(self._blocks[i], hidden)
-        with self._handing_on(hidden.to(self._lm_device)):
-            output = self._lm(
-                input_ids=self._windows[window].unsqueeze(0).to(self._lm_device), use_cache=False
-            )
-        logits: Tensor = output.logits[0]
-        return logits
-
     def _call(self, index: int, window: int) -> BlockCall:
         return self._calls[window if len(self._calls) > 1 else 0][index]
-
-    @contextmanager
-    def _handing_on(self, hidden: Tensor) -> Iterator[None]:
-        """Have the model go through its blocks without running them: the last one gives these hidden states."""
-        output = (hidden,) if self._in_tuple else hidden
-        with ExitStack() as stack:
-            for block in self._blocks:
-                stack.callback(_set_forward, block, block.__dict__.get("forward"))
-                _set_forward(block, lambda *_args, **_kwargs: output)
-            yield
 
     def _all_calls(self) -> list[list[BlockCall]]:
         """Per window, or once if the first and the last window give the same."""
@@ -174,7 +146,7 @@ class BlockRunner:
             nonlocal last
             moved_blocks.close()
             output = _moved(output, self._lm_device)
-            last, self._in_tuple = _hidden_of(output), not isinstance(output, Tensor)
+            last = _hidden_of(output)
             return output
 
         with moved_blocks, ExitStack() as hooks:
@@ -225,14 +197,6 @@ class BlockRunner:
 
     def _forward(self, window: Tensor) -> None:
         self._lm.base_model(input_ids=window.unsqueeze(0).to(self._lm_device), use_cache=False)
-
-
-def _set_forward(block: nn.Module, forward: Callable[..., Any] | None) -> None:
-    """Give a block a forward pass of its own; None for its class's."""
-    if forward is None:
-        del block.forward
-    else:
-        block.forward = forward
 
 
 class _ReachedError(Exception):

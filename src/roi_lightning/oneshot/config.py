@@ -10,7 +10,7 @@ import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 
 from roi_lightning.data import CalibrationDataModule
-from roi_lightning.errors import UserError, check_at_least, did_you_mean
+from roi_lightning.errors import UserError, check_at_least, did_you_mean, reason
 from roi_lightning.masks.layer_patterns import Pattern, mixed_pattern
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.oneshot import (
@@ -42,7 +42,7 @@ class PruneConfig:
             (`SparseGPT(update_weights=False)`).
         pattern: N:M, N kept of every M consecutive inputs.
         patterns: Another N:M, or dense, of some layers, by name or glob: '{"*.down_proj": "4:8", "*.k_proj": dense}',
-            or a YAML file, as allocate writes it. A full name wins over globs, of several globs the last.
+            or a YAML file. A full name wins over globs, of several globs the last.
         windows: How many windows of calibration text.
         seq_len: Tokens of each.
         seed: Of the choice of windows, and of what a method draws.
@@ -132,7 +132,7 @@ def read_patterns(given: str | Mapping[str, str | int] | None) -> Mapping[str, s
     """The patterns of some layers.
 
     Args:
-        given: A mapping; one in YAML; a YAML file that has it at its top, or at `model.init_args.patterns`.
+        given: A mapping; one in YAML; a YAML file with one.
 
     Raises:
         UserError: If it is none of these.
@@ -142,19 +142,11 @@ def read_patterns(given: str | Mapping[str, str | int] | None) -> Mapping[str, s
     is_file = not given.lstrip().startswith("{")
     try:
         content = yaml.safe_load(Path(given).expanduser().read_text(encoding="utf-8") if is_file else given)
-        if is_file and isinstance(content, dict) and "model" in content:
-            content = content["model"]["init_args"]["patterns"]
-    except (OSError, UnicodeError, yaml.YAMLError, KeyError, TypeError) as error:
-        raise UserError(f"--patterns {given!r:.200} can't be read ({_reason(error)}); {_PATTERNS}") from error
+    except (OSError, UnicodeError, yaml.YAMLError) as error:
+        raise UserError(f"--patterns {given!r:.200} can't be read ({reason(error)}); {_PATTERNS}") from error
     if not isinstance(content, dict) or not content or not all(isinstance(glob, str) for glob in content):
         raise UserError(f"--patterns {given!r:.200} is no mapping of layers to patterns; {_PATTERNS}")
     return content
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, OSError):
-        return str(error.strerror)
-    return f"it has no {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
 
 
 def _by_class_path(text: str) -> OneShotMethod:
@@ -164,9 +156,9 @@ def _by_class_path(text: str) -> OneShotMethod:
         made = parser.instantiate_classes(parser.parse_args([f"--method={text}"])).method
     except (ArgumentError, TypeError, ValueError) as error:
         # The first line names the option.
-        reason = parser_error(str(error).partition("\n")[2] or str(error))
+        said = parser_error(str(error).partition("\n")[2] or str(error))
         raise UserError(
-            f"--method {text!r} can't be made: {reason}; choose among {', '.join(METHODS)} or give "
+            f"--method {text!r} can't be made: {said}; choose among {', '.join(METHODS)} or give "
             "the class path of a OneShotMethod"
         ) from error
     assert isinstance(made, OneShotMethod)
