@@ -29,7 +29,7 @@ FILES += [
     "roi",
 ]
 FILES += ["objectives", "losses", "nonfinite", "export", "evaluation", "loading", "architectures"]
-FILES += ["resume", "interruption", "maskllm", "proxsparse", "joint", "recover", "refit"]
+FILES += ["resume", "interruption", "maskllm", "proxsparse", "joint", "recover"]
 FILES += ["api", "examples", "plan"]
 OLD = {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_CBWR": "COMPATIBLE"}
 AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_CBWR": "AVX2"}

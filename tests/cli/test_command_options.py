@@ -20,7 +20,6 @@ MODULES = (
         "pack",
         "permute",
         "prune",
-        "refit",
         "verify",
     ),
 )

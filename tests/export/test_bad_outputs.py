@@ -24,10 +24,6 @@ def sparsegpt(bench, out):
     return ["prune", bench.model, *words, "--out", out]
 
 
-def refit(bench, out):
-    return ["refit", bench.export, "--corpora", bench.corpus, "--out", out]
-
-
 def apply(bench, out):
     return ["apply", bench.model, bench.mask, "--out", out]
 
@@ -146,7 +142,7 @@ def read_only(bench):
 
 NOT_OURS = "was not written by roi_lightning"
 NO_FOLDER = "is no folder that can be written to"
-COMMANDS = {"prune": prune, "refit": refit, "permute": permute, "apply": apply}
+COMMANDS = {"prune": prune, "permute": permute, "apply": apply}
 COMMANDS |= {"pack": pack, "export": export, "fit": fit}
 TABLE = {
     **{f"a stranger's folder, {name}": (theirs, command, NOT_OURS) for name, command in COMMANDS.items()},

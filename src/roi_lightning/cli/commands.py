@@ -10,7 +10,6 @@ CONFIGURED: Final = {
 }
 PLAIN: Final = {
     "prune": "a mask without training: magnitude, Wanda, SparseGPT",
-    "refit": "new values for the weights that a mask keeps, block by block",
     "permute": "hidden channels in an order that N:M masks lose less in",
     "sample": "calibration text that a model writes itself, to a file",
     "apply": "a base model and a mask file to the same directory",

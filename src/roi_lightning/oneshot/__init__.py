@@ -1,4 +1,4 @@
-"""Masks without training the model: magnitude, Wanda, SparseGPT and HyperPrune, block after block; and refit."""
+"""Masks without training the model: magnitude, Wanda, SparseGPT and HyperPrune, block after block."""
 
 from roi_lightning.oneshot.hyperprune import HyperPrune
 from roi_lightning.oneshot.methods import (
@@ -11,7 +11,6 @@ from roi_lightning.oneshot.methods import (
 )
 from roi_lightning.oneshot.pipeline import Activations, Calibration, prune_layers
 from roi_lightning.oneshot.prune import TensorStore, calibration_windows, prune_model
-from roi_lightning.oneshot.refit import Refit
 from roi_lightning.oneshot.sparsegpt import SparseGPT
 
 METHODS: dict[str, type[OneShotMethod]] = {
@@ -31,7 +30,6 @@ __all__ = [
     "LayerResult",
     "Magnitude",
     "OneShotMethod",
-    "Refit",
     "SparseGPT",
     "TensorStore",
     "Wanda",

@@ -3,7 +3,6 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 from typing_extensions import override
@@ -114,11 +113,9 @@ class BlockMethod(CalibratedMethod):
 
     Attributes:
         steps: Of a block.
-        doing: What the progress calls it, before "30 blocks".
     """
 
     steps: int
-    doing: ClassVar[str] = "learning the masks of"
 
     @abstractmethod
     def check_pattern(self, pattern: NMPattern) -> None:

@@ -176,7 +176,7 @@ def _prune_blocks(lm: PreTrainedModel, run: _PruningRun) -> Iterator[tuple[str, 
     steps, what = 1, f"pruning blocks of {calibration.windows.numel():,} tokens"
     if isinstance(method, BlockMethod):
         method.start(calibration.seed)
-        steps, what = method.steps, f"{method.doing} {count} blocks, in steps"
+        steps, what = method.steps, f"learning the masks of {count} blocks, in steps"
     with closing(Advance(count * steps, what)) as report:
         for index in range(count):
             yield from _prune_block(blocks, index, run, index == count - 1, report)
