@@ -26,7 +26,6 @@ PACKAGES = {
     "adamw8bit.yaml": "torchao",
     "one_24gb_gpu.yaml": "torchao",
     "wandb.yaml": "wandb",
-    "mlflow.yaml": "mlflow",
 }
 
 
@@ -82,8 +81,7 @@ def check_the_papers_numbers(model, data, trainer):
     assert trainer.validate_every_steps == 250
 
 
-# Their packages take seconds to import, and MLflow makes its database when the logger is made.
-LATE = {name: [pytest.mark.slow] for name in ("mlflow.yaml", "wandb.yaml")}
+LATE = {"wandb.yaml": [pytest.mark.slow]}  # its package takes seconds to import
 
 
 @pytest.mark.parametrize("overlay", [pytest.param(name, marks=LATE.get(name, ())) for name in OVERLAYS])

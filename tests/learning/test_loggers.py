@@ -12,7 +12,7 @@ import torch
 import yaml
 from jsonargparse import Namespace
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.loggers.logger import DummyLogger
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -28,7 +28,6 @@ from roi_lightning.learning.callbacks.media import (
     log_histogram,
     log_hyperparameters,
     log_picture,
-    log_texts,
 )
 from roi_lightning.masks.layer_mask import LayerMask
 from roi_lightning.reports import read_record
@@ -37,31 +36,18 @@ lab = pytest.fixture(make_lab)
 VALUES = torch.linspace(-1, 3, 1000)
 PICTURE = mask_tile(LayerMask.from_bool(torch.arange(64).view(8, 8) % 2 == 0))
 SETTINGS = {"model.lm": "tiny", "model.tau.end": 0.05, "model.ignore": ["head"], "data.revision": None}
-TEXT = "| prompt | answer |\n|---|---|\n| The cat | sat on the mat |"
 
 
 def log_everything(logger):
-    log_hyperparameters(logger, SETTINGS)
+    log_hyperparameters([logger], SETTINGS)
     logger.log_metrics({"train/loss": 2.5}, 3)
     log_histogram([logger], "logits/q_proj", VALUES, 3)
     log_picture([logger], "mask/q_proj", PICTURE, 3)
-    log_texts([logger], "samples/roi", TEXT, 3)
     logger.finalize("success")
-
-
-def rows(path):
-    with path.open() as file:
-        return list(csv.DictReader(file))
 
 
 def same_picture(path):
     return np.array_equal(np.asarray(Image.open(path).convert("L")), PICTURE[0].numpy())
-
-
-def check_bins(counts, edges):
-    wanted = np.histogram(VALUES.numpy(), 64)
-    assert np.array_equal(counts, wanted[0])
-    assert edges == pytest.approx(wanted[1])
 
 
 def test_tensorboard(tmp_path):
@@ -76,8 +62,6 @@ def test_tensorboard(tmp_path):
     assert (histogram.num, histogram.min, histogram.max) == (1000, -1, 3)
     (tmp_path / "picture.png").write_bytes(events.Images("mask/q_proj")[0].encoded_image_string)
     assert same_picture(tmp_path / "picture.png")
-    (text,) = events.Tensors("samples/roi/text_summary")
-    assert (text.step, text.tensor_proto.string_val[0].decode()) == (3, TEXT)
     table = {
         tag: HParamsPluginData.FromString(events.SummaryMetadata(f"_hparams_/{tag}").plugin_data.content)
         for tag in ("experiment", "session_start_info")
@@ -88,20 +72,6 @@ def test_tensorboard(tmp_path):
     assert (shown["model.lm"].string_value, shown["model.tau.end"].number_value) == ("tiny", 0.05)
     assert (shown["model.ignore"].string_value, shown["data.revision"].string_value) == ("['head']", "None")
     assert yaml.safe_load((tmp_path / "hparams.yaml").read_text()) == SETTINGS
-
-
-def test_csv(tmp_path):
-    logger = CSVLogger(tmp_path, name="csv")
-    log_everything(logger)
-    folder = tmp_path / "csv" / "version_0"
-    (row,) = rows(folder / "metrics.csv")
-    assert row == {"step": "3", "train/loss": "2.5"}
-    bins = rows(folder / "logits/q_proj/step-000003.csv")
-    edges = [float(x["from"]) for x in bins] + [float(bins[-1]["to"])]
-    check_bins([int(x["count"]) for x in bins], edges)
-    assert same_picture(folder / "mask/q_proj/step-000003.png")
-    assert (folder / "samples/roi/step-000003.md").read_text() == TEXT
-    assert yaml.safe_load((folder / "hparams.yaml").read_text()) == SETTINGS
 
 
 def test_a_logger_of_another_kind_gets_scalars_and_settings():
@@ -154,30 +124,12 @@ def test_wandb(tmp_path, monkeypatch):
             config[item.key] = json.loads(item.value_json)
     assert (history["train/loss",], history["trainer/global_step",]) == (2.5, 3)
     assert history["logits/q_proj", "_type"] == "histogram"
-    check_bins(history["logits/q_proj", "values"], history["logits/q_proj", "bins"])
+    counts, edges = np.histogram(VALUES.numpy(), 64)
+    assert np.array_equal(history["logits/q_proj", "values"], counts)
+    assert history["logits/q_proj", "bins"] == pytest.approx(edges)
     files = file.parent / "files"
     assert same_picture(files / history["mask/q_proj", "filenames"][0])
-    table = json.loads((files / history["samples/roi", "path"]).read_text())
-    assert (table["columns"], table["data"]) == (["step", "text"], [["3", TEXT]])
     assert {name: config[name] for name in SETTINGS} == SETTINGS
-
-
-@pytest.mark.slow
-def test_mlflow(tmp_path):
-    pytest.importorskip("mlflow")
-    database, artifacts = f"sqlite:///{tmp_path / 'mlflow.db'}", tmp_path / "mlflow"
-    logger = MLFlowLogger("tests", tracking_uri=database, artifact_location=str(artifacts))
-    log_everything(logger)
-    client, name = logger.experiment, logger.run_id
-    (metric,) = client.get_metric_history(name, "train/loss")
-    assert (metric.step, metric.value) == (3, 2.5)
-    assert client.get_run(name).data.params == {key: str(value) for key, value in SETTINGS.items()}
-    files = artifacts / name / "artifacts"
-    bins = json.loads((files / "logits/q_proj/step-000003.json").read_text())
-    check_bins(bins["counts"], bins["edges"])
-    (picture,) = (files / "images").glob("mask~q_proj+step+3+*.png")
-    assert same_picture(picture)
-    assert (files / "samples/roi/step-000003.md").read_text() == TEXT
 
 
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
@@ -195,7 +147,10 @@ def test_a_run_that_resumes_leaves_the_table_of_its_first_leg(lab):
     before = first.read_bytes()
     second = learn(4, resume="auto", overwrite=False) / "version_1/metrics.csv"
     assert first.read_bytes() == before
-    legs = [[int(row["step"]) for row in rows(path) if row["mask/entropy"]] for path in (first, second)]
+    legs = []
+    for path in (first, second):
+        with path.open() as file:
+            legs.append([int(row["step"]) for row in csv.DictReader(file) if row["mask/entropy"]])
     assert legs == [[0, 2], [2, 4]]
     record = read_record(lab.folder)
     assert [step for step, _ in record.curves["mask/entropy"]] == [0, 2, 4]
@@ -216,21 +171,7 @@ def test_a_logger_that_names_no_folder_writes_into_the_run_s(lab):
     ("kind", "given", "filled"),
     [
         ("WandbLogger", {"save_dir": None, "name": "mine"}, {"save_dir": "/runs/a", "name": "mine"}),
-        (
-            "MLFlowLogger",
-            {"tracking_uri": None, "artifact_location": None, "save_dir": None, "run_name": None},
-            {
-                "tracking_uri": "sqlite:////runs/a/mlflow.db",
-                "artifact_location": "/runs/a/mlflow",
-                "save_dir": None,
-                "run_name": "a",
-            },
-        ),
-        (
-            "MLFlowLogger",
-            {"tracking_uri": "http://there:5000", "artifact_location": None},
-            {"tracking_uri": "http://there:5000", "artifact_location": None},
-        ),
+        ("CSVLogger", {"save_dir": "there"}, {"save_dir": "there"}),
         ("my.Logger", {"key": None}, {"key": None}),
     ],
 )

@@ -33,13 +33,10 @@ NAME: Final = "roi-lightning"
 # installed.
 PURPOSES: Final = {
     "accelerate": "reads models in GGUF files",
-    "alembic": "MLflow's database of a run",
     "gguf": "reads models in GGUF files",
     "lm-eval": "harness tasks of `evaluate`",
     "matplotlib": "figures of `report`, `compare`, `benchmark`",
-    "mlflow-skinny": "logs runs to MLflow",
     "shtab": "`completion` of command lines",
-    "sqlalchemy": "MLflow's database of a run",
     "tensorboard": "logs runs, with curves and pictures",
     "torchao": "AdamW's states in 8 bits",
     "wandb": "logs runs to Weights & Biases",

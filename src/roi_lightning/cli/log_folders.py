@@ -45,22 +45,15 @@ def with_log_folders(logger: Any, folder: Path) -> Any:
     logger = deepcopy(logger)
     arguments = logger["init_args"]
     # Some write from a thread or process of their own, wherever this one may be by then.
-    for name, value in _defaults(logger["class_path"], arguments, folder.absolute()).items():
+    for name, value in _defaults(logger["class_path"], folder.absolute()).items():
         if name in arguments and arguments[name] is None:
             arguments[name] = value
     return logger
 
 
-def _defaults(class_path: str, given: Namespace, folder: Path) -> dict[str, str]:
+def _defaults(class_path: str, folder: Path) -> dict[str, str]:
     kind = class_path.rpartition(".")[2]
     if kind == "WandbLogger":
         require("wandb", "trainer.logger WandbLogger")
         return {_SAVE_DIR: str(folder), "name": folder.name}
-    if kind != "MLFlowLogger":
-        return {_SAVE_DIR: str(folder)}
-    require("mlflow", "trainer.logger MLFlowLogger")
-    if given.get("tracking_uri") or given.get(_SAVE_DIR):
-        return {"run_name": folder.name}
-    # Its folders of files have given way to a database.
-    database, artifacts = f"sqlite:///{folder / 'mlflow.db'}", str(folder / "mlflow")
-    return {"tracking_uri": database, "artifact_location": artifacts, "run_name": folder.name}
+    return {_SAVE_DIR: str(folder)}

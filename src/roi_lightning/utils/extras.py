@@ -5,13 +5,12 @@ from typing import Final, Literal
 
 from roi_lightning.errors import UserError
 
-Extra = Literal["8bit", "completion", "eval", "gguf", "mlflow", "wandb"]
+Extra = Literal["8bit", "completion", "eval", "gguf", "wandb"]
 _PACKAGES: Final[dict[Extra, tuple[str, ...]]] = {
     "8bit": ("torchao",),
     "completion": ("shtab",),
     "eval": ("lm_eval",),
     "gguf": ("accelerate", "gguf"),
-    "mlflow": ("alembic", "mlflow", "sqlalchemy"),
     "wandb": ("wandb",),
 }
 

@@ -59,8 +59,7 @@ class KeepRecord(FinishCallback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.begin(trainer)
         assert isinstance(pl_module, MaskLearningModule)
-        for logger in trainer.loggers if trainer.is_global_zero else ():
-            log_hyperparameters(logger, pl_module.run_recipe)
+        log_hyperparameters(trainer.loggers, pl_module.run_recipe)
 
     def begin(self, trainer: Trainer) -> None:
         """Record the start, unless it is."""

@@ -22,10 +22,9 @@ from roi_lightning.evaluation.continuations import (
     encode_prompt,
     read_prompts,
 )
-from roi_lightning.evaluation.side_by_side import SideBySide, as_markdown
+from roi_lightning.evaluation.side_by_side import SideBySide
 from roi_lightning.learning.base import MaskLearningModule
 from roi_lightning.learning.callbacks.base import FinishCallback
-from roi_lightning.learning.callbacks.media import log_texts
 from roi_lightning.learning.mask_story import mask_story, wanda_masks
 from roi_lightning.learning.run_folder import run_folder
 from roi_lightning.masks.layer_mask import LayerMask, UnpackedMasks
@@ -44,7 +43,7 @@ class Report(FinishCallback):
     `report.json` in the run folder has the weights by layer that the learned mask keeps and that its prior, or the
     magnitude mask without one, keeps too; the overlap with the magnitude mask, Wanda's and the prior; corners of
     some layers before and after; and greedy continuations of the dense model, under the prior and under the learned
-    mask. `prior.safetensors` is the prior's mask file, `report.html` the page. Texts go to the loggers, too. List it
+    mask. `prior.safetensors` is the prior's mask file, `report.html` the page. List it
     last: after what writes the results that the page shows.
 
     What can't be had is left out, with the reason, under `skipped`: Wanda's mask of a sharded model, held-out text
@@ -113,8 +112,6 @@ class Report(FinishCallback):
         if pl_module.prior_masks:
             pl_module.mask_set(_stored(pl_module, pl_module.prior_masks)).save(folder / PRIOR)
         write_json(folder / REPORT, content)
-        if items:
-            log_texts(trainer.loggers, "continuations", as_markdown(items), trainer.global_step)
         self._page_due = True
 
     @override
