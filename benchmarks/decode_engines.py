@@ -2,9 +2,9 @@
 
     python -m benchmarks.decode_engines EXPORT --packed PACKED INT8 --gguf FILE.gguf … --rounds 5 --json F.json
 
-EXPORT is a 2:4 directory, PACKED and INT8 what `pack` makes of it, each FILE what `convert --to gguf` does. Every
-engine continues the same prompt greedily; pruned weights are zeros to llama.cpp, which takes as long for them as for
-others. Needs llama-cpp-python for GGUF files.
+EXPORT is a 2:4 directory, PACKED and INT8 what `pack` makes of it, each FILE what llama.cpp's `convert_hf_to_gguf.py`
+does. Every engine continues the same prompt greedily; pruned weights are zeros to llama.cpp, which takes as long for
+them as for others. Needs llama-cpp-python for GGUF files.
 """
 
 import argparse

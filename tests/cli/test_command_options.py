@@ -14,7 +14,6 @@ MODULES = (
     *(
         "apply",
         "compare",
-        "convert",
         "doctor",
         "evaluate",
         "pack",

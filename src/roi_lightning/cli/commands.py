@@ -16,7 +16,6 @@ PLAIN: Final = {
     "compare": "how much of what one mask keeps the others keep too: tables and pictures",
     "verify": "check an exported directory: pattern, zeros, kept weights, every byte",
     "pack": "a verified 2:4 directory in fewer bytes, for transformers with roi_lightning.runtime",
-    "convert": "an exported directory as a GGUF file, for llama.cpp",
     "benchmark": "what masks cost, alone or in a training step, and what 2:4 models save",
     "evaluate": "perplexities and benchmark tasks of models and masks, side by side",
     "report": "one HTML page about runs, masks and their figures, to read or to mail",

@@ -12,7 +12,6 @@ from rich.text import Text
 from roi_lightning.cli.options import parse_options
 from roi_lightning.errors import UserError
 from roi_lightning.utils.atomic_io import check_writable, write_json
-from roi_lightning.utils.extras import require
 from roi_lightning.utils.tables import print_table
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ class VerifyOptions:
     nothing else changed, but for the order of channels where `permute` changed it.
 
     Attributes:
-        directory: An exported, packed or permuted directory, or a GGUF file that convert wrote.
+        directory: An exported, packed or permuted directory.
         base: The base model: hub id, directory, or GGUF file; after `permute` the original or the permuted one.
         json: Also write the result as JSON there.
     """
@@ -55,15 +54,9 @@ def main(argv: Sequence[str]) -> int:
     if options.json:
         check_writable(options.json)
     directory, base = options.directory, None
-    if directory.suffix == ".gguf":
-        require("gguf", str(directory))
     if options.base:
         base = resolve_model(options.base, _revision(directory, options.base))
-    if directory.suffix == ".gguf":
-        from roi_lightning.export.gguf_file import verify_gguf
-
-        report = verify_gguf(directory, base)
-    elif is_packed(directory):
+    if is_packed(directory):
         report = verify_packed(directory, base)
     else:
         report = (verify_permuted if is_permuted(directory) else verify_export)(directory, base)
@@ -78,10 +71,6 @@ def _revision(directory: Path, base: str) -> str | None:
     from roi_lightning.export.sidecar import EXPORTED, PACKED, read_sidecar
     from roi_lightning.models.permutation import Permutation
 
-    if directory.suffix == ".gguf":
-        from roi_lightning.export.gguf_file.verify import recorded_revision
-
-        return recorded_revision(directory)
     with suppress(UserError):
         permuted = Permutation.load(directory).base
         if permuted.spec == base:
