@@ -30,6 +30,7 @@ ORDER: Final = (
     "api",
     "cli",
     "__main__",
+    "contrib",
 )
 _HEIGHT: Final = 34  # of a room's line, in pixels
 _LEFT: Final = 250

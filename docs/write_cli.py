@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Final
 
-from roi_lightning.cli.commands import CONFIGURED, sentence
+from roi_lightning.cli.commands import COMMANDS, CONFIGURED, sentence
 from roi_lightning.cli.completion import all_commands
 from roi_lightning.cli.options import PROGRAM
 
@@ -26,7 +26,7 @@ def page() -> str:
     parts = []
     for name, parser in known.items():
         without = shared if name in CONFIGURED and name != "fit" else set()
-        description = parser.description or sentence(name)
+        description = parser.description or (sentence(name) if name in COMMANDS else "")
         parts.append(f"## {name}\n\n{_words(description)}\n\n{_tables(parser, without)}")
         for kind, own in _commands(parser).items():
             parts.append(f"### {name} {kind}\n\n{_tables(own, set())}")

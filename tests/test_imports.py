@@ -187,3 +187,11 @@ def test_the_bare_package_imports_nothing_heavy():
     )
     result = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert result.stdout.split() == []
+
+
+def test_the_parts_of_contrib_know_nothing_of_each_other():
+    for path in (ROOT / "contrib").rglob("*.py"):
+        part = module_name(path).split(".")[2:3]
+        for name, line in imported_modules(path, ast.parse(path.read_text(encoding="utf-8"))):
+            if name.startswith("roi_lightning.contrib."):
+                assert name.split(".")[2:3] == part, f"{path}:{line} imports {name} from another part"

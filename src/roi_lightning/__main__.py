@@ -11,6 +11,7 @@ from typing import Final
 
 from roi_lightning.cli.commands import COMMANDS, CONFIGURED, PLAIN
 from roi_lightning.errors import UserError, brief, did_you_mean
+from roi_lightning.utils.entry_points import added, load, summary
 
 # transformers imports torchao wherever it is installed, and torchao warns of parts that other machines need.
 _TALKATIVE: Final = "torchao", "torch.utils._pytree"
@@ -56,7 +57,11 @@ def _dispatch(args: list[str]) -> int:
     if command in CONFIGURED:
         import_module("roi_lightning.cli.lightning").run(args)
         return 0
-    meant = did_you_mean(command, COMMANDS) or f"; the commands are {', '.join(COMMANDS)}"
+    more = added("commands")
+    if command in more:
+        return int(load(more[command])(rest))
+    known = [*COMMANDS, *more]
+    meant = did_you_mean(command, known) or f"; the commands are {', '.join(known)}"
     sys.stderr.write(f"error: no command {command!r}{meant}\n")
     return 2
 
@@ -79,7 +84,9 @@ def _overview() -> str:
         "Learn N:M sparsity masks for language models.",
         "",
     ]
-    for title, commands in (("with a configuration:", CONFIGURED), ("without:", PLAIN)):
+    more = {name: summary(point) for name, point in sorted(added("commands").items())}
+    titles = {"with a configuration:": CONFIGURED, "without:": PLAIN, "---\nbeside the core:": more}
+    for title, commands in titles.items():
         lines += [title, *(f"  {name:<10} {text}" for name, text in commands.items()), ""]
     lines += [
         "Each takes --help; --version says what is installed.",

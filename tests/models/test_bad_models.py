@@ -293,7 +293,7 @@ TABLE = {
     "infinity, timed": (with_value("model.norm.weight", -float("inf")), measure, "NaN or infinity in .*norm"),
     # Packed directories.
     **{
-        f"a packed directory, {name}": (packed, command, "is a packed directory; .*from_packed.*packed from")
+        f"a packed directory, {name}": (packed, command, "holds weights as roi_lightning.packed; .*made from")
         for name, command in {
             "learned on": fit,
             "planned": plan,

@@ -15,12 +15,12 @@ from transformers import AutoModelForCausalLM
 from cli_helpers import plain_text, run
 from roi_lightning.errors import UserError
 from roi_lightning.export import write_export
-from roi_lightning.export.sidecar import PACKED, read_sidecar, write_sidecar
+from roi_lightning.export.sidecar import read_sidecar, write_sidecar
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.models.source import resolve_model
 from roi_lightning.models.stored_tensors import tensor_sha256
 from roi_lightning.runtime import PackedLinear, from_packed, verify_packed, write_packed
-from roi_lightning.runtime.checkpoint.tensors import PackedTensors
+from roi_lightning.runtime.checkpoint.tensors import PACKED, VERSION, PackedTensors
 from tiny_models import random_masks, tiny_gpt2, tiny_llama, tiny_mixtral, tiny_qwen2
 
 ARCHITECTURES = {
@@ -106,7 +106,7 @@ def change(directory, name, edit):
     file = directory / "model.safetensors"
     held = load_file(file)
     save_file(held | {name: edit(held[name])}, file, {"format": PACKED})
-    content = read_sidecar(directory, (PACKED,))
+    content = read_sidecar(directory, PACKED, VERSION)
     write_sidecar(directory, {key: x for key, x in content.items() if key not in ("files", "checksum")})
 
 

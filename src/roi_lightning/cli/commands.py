@@ -10,12 +10,9 @@ CONFIGURED: Final = {
 }
 PLAIN: Final = {
     "prune": "a mask without training: magnitude, Wanda, SparseGPT",
-    "permute": "hidden channels in an order that N:M masks lose less in",
-    "sample": "calibration text that a model writes itself, to a file",
     "apply": "a base model and a mask file to the same directory",
     "compare": "how much of what one mask keeps the others keep too: tables and pictures",
     "verify": "check an exported directory: pattern, zeros, kept weights, every byte",
-    "pack": "a verified 2:4 directory in fewer bytes, for transformers with roi_lightning.runtime",
     "benchmark": "what masks cost, alone or in a training step, and what 2:4 models save",
     "evaluate": "perplexities and benchmark tasks of models and masks, side by side",
     "report": "one HTML page about runs, masks and their figures, to read or to mail",

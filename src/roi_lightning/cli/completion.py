@@ -9,6 +9,7 @@ from typing import Literal
 
 from roi_lightning.cli.commands import COMMANDS, CONFIGURED
 from roi_lightning.cli.options import PROGRAM, add_options, parse_options
+from roi_lightning.utils.entry_points import added, summary
 from roi_lightning.utils.extras import require
 
 
@@ -60,4 +61,8 @@ def all_commands() -> argparse.ArgumentParser:
             module.add_kinds(own)
         else:
             add_options(own, getattr(module, f"{name.capitalize()}Options"))
+    for name, point in sorted(added("commands").items()):
+        own = commands.add_parser(name, help=summary(point), add_help=False, conflict_handler="resolve")
+        own.add_argument("-h", "--help", action="store_true", help="show this")
+        add_options(own, getattr(import_module(point.module), f"{name.capitalize()}Options"))
     return parser

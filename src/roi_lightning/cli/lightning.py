@@ -35,6 +35,7 @@ from roi_lightning.learning.trainer import RoITrainer
 from roi_lightning.models.config import check_length
 from roi_lightning.reports.run_files import CONFIG
 from roi_lightning.samplers import schedules  # noqa: F401
+from roi_lightning.utils.entry_points import load_named_classes
 from roi_lightning.utils.third_party import plain_errors, silence_warnings
 
 _DEFAULT_LEARNER: Final = f"{RoILightningModule.__module__}.{RoILightningModule.__qualname__}"
@@ -69,6 +70,7 @@ class Parser(LightningArgumentParser):
 
     @override
     def parse_string(self, content: str, *args: Any, **kwargs: Any) -> Namespace:
+        load_named_classes(content)
         parsed: Namespace = super().parse_string(own_settings(with_current_paths(content)), *args, **kwargs)
         return parsed
 
@@ -147,6 +149,7 @@ class RoICLI(LightningCLI):
         # LightningCLI's own warns when it is given what stands on the command line.
         assert isinstance(args, list)
         words = [_in_full(with_current_paths(word)) for word in args]
+        load_named_classes(" ".join(words))
         try:
             self.config = parser.parse_args(words)
         except (RecursionError, UnicodeError, OSError) as error:

@@ -46,20 +46,15 @@ def main(argv: Sequence[str]) -> int:
         UserError: If there is no such directory or base model.
     """
     options = parse_options(VerifyOptions, "verify", argv)
-    from roi_lightning.export import verify_export
-    from roi_lightning.export.permuted import is_permuted, verify_permuted
-    from roi_lightning.models.source import is_packed, resolve_model
-    from roi_lightning.runtime import verify_packed
+    from roi_lightning.export.formats import verify_directory
+    from roi_lightning.models.source import resolve_model
 
     if options.json:
         check_writable(options.json)
     directory, base = options.directory, None
     if options.base:
         base = resolve_model(options.base, _revision(directory, options.base))
-    if is_packed(directory):
-        report = verify_packed(directory, base)
-    else:
-        report = (verify_permuted if is_permuted(directory) else verify_export)(directory, base)
+    report = verify_directory(directory, base)
     _show(report)
     if options.json:
         write_json(options.json, report.to_json())
@@ -68,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _revision(directory: Path, base: str) -> str | None:
     """The revision of the base model that a directory was made of, or of the one that was permuted for it."""
-    from roi_lightning.export.sidecar import EXPORTED, PACKED, read_sidecar
+    from roi_lightning.export.sidecar import read_sidecar
     from roi_lightning.models.permutation import Permutation
 
     with suppress(UserError):
@@ -76,7 +71,7 @@ def _revision(directory: Path, base: str) -> str | None:
         if permuted.spec == base:
             return permuted.revision
     with suppress(UserError):
-        revision: str | None = read_sidecar(directory, (EXPORTED, PACKED))["base"]["revision"]
+        revision: str | None = read_sidecar(directory, None)["base"]["revision"]
         return revision
     return None
 

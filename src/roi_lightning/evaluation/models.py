@@ -12,8 +12,8 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from roi_lightning.data.packing import find_bos
 from roi_lightning.errors import UserError
-from roi_lightning.export.permuted import is_permuted
-from roi_lightning.export.sidecar import EXPORTED, PACKED, read_sidecar, require_intact
+from roi_lightning.export.formats import directory_format
+from roi_lightning.export.sidecar import read_sidecar, require_intact
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.models.base_tensors import BaseTensors, open_base
 from roi_lightning.models.config import (
@@ -29,7 +29,6 @@ from roi_lightning.models.loading import load_language_model
 from roi_lightning.models.masking import apply_masks
 from roi_lightning.models.source import SIDECAR, ModelSource, resolve_model
 from roi_lightning.models.stored_tensors import StoredTensors
-from roi_lightning.runtime.checkpoint import from_packed, open_packed
 
 _WORD_LENGTH: Final = 4096
 
@@ -78,12 +77,9 @@ class EvaluatedModel:
         """
         if not self.source.is_stored:
             return
-        if self.source.kind == "packed":
-            open_packed(self.source.directory)
-            return
         weights = set(StoredTensors(self.source.directory).files.values())
         if self.masks is None and self.updated is not None:
-            hashes = read_sidecar(self.source.directory)["files"]
+            hashes = read_sidecar(self.source.directory, None)["files"]
             require_intact(self.source.directory, {name: hashes.get(name) for name in sorted(weights)})
 
     def load(self, dtype: DType, device: torch.device, trust_remote_code: bool = False) -> PreTrainedModel:
@@ -98,11 +94,11 @@ class EvaluatedModel:
         Raises:
             UserError: If it can't be read.
         """
-        if self.source.kind == "packed":
-            packed = from_packed(self.source.directory, dtype, device)
-            if dtype == "auto":
-                packed.to(compute_dtype(packed.dtype, device))  # type: ignore[arg-type]
-            return packed
+        if self.source.form:
+            load = directory_format(self.source.form).load
+            assert load is not None, "only formats that transformers can't read have an entry in config.json"
+            lm = load(self.source.directory, dtype, device)
+            return lm.to(compute_dtype(lm.dtype, device)) if dtype == "auto" else lm  # type: ignore[arg-type]
         gguf_dtype = GGUF_DTYPE if self.masks is None else self.masks.base.dtype
         lm = load_language_model(self.source, dtype, trust_remote_code, device=device, gguf_dtype=gguf_dtype)
         if self.masks is not None:
@@ -145,7 +141,7 @@ def _resolve(spec: str, base: str | None, trust_remote_code: bool) -> EvaluatedM
             raise UserError(f"{spec!r} is a mask file: name the model it applies to with --base")
         source, updated = resolve_model(base, masks.base.revision), cast("bool | None", False)
     else:
-        masks, source = None, resolve_model(spec, packed=True)
+        masks, source = None, resolve_model(spec, compressed=True)
         updated = _survivors_updated(source)
     config = load_config(source, trust_remote_code)
     tokenizer = load_tokenizer(source.spec, source.revision, trust_remote_code)
@@ -165,11 +161,11 @@ def _read_masks(spec: str) -> MaskSet:
 
 
 def _survivors_updated(source: ModelSource) -> bool | None:
-    if not source.is_stored or not (source.directory / SIDECAR).is_file() or is_permuted(source.directory):
+    if not source.is_stored or not (source.directory / SIDECAR).is_file():
         return None
     try:
-        form = PACKED if source.kind == "packed" else EXPORTED
-        return bool(read_sidecar(source.directory, (form,)).get("updated"))
+        updated = read_sidecar(source.directory, None).get("updated")
+        return None if updated is None else bool(updated)
     except UserError as error:
         raise UserError(f"model {source.spec!r}: its {error}; fetch or write it again") from error
 

@@ -27,10 +27,10 @@ class Exported:
     """The directory to check, each part read when first asked for.
 
     Attributes:
-        forms: The kinds of sidecar it may have.
+        form: The format and version of its sidecar.
     """
 
-    forms: ClassVar[tuple[str, ...]] = (EXPORTED,)
+    form: ClassVar[tuple[str, int]] = (EXPORTED, 1)
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -38,7 +38,7 @@ class Exported:
     @cached_property
     def sidecar(self) -> dict[str, Any]:
         """Raises UserError if it is not intact."""
-        return read_sidecar(self.directory, self.forms)
+        return read_sidecar(self.directory, *self.form)
 
     @cached_property
     def masks(self) -> MaskSet:

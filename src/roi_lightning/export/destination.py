@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from roi_lightning.errors import UserError
-from roi_lightning.export.sidecar import EXPORTED, PACKED, PERMUTED, read_sidecar, written_files
+from roi_lightning.export.sidecar import read_sidecar, written_files
 from roi_lightning.models.base_tensors import BaseTensors
 from roi_lightning.models.source import SIDECAR, ModelSource
 
@@ -77,7 +77,7 @@ def _require_replaceable(out: Path, overwrite: bool, run: str | None) -> None:
 
 def _require_nothing_else(out: Path) -> dict[str, Any]:
     try:
-        sidecar = read_sidecar(out, (EXPORTED, PACKED, PERMUTED))
+        sidecar = read_sidecar(out, None)
     except UserError as error:
         raise UserError(f"{str(out)!r} exists and its {error}; choose another --out or remove it") from error
     others = set(written_files(out)) - set(sidecar["files"])

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from roi_lightning.errors import UserError
 from roi_lightning.export import checks
 from roi_lightning.export.destination import check_destination, check_not_base
-from roi_lightning.export.sidecar import PERMUTED, command_line, heading, plain, write_sidecar
+from roi_lightning.export.formats import DirectoryFormat
+from roi_lightning.export.sidecar import command_line, heading, plain, write_sidecar
 from roi_lightning.export.verify import Check, VerifyReport, require_ok, run_check
 from roi_lightning.masks.mask_set import MASK_FILE
 from roi_lightning.models.base_tensors import BaseTensors, open_base
@@ -15,6 +16,8 @@ from roi_lightning.models.permutation import Permutation, PermutedBase
 from roi_lightning.models.source import PERMUTATION_FILE, ModelSource
 from roi_lightning.utils.atomic_io import written_aside
 from roi_lightning.utils.progress import progress
+
+PERMUTED: Final = "roi_lightning.permuted"
 
 
 def write_permuted(
@@ -74,7 +77,7 @@ def _describe(permutation: Permutation, facts: Mapping[str, object]) -> dict[str
 
 
 class _PermutedDirectory(checks.Exported):
-    forms = (PERMUTED,)
+    form = (PERMUTED, 1)
 
 
 def _dtype(export: checks.Exported) -> str:
@@ -113,3 +116,6 @@ def _checks(directory: Path, base: ModelSource | BaseTensors | None) -> Iterator
     yield run_check("base hashes", checks.permuted_hashes, export, tensors)
     yield run_check("channels", checks.channels, export, tensors)
     yield run_check("reordered tensors", checks.reordered, export, tensors)
+
+
+FORMAT: Final = DirectoryFormat(verify_permuted)

@@ -8,7 +8,7 @@ import importlib.metadata
 import json
 import math
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,18 +17,14 @@ from roi_lightning.export.public_names import without_secrets
 from roi_lightning.masks.mask_set import MASK_FILE, MaskSet
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.base_tensors import BaseTensors
-from roi_lightning.models.source import PACKED_FORMAT, SIDECAR
+from roi_lightning.models.source import SIDECAR
 from roi_lightning.utils.progress import progress
 
 EXPORTED: Final = "roi_lightning.sparsity"
-PACKED: Final = PACKED_FORMAT
-PERMUTED: Final = "roi_lightning.permuted"
 # The method of exports whose kept weights were trained on.
 RECOVERED: Final = "recovered"
 # At the end of a learner's, where it trained the weights along with the mask.
 WITH_WEIGHTS: Final = "+weights"
-PACKED_VERSION: Final = 4
-_VERSIONS: Final = {EXPORTED: 1, PACKED: PACKED_VERSION, PERMUTED: 1}
 _DOWNLOADED: Final = ".cache/huggingface/"
 
 
@@ -82,11 +78,11 @@ def command_line() -> list[str] | None:
     return [without_secrets(option, word) for option, word in zip(options, words, strict=False)]
 
 
-def heading(form: str) -> dict[str, Any]:
+def heading(form: str, version: int = 1) -> dict[str, Any]:
     """How every sidecar begins: what kind of directory it belongs to, and who wrote it."""
     return {
         "format": form,
-        "version": _VERSIONS[form],
+        "version": version,
         "package_version": importlib.metadata.version("roi-lightning"),
     }
 
@@ -104,12 +100,13 @@ def write_sidecar(directory: Path, description: Mapping[str, Any]) -> None:
     (directory / SIDECAR).write_text(render(content), encoding="utf-8")
 
 
-def read_sidecar(directory: Path, formats: Collection[str] = (EXPORTED,)) -> dict[str, Any]:
+def read_sidecar(directory: Path, form: str | None = EXPORTED, version: int = 1) -> dict[str, Any]:
     """Read a directory's sidecar and check that it is intact.
 
     Args:
         directory: Any.
-        formats: The kinds of directory that are wanted: `EXPORTED`, `PACKED`, `PERMUTED`.
+        form: The kind of directory that is wanted; None for any.
+        version: Of the format.
 
     Raises:
         UserError: If there is none, it is not as `write_sidecar` wrote it, or of another kind.
@@ -117,14 +114,14 @@ def read_sidecar(directory: Path, formats: Collection[str] = (EXPORTED,)) -> dic
     try:
         text = (directory / SIDECAR).read_bytes()
         content: dict[str, Any] = json.loads(text)
-        version = (content["format"], content["version"])
+        written = (content["format"], content["version"])
         intact = content["checksum"] == _checksum(content) and text == render(content).encode()
     except OSError as error:
         raise UserError(f"{SIDECAR} can't be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{SIDECAR} is not one that roi_lightning wrote") from error
-    if version[0] not in formats or version[1] != _VERSIONS[version[0]]:
-        raise UserError(f"{SIDECAR} has the unknown format {version}")
+    if form is not None and written != (form, version):
+        raise UserError(f"{SIDECAR} has the unknown format {written}")
     if not intact:
         raise UserError(f"{SIDECAR} does not match its own checksum")
     return content

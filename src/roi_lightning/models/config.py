@@ -112,7 +112,7 @@ def load_tokenizer(
     Raises:
         UserError: If the model can't be found or has no tokenizer.
     """
-    source = resolve_model(spec, revision, packed=True)
+    source = resolve_model(spec, revision, compressed=True)
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             **source.pretrained, trust_remote_code=trust_remote_code

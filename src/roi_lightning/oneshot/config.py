@@ -23,6 +23,7 @@ from roi_lightning.oneshot import (
     calibration_windows,
 )
 from roi_lightning.utils.devices import choose_device
+from roi_lightning.utils.entry_points import added, load, load_named_classes
 from roi_lightning.utils.third_party import parser_error
 
 # `data` is a field of the command alone.
@@ -89,7 +90,12 @@ class PruneConfig:
             return self.method
         if self.method in METHODS:
             return METHODS[self.method]()
-        if "." in self.method:
+        more = added("classes")
+        if self.method in more:
+            made: OneShotMethod = load(more[self.method])()
+            return made
+        load_named_classes(self.method)
+        if not self.method.isidentifier():
             return _by_class_path(self.method)
         known, hint = ", ".join(METHODS), did_you_mean(self.method, METHODS)
         raise UserError(f"no method {self.method!r}: choose among {known} or give a class path{hint}")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from roi_lightning.errors import UserError, did_you_mean
-from roi_lightning.export.sidecar import EXPORTED, PACKED, WITH_WEIGHTS, read_sidecar
+from roi_lightning.export.sidecar import WITH_WEIGHTS, read_sidecar
 from roi_lightning.models.source import SIDECAR
 from roi_lightning.reports.run_files import CONFIG, EXPORT, RECORD, REPORT, SUMMARY
 from roi_lightning.reports.run_record import RunRecord, read_record
@@ -179,7 +179,7 @@ def _read(path: Path, name: str) -> Mask | Results:
     elif any((path / file).is_file() for file in (RECORD, SUMMARY, REPORT)):
         return _read_run(path, name)
     elif (path / SIDECAR).is_file():
-        return Mask(path, name, "export", sidecar=read_sidecar(path, (EXPORTED, PACKED)), export=path)
+        return Mask(path, name, "export", sidecar=read_sidecar(path, None), export=path)
     elif (path / OVERLAP).is_file():
         return Results(path, _object(path / OVERLAP))
     elif path.is_dir():

@@ -8,11 +8,11 @@ from transformers import AutoModelForCausalLM
 from transformers.modeling_utils import PreTrainedModel
 
 from roi_lightning.errors import UserError
-from roi_lightning.export.sidecar import PACKED, read_sidecar, require_intact
+from roi_lightning.export.sidecar import read_sidecar, require_intact
 from roi_lightning.models.config import DType
 from roi_lightning.models.loading import read_model
-from roi_lightning.models.source import ModelSource, is_packed, resolve_model
-from roi_lightning.runtime.checkpoint.tensors import PackedTensors
+from roi_lightning.models.source import ModelSource, format_of, resolve_model
+from roi_lightning.runtime.checkpoint.tensors import PACKED, VERSION, PackedTensors
 from roi_lightning.runtime.packed_linear import PackedLinear
 from roi_lightning.runtime.prepare import prepare_layers
 from roi_lightning.runtime.semi_structured import check_device
@@ -61,7 +61,7 @@ def open_packed(directory: Path) -> PackedTensors:
         UserError: If any of them is missing or has changed since it was packed.
     """
     try:
-        sidecar = read_sidecar(directory, (PACKED,))
+        sidecar = read_sidecar(directory, PACKED, VERSION)
     except UserError as error:
         raise UserError(f"{str(directory)!r}: its {error}; fetch or pack it again") from error
     require_intact(directory, sidecar["files"])
@@ -69,10 +69,10 @@ def open_packed(directory: Path) -> PackedTensors:
 
 
 def _packed_source(spec: str) -> ModelSource:
-    source = resolve_model(spec, packed=True)
-    if not is_packed(source.directory):
+    source = resolve_model(spec, compressed=True)
+    if format_of(source.directory) != PACKED:
         raise UserError(
             f"{spec!r} is not packed: load it with transformers' from_pretrained, or pack it first "
             "(`roi-lightning pack`)"
         )
-    return ModelSource(spec, "packed", source.directory)
+    return ModelSource(spec, "directory", source.directory, form=PACKED)

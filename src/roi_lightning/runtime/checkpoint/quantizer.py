@@ -17,11 +17,9 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from typing_extensions import override
 
 from roi_lightning.errors import UserError
-from roi_lightning.export.sidecar import PACKED_VERSION
 from roi_lightning.models.experts import expert_layers, split_experts
 from roi_lightning.models.layers import input_dim
-from roi_lightning.models.source import PACKED_FORMAT
-from roi_lightning.runtime.checkpoint.tensors import INT8, STORED, Weights, packed_layers
+from roi_lightning.runtime.checkpoint.tensors import INT8, PACKED, STORED, VERSION, Weights, packed_layers
 from roi_lightning.runtime.decoding import fuse_decoding
 from roi_lightning.runtime.dense_linear import speed_up_dense
 from roi_lightning.runtime.packed_format import empty_packed
@@ -33,7 +31,7 @@ from roi_lightning.runtime.prepare import prepare_layers
 GUARD: Final = {"transformers_weights": "import roi_lightning.runtime"}
 
 
-@register_quantization_config(PACKED_FORMAT)
+@register_quantization_config(PACKED)
 class PackedConfig(QuantizationConfigMixin):
     """The `quantization_config` in a packed model's `config.json`.
 
@@ -51,10 +49,10 @@ class PackedConfig(QuantizationConfigMixin):
         self,
         layers: list[str],
         weights: Weights = STORED,
-        version: int = PACKED_VERSION,
-        quant_method: str = PACKED_FORMAT,
+        version: int = VERSION,
+        quant_method: str = PACKED,
     ) -> None:
-        if version != PACKED_VERSION or weights not in (STORED, INT8):
+        if version != VERSION or weights not in (STORED, INT8):
             raise UserError(
                 f"the packed model has {weights!r} weights in version {version!r} of the format, which this release "
                 "of roi-lightning does not know; install a newer one"
@@ -73,7 +71,7 @@ def packed_configuration(dense: Mapping[str, Any], packed: PackedConfig) -> dict
     return {**dense, **GUARD, "quantization_config": packed.to_dict()}
 
 
-@register_quantizer(PACKED_FORMAT)
+@register_quantizer(PACKED)
 class PackedQuantizer(HfQuantizer):
     """Puts `PackedLinear` where a checkpoint holds packed weights, and lets transformers fill it.
 

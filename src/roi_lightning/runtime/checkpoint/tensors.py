@@ -15,12 +15,15 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from roi_lightning.errors import UserError
-from roi_lightning.export.sidecar import PACKED, read_sidecar
+from roi_lightning.export.sidecar import read_sidecar
 from roi_lightning.masks.layer_mask import LayerMask
 from roi_lightning.models.stored_tensors import StoredTensors
 from roi_lightning.models.weight_names import loaded_names
 from roi_lightning.runtime.packed_format import Packed, kept_inputs, pack, quantize, unpack
 
+# What sidecars call the format, and config.json its `quant_method`.
+PACKED: Final = "roi_lightning.packed"
+VERSION: Final = 4
 # How kept weights are held: in the dtype of the dense checkpoint, or quantised.
 Weights = Literal["stored", "int8"]
 STORED: Final = "stored"
@@ -67,7 +70,7 @@ class PackedTensors:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.sidecar: dict[str, Any] = read_sidecar(directory, (PACKED,))
+        self.sidecar: dict[str, Any] = read_sidecar(directory, PACKED, VERSION)
         self.weights: Weights = self.sidecar["weights"]
         self._stored = StoredTensors(directory)
         self.layers = {name: bool(entry["transposed"]) for name, entry in self.sidecar["layers"].items()}

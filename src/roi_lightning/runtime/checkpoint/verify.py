@@ -9,7 +9,6 @@ from typing_extensions import override
 
 from roi_lightning.errors import UserError
 from roi_lightning.export import checks
-from roi_lightning.export.sidecar import PACKED, read_sidecar
 from roi_lightning.export.verify import Check, VerifyReport, is_reordered, run_check
 from roi_lightning.masks.mask_set import BaseModel, MaskSet
 from roi_lightning.models.base_tensors import BaseTensors, StoredBase, open_base, same
@@ -17,7 +16,7 @@ from roi_lightning.models.permutation import PermutedBase
 from roi_lightning.models.source import ModelSource
 from roi_lightning.models.stored_tensors import INDEX, read_json, tensor_sha256
 from roi_lightning.runtime.checkpoint.quantizer import PackedConfig, packed_configuration
-from roi_lightning.runtime.checkpoint.tensors import INT8, PackedTensors, packed_form
+from roi_lightning.runtime.checkpoint.tensors import INT8, PACKED, VERSION, PackedTensors, packed_form
 from roi_lightning.runtime.packed_format import PATTERN, check_indices
 from roi_lightning.utils.progress import progress
 
@@ -27,10 +26,7 @@ _UNPROVEN: Final = "can't be compared in int8: only the files' hashes hold them"
 class _PackedExport(checks.Exported):
     """A packed directory under suspicion, as the checks of an export see it: masks from indices, tensors unpacked."""
 
-    @cached_property
-    @override
-    def sidecar(self) -> dict[str, Any]:
-        return read_sidecar(self.directory, (PACKED,))
+    form = (PACKED, VERSION)
 
     @cached_property
     @override

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from roi_lightning.errors import UserError
 from roi_lightning.export import check_destination, check_not_base
-from roi_lightning.export.sidecar import PACKED, heading, read_sidecar, write_sidecar
+from roi_lightning.export.sidecar import heading, read_sidecar, write_sidecar
 from roi_lightning.export.verify import require_verified
 from roi_lightning.masks.layer_mask import LayerMask
 from roi_lightning.masks.layer_patterns import DENSE
@@ -20,13 +20,15 @@ from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.models.base_tensors import StoredBase, same, save_tensors
 from roi_lightning.models.config import load_config
 from roi_lightning.models.freezing import meta_language_model
-from roi_lightning.models.source import ModelSource, is_packed
+from roi_lightning.models.source import ModelSource, format_of
 from roi_lightning.models.stored_tensors import INDEX, read_json
 from roi_lightning.runtime.checkpoint.describe import PackedSizes, packed_card, packed_sizes
 from roi_lightning.runtime.checkpoint.quantizer import PackedConfig, packed_configuration
 from roi_lightning.runtime.checkpoint.tensors import (
     INT8,
+    PACKED,
     STORED,
+    VERSION,
     PackedTensors,
     Weights,
     packed_form,
@@ -91,7 +93,7 @@ def _check_packable(directory: Path) -> dict[str, Any]:
     """
     if not directory.is_dir():
         raise UserError(f"{str(directory)!r} is no directory; {_WANTED}")
-    if is_packed(directory):
+    if format_of(directory) == PACKED:
         raise UserError(
             f"{str(directory)!r} is packed already; load it with roi_lightning.runtime.from_packed"
         )
@@ -164,7 +166,7 @@ def _describe(
         for name, layer in masks.layers.items()
     }
     facts = {key: sidecar[key] for key in _KEPT_FACTS if key in sidecar}
-    return heading(PACKED) | facts | {"weights": weights, "updated": masks.updated, "layers": layers}
+    return heading(PACKED, VERSION) | facts | {"weights": weights, "updated": masks.updated, "layers": layers}
 
 
 def _require_same(base: StoredBase, packed: PackedTensors) -> None:

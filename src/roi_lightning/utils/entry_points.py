@@ -1,0 +1,54 @@
+"""What other packages and `contrib` add by entry points: classes, commands, and formats of directories."""
+
+import ast
+import re
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Final, Literal
+
+from roi_lightning.errors import UserError, reason
+
+Group = Literal["classes", "commands", "formats"]
+_WORD: Final = re.compile(r"\w+")
+
+
+def added(group: Group) -> dict[str, EntryPoint]:
+    """The entry points of a group by name; none of them is imported."""
+    return {point.name: point for point in entry_points(group=f"roi_lightning.{group}")}
+
+
+def load(point: EntryPoint) -> Any:
+    """Import what an entry point names.
+
+    Raises:
+        UserError: If it can't be imported.
+    """
+    try:
+        return point.load()
+    except (ImportError, AttributeError) as error:
+        raise UserError(
+            f"{point.name!r} is registered as {point.value!r}, which can't be imported ({reason(error)}); "
+            "install its package again"
+        ) from error
+
+
+def load_named_classes(text: str) -> None:
+    """Import every registered class that a text names, so that jsonargparse knows it by its short name."""
+    words = set(_WORD.findall(text))
+    for name, point in added("classes").items():
+        if name in words:
+            load(point)
+
+
+def summary(point: EntryPoint) -> str:
+    """What the first line of a module's docstring says behind its usage; the module is read, not imported."""
+    spec: ModuleSpec | None = None
+    name = ""
+    for part in point.module.split("."):
+        name = f"{name}.{part}".lstrip(".")
+        spec = PathFinder.find_spec(name, spec.submodule_search_locations if spec else None)
+        if spec is None:
+            return ""
+    source = spec.loader.get_source(name) if spec else ""  # type: ignore[union-attr]
+    text = ast.get_docstring(ast.parse(source or "")) or ""
+    return text.partition("\n")[0].rpartition("`: ")[2].rstrip(".")
