@@ -289,10 +289,6 @@ def test_updates_have_to_be_those_of_the_masks(lab):
         (lambda lm, tokenizer, text: learn(lm, tokenizer, text, **QUICK, learning_rate=-1.0), "lr"),
         (lambda lm, tokenizer, text: learn(lm, tokenizer, text, **QUICK, nonsense=1), "nonsense"),
         (lambda lm, tokenizer, text: prune(lm), "Wanda reads text"),
-        (
-            lambda lm, tokenizer, text: prune(lm, tokenizer, text, method="magnitude"),
-            "Magnitude reads no text",
-        ),
         (lambda lm, tokenizer, text: prune(lm, method="wonder"), "no method 'wonder'"),
         (lambda lm, tokenizer, text: evaluate(lm, tokenizer, "none.txt"), "is no file"),
         (

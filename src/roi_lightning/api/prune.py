@@ -12,11 +12,8 @@ from roi_lightning.data import CalibrationDataModule, Corpus
 from roi_lightning.errors import UserError
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.models.base_tensors import open_base
-from roi_lightning.models.config import max_positions
 from roi_lightning.models.fingerprint import base_of
 from roi_lightning.models.freezing import frozen_view
-from roi_lightning.models.layers import checked_layers
-from roi_lightning.oneshot import CalibratedMethod, prune_model
 from roi_lightning.oneshot.config import PruneConfig
 
 
@@ -48,7 +45,7 @@ def prune(
         corpora: Calibration text: files, globs, hub ids, `python-docs`, `self`, or `Corpus` objects; magnitude reads
             none.
         options: Of `PruneConfig`: `method` (`wanda` if left out), `pattern`, `patterns`, `windows`,
-            `seq_len`, `seed`, `activations`, `device`, `offload_dir`, `targets`, `ignore`.
+            `seq_len`, `seed`, `activations`, `device`, `offload_dir`, `targets`, `ignore`, `mask_only`.
 
     Returns:
         The masks, and the weights that SparseGPT updated.
@@ -56,25 +53,29 @@ def prune(
     Raises:
         UserError: For whatever can't be pruned or read.
     """
-    config, updates = PruneConfig(**options), dict[str, Tensor]()
-    method, pattern = config.chosen, config.layer_pattern
-    view = frozen_view(lm)
-    chosen = checked_layers(type(lm).__name__, view, pattern, config.targets, config.ignore)
-    calibration = None
-    if isinstance(method, CalibratedMethod):
+    config, updates, view = PruneConfig(**options), dict[str, Tensor](), frozen_view(lm)
+
+    def text() -> CalibrationDataModule:
         if tokenizer is None or not corpora:
-            raise UserError(f"{type(method).__name__} reads text: give the model's tokenizer and corpora")
-        # None of the text is held out.
-        text: dict[str, Any] = {"corpora": corpora, "val_corpora": corpora}
-        data = CalibrationDataModule(tokenizer.name_or_path, **text, seq_len=config.seq_len, seed=config.seed)
+            raise UserError(
+                f"{type(config.chosen).__name__} reads text: give the model's tokenizer and corpora"
+            )
+        sources = corpora if isinstance(corpora, str) else list(corpora)
+        data = CalibrationDataModule(
+            tokenizer.name_or_path,
+            corpora=sources,
+            val_corpora=sources,  # so that all of it is for calibration
+            seq_len=config.seq_len,
+            seed=config.seed,
+        )
         data.use_tokenizer(tokenizer)
         data.use_model(view)
-        calibration = config.calibration(data, max_positions(view.config))
-    elif corpora:
-        raise UserError(f"{type(method).__name__} reads no text; leave out corpora")
-    base = open_base(base_of(view, chosen.pruned), lm=view)
+        return data
 
     def keep(name: str, weight: Tensor) -> None:
         updates[name] = weight.cpu()
 
-    return PruneResult(prune_model(base, view, chosen, method, calibration, keep), updates)
+    layers = config.layers(type(lm).__name__, view)
+    calibration = config.calibration(text, view)
+    base = open_base(base_of(view, layers.pruned), lm=view)
+    return PruneResult(config.prune(base, view, calibration, keep), updates)

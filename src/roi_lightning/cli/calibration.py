@@ -60,14 +60,9 @@ def calibration_data(
 def text_facts(data: CalibrationDataModule, options: TextOptions) -> dict[str, object]:
     """What a sidecar says of the text."""
     return {
-        "text": titles(data),
+        "text": ", ".join(corpus.title for corpus in data.corpora),
         "seed": options.seed,
         "windows": options.windows,
         "seq_len": options.seq_len,
         "tokens": options.windows * options.seq_len,
     }
-
-
-def titles(data: CalibrationDataModule) -> str:
-    """The names of its corpora."""
-    return ", ".join(corpus.title for corpus in data.corpora)

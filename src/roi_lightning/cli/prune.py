@@ -4,40 +4,22 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
-
-from typing_extensions import override
 
 from roi_lightning.cli.calibration import calibration_data, text_facts
 from roi_lightning.cli.options import parse_options
-from roi_lightning.errors import UserError
+from roi_lightning.data import CalibrationDataModule
 from roi_lightning.export import check_destination, check_not_base, needed_bytes, write_export
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.models.base_tensors import BaseTensors, open_base
-from roi_lightning.models.config import DType, load_config, max_positions
-from roi_lightning.models.layers import check_model, choose_layers
+from roi_lightning.models.config import DType, load_config
+from roi_lightning.models.freezing import meta_language_model
 from roi_lightning.models.loading import load_language_model
 from roi_lightning.models.source import resolve_model
-from roi_lightning.oneshot import (
-    CalibratedMethod,
-    HyperPrune,
-    OneShotMethod,
-    SparseGPT,
-    TensorStore,
-    prune_model,
-)
+from roi_lightning.oneshot import TensorStore
 from roi_lightning.oneshot.config import PruneConfig
-from roi_lightning.oneshot.hyperprune import Prior
 from roi_lightning.utils.devices import choose_device
 from roi_lightning.utils.tables import print_table
-
-# Of one method alone.
-_OPTIONS: Final = {
-    "sparsegpt": ("mask_only", "damping", "block_size"),
-    "hyperprune": ("steps", "hidden", "prior"),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +30,6 @@ class PruneOptions(PruneConfig):
 
     Attributes:
         lm: Hub id, directory, or GGUF file.
-        method: magnitude (reads no text), wanda, sparsegpt, hyperprune, or a class path, with options as
-            '{class_path: my_method.Mine, init_args: {exponent: 0.5}}'.
         out: The directory to write.
         overwrite: Replace an earlier export there.
         corpora: Calibration text, as in data.corpora: files, globs, hub ids, python-docs, self, or mappings like
@@ -57,12 +37,6 @@ class PruneOptions(PruneConfig):
         revision: Branch, tag or commit of a hub id.
         dtype: In which the model runs, and a GGUF model is saved: auto for the stored one, bfloat16 for GGUF.
         trust_remote_code: Run the model repository's code.
-        mask_only: With sparsegpt, keep the values of what is kept; otherwise they are updated.
-        damping: Of sparsegpt, as a fraction of the Hessian's mean diagonal (default: 0.01).
-        block_size: Of sparsegpt, columns at a time (default: 128).
-        steps: Of hyperprune, steps of Adam per block (default: 100).
-        hidden: Of hyperprune, width of its network's hidden layers (default: 256).
-        prior: Of hyperprune, the mask it starts from: none, magnitude, wanda or sparsegpt (default: wanda).
     """
 
     lm: str = field(kw_only=False)
@@ -73,33 +47,6 @@ class PruneOptions(PruneConfig):
     revision: str | None = None
     dtype: DType = "auto"
     trust_remote_code: bool = False
-    mask_only: bool = False
-    damping: float | None = None
-    block_size: int | None = None
-    steps: int | None = None
-    hidden: int | None = None
-    prior: Prior | None = None
-
-    @cached_property
-    @override
-    def chosen(self) -> OneShotMethod:
-        given = {
-            name: (kind, value)
-            for kind, names in _OPTIONS.items()
-            for name in names
-            if (value := getattr(self, name)) is not None and value is not False
-        }
-        for name, (kind, _) in given.items():
-            if kind != self.method:
-                raise UserError(
-                    f"--{name} is an option of {kind} and means nothing to {self.method}; leave it out"
-                )
-        options: dict[str, Any] = {name: value for name, (_, value) in given.items()}
-        if not options:
-            return super().chosen
-        if self.method == "hyperprune":
-            return HyperPrune(**options)
-        return SparseGPT(not options.pop("mask_only", False), **options)
 
     def check_space(self, base: BaseTensors | None) -> None:
         """Refuse a place that can't take the result, as far as its size is known."""
@@ -120,27 +67,28 @@ def main(argv: Sequence[str]) -> int:
         UserError: For anything that can't be pruned, read or written.
     """
     options = parse_options(PruneOptions, "prune", argv)
-    method, pattern = options.chosen, options.layer_pattern
-    source = resolve_model(options.lm, options.revision)
-    check_model(source, pattern, options.targets, options.ignore, options.trust_remote_code)
+    source, trusted = resolve_model(options.lm, options.revision), options.trust_remote_code
+    shapes = meta_language_model(load_config(source, trusted), trusted)
+    options.layers(source.spec, shapes)
     check_not_base(options.out.absolute(), source)
     options.check_space(None if source.kind == "gguf" else open_base(source))
-    calibration, device = None, choose_device(options.device)
-    facts = {"method": options.method_name, **method.facts(), **_selection(options)}
-    if isinstance(method, CalibratedMethod):
-        longest = max_positions(load_config(source, options.trust_remote_code))
-        data = calibration_data(source, options, device, options.trust_remote_code)
-        calibration = options.calibration(data, longest)
-        facts |= {"activations": options.activations, **text_facts(data, options)}
-    lm = load_language_model(source, options.dtype, options.trust_remote_code, device=device)
+    facts = {"method": options.method_name, **options.chosen.facts(), **_selection(options)}
+    device = choose_device(options.device)
+
+    def text() -> CalibrationDataModule:
+        data = calibration_data(source, options, device, trusted)
+        facts.update({"activations": options.activations, **text_facts(data, options)})
+        return data
+
+    calibration = options.calibration(text, shapes)
+    lm = load_language_model(source, options.dtype, trusted, device=device)
     base = open_base(source, options.dtype, lm)
     if source.kind == "gguf":  # its size as a directory is known only now
         options.check_space(base)
-    chosen = choose_layers(lm, pattern, options.targets, options.ignore)
     started = time.monotonic()
     with TensorStore.beside(options.out) as updates:
-        masks = prune_model(base, lm, chosen, method, calibration, updates.put)
-        facts |= {"seconds": round(time.monotonic() - started, 1)}
+        masks = options.prune(base, lm, calibration, updates.put)
+        facts["seconds"] = round(time.monotonic() - started, 1)
         out = write_export(
             base, masks, options.out, updates=updates, training=facts, overwrite=options.overwrite
         )

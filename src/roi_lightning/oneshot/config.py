@@ -1,18 +1,24 @@
-"""The options of pruning without training."""
+"""Pruning without training, assembled: the options, and what the command and the Python function do with them."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Final
 
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser
+from torch import Tensor
+from transformers.modeling_utils import PreTrainedModel
 
 from roi_lightning.data import CalibrationDataModule
 from roi_lightning.errors import UserError, check_at_least, did_you_mean, reason
 from roi_lightning.masks.layer_patterns import Pattern, mixed_pattern
+from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.masks.pattern import NMPattern
+from roi_lightning.models.base_tensors import BaseTensors
+from roi_lightning.models.config import max_positions
+from roi_lightning.models.layers import ChosenLayers, checked_layers
 from roi_lightning.oneshot import (
     METHODS,
     Activations,
@@ -20,15 +26,13 @@ from roi_lightning.oneshot import (
     CalibratedMethod,
     Calibration,
     OneShotMethod,
+    SparseGPT,
     calibration_windows,
+    prune_model,
 )
 from roi_lightning.utils.devices import choose_device
 from roi_lightning.utils.entry_points import added, load, load_named_classes
 from roi_lightning.utils.third_party import parser_error
-
-# `data` is a field of the command alone.
-_TEXT: Final = ("corpora", "windows", "seq_len", "seed", "activations", "device", "offload_dir")
-
 
 _PATTERNS: Final = """give '{"*.down_proj": "4:8", "*.k_proj": dense}' or a YAML file with such a mapping"""
 
@@ -38,9 +42,9 @@ class PruneConfig:
     """How to prune.
 
     Attributes:
-        method: magnitude, wanda, sparsegpt, hyperprune, the class path of a method,
-            `{class_path: …, init_args: {…}}` of one with options, or the method itself
-            (`SparseGPT(update_weights=False)`).
+        method: magnitude (reads no text), wanda, sparsegpt, hyperprune, or a class path, with options as
+            '{class_path: SparseGPT, init_args: {damping: 0.1}}'; in Python also the method itself.
+        mask_only: With sparsegpt, keep the values of what is kept; otherwise they are updated.
         pattern: N:M, N kept of every M consecutive inputs.
         patterns: Another N:M, or dense, of some layers, by name or glob: '{"*.down_proj": "4:8", "*.k_proj": dense}',
             or a YAML file. A full name wins over globs, of several globs the last.
@@ -55,10 +59,11 @@ class PruneConfig:
         ignore: Names or globs of layers to leave dense.
 
     Raises:
-        UserError: For an unknown method, numbers that make no sense, and options of text to a method that reads none.
+        UserError: For an unknown method, numbers that make no sense, and options that a method does not have.
     """
 
     method: str | OneShotMethod = "wanda"
+    mask_only: bool = False
     pattern: str = "2:4"
     patterns: str | Mapping[str, str | int] | None = None
     windows: int = 128
@@ -72,11 +77,6 @@ class PruneConfig:
 
     def __post_init__(self) -> None:
         check_at_least(self, windows=1, seq_len=2, seed=0)
-        defaults = {field.name: field.default for field in fields(self)}
-        chosen = [name for name in _TEXT if name in defaults and getattr(self, name) != defaults[name]]
-        if chosen and not isinstance(self.chosen, CalibratedMethod):
-            method = type(self.chosen).__name__.lower()
-            raise UserError(f"--{chosen[0]} means nothing to {method}, which reads no text; leave it out")
         if isinstance(self.chosen, BlockMethod) and self.activations == "dense":
             raise UserError(
                 f"--activations dense means nothing to {self.method_name}, which learns on what the pruned blocks "
@@ -86,6 +86,10 @@ class PruneConfig:
     @cached_property
     def chosen(self) -> OneShotMethod:
         """The method."""
+        if self.mask_only:
+            if self.method != "sparsegpt":
+                raise UserError(f"--mask_only is an option of sparsegpt and means nothing to {self.method}")
+            return SparseGPT(update_weights=False)
         if isinstance(self.method, OneShotMethod):
             return self.method
         if self.method in METHODS:
@@ -119,19 +123,46 @@ class PruneConfig:
         kind = type(self.chosen)
         return next((name for name, known in METHODS.items() if known is kind), kind.__name__)
 
-    def calibration(self, data: CalibrationDataModule, max_positions: int | None) -> Calibration:
-        """What a calibrated method measures on.
+    def layers(self, spec: str, lm: PreTrainedModel) -> ChosenLayers:
+        """The layers of a model to be pruned; `spec` is its name for errors, shapes are enough.
+
+        Raises:
+            UserError: If the model, its layers or the pattern don't go together.
+        """
+        return checked_layers(spec, lm, self.layer_pattern, self.targets, self.ignore)
+
+    def calibration(
+        self, text: Callable[[], CalibrationDataModule], lm: PreTrainedModel
+    ) -> Calibration | None:
+        """What the method measures on; None if it reads no text.
 
         Args:
-            data: The text, in windows of `seq_len`.
-            max_positions: Tokens the model was made for, None if it does not say.
+            text: Makes the text, in windows of `seq_len`; called only if the method reads it.
+            lm: The model; shapes are enough.
 
         Raises:
             UserError: If there is too little text or no such device, or a window is longer than the model takes.
         """
+        if not isinstance(self.chosen, CalibratedMethod):
+            return None
         device = choose_device(self.device)
-        windows = calibration_windows(data, self.windows, max_positions)
+        windows = calibration_windows(text(), self.windows, max_positions(lm.config))
         return Calibration(windows, self.activations, device, self.offload_dir, self.seed)
+
+    def prune(
+        self,
+        base: BaseTensors,
+        lm: PreTrainedModel,
+        calibration: Calibration | None,
+        keep: Callable[[str, Tensor], None],
+    ) -> MaskSet:
+        """Choose the masks of a loaded model; see `prune_model`.
+
+        Raises:
+            UserError: If the model's layout or its activations do not allow it.
+        """
+        chosen = self.layers(base.source.spec, lm)
+        return prune_model(base, lm, chosen, self.chosen, calibration, keep)
 
 
 def read_patterns(given: str | Mapping[str, str | int] | None) -> Mapping[str, str | int]:
