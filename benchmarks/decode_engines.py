@@ -23,8 +23,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.modeling_utils import PreTrainedModel
 
-from roi_lightning.benchmark.generation import GenerationConfig, generate
-from roi_lightning.benchmark.timing import BufferRead, results_in_turns, seconds
+from benchmarks.speed.generation import GenerationConfig, generate
+from benchmarks.speed.timing import BufferRead, results_in_turns, seconds
 from roi_lightning.runtime import accelerate, from_packed
 from roi_lightning.utils.atomic_io import write_json
 from roi_lightning.utils.tables import print_table
@@ -49,9 +49,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Measure and print a table."""
     args = build_parser().parse_args(argv)
     prompt = torch.randint(100, 40_000, (1, args.prompt), generator=torch.Generator().manual_seed(0))
-    read = BufferRead(torch.device("cpu"))
+    read = BufferRead()
     engines: dict[str, Callable[[], Any]] = {
-        "memory": partial(seconds, read, torch.device("cpu")),
+        "memory": partial(seconds, read),
         **transformers_engines(args, prompt),
         **{file.name: llama_cpp_engine(file, prompt, args.tokens) for file in args.gguf},
     }

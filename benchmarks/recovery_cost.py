@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import PreTrainedModel
 
-from roi_lightning.benchmark.timing import Ratio, Task, in_turns, peak_bytes
+from benchmarks.speed.timing import Ratio, Task, in_turns, peak_bytes
 from roi_lightning.learning import RecoveryModule
 from roi_lightning.learning.losses import next_token_nll, objective
 from roi_lightning.models.loading import load_language_model

@@ -26,7 +26,6 @@ ORDER: Final = (
     "evaluation",
     "reports",
     "learning",
-    "benchmark",
     "api",
     "cli",
     "__main__",

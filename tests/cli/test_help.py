@@ -138,7 +138,6 @@ MISTAKES = {
         "here it is --corpora",
     ),
     "an option of prune": (("prune", "m", "--method", "wanda", "--outt", "x"), "--out"),
-    "an option below benchmark": (("benchmark", "step", "--rivals"), "here it is --baselines"),
     "no checkpoint": (("validate", *QUICK), "^error: validate needs --ckpt_path"),
     "no directory": (
         ("export", *QUICK, "--ckpt_path", "x"),
@@ -239,7 +238,6 @@ def test_completion_in_bash(capsys, tmp_path):
     assert complete("roi-lightning", "pru") == ["prune"]
     assert complete("roi-lightning", "fit", "--model.init_") == ["--model.init_std"]
     assert complete("roi-lightning", "prune", "--off") == ["--offload_dir"]
-    assert complete("roi-lightning", "benchmark", "st") == ["step"]
     assert complete("roi-lightning", "prune", "--dtype", "bf") == ["bfloat16"]
 
 

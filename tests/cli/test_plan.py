@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2Config
 
+from benchmarks.speed.timing import peak_bytes
 from cli_helpers import make_lab, plain_text, run
-from roi_lightning.benchmark.timing import peak_bytes
 from roi_lightning.cli.fit_in import parse_size
 from roi_lightning.cli.plan import make_plan
 from roi_lightning.errors import UserError

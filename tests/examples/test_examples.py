@@ -100,21 +100,6 @@ def test_commands_are_understood(command, lab, capsys):
             assert path in printed or path == "my.db", path
 
 
-def test_what_the_page_says_can_go_is_imported_by_nothing_else():
-    (sentence,) = re.findall(r"Nothing else imports (.*?):", PAGE, re.DOTALL)
-    named = re.findall(r"`([a-z_/]+)(?:\.py)?`", sentence)
-    folders = [name for name in named if name != "benchmarks"]
-    assert folders == ["benchmark", "cli/benchmark"]
-    removable = [ROOT / "src/roi_lightning" / name for name in folders]
-    modules = [".".join(path.relative_to(ROOT / "src").with_suffix("").parts) for path in removable]
-    for path in (ROOT / "src").rglob("*.py"):
-        if not any(path.is_relative_to(each) or path.with_suffix("") == each for each in removable):
-            text = path.read_text()
-            assert not [name for name in modules if re.search(rf"(from|import) {re.escape(name)}\b", text)], (
-                path
-            )
-
-
 # Each example by its own measure.
 
 

@@ -73,10 +73,6 @@ def evaluate_json(bench, out):
     return ["evaluate", bench.model, "--text", bench.corpus, "--seq_len", "32", "--limit", "1", "--json", out]
 
 
-def benchmark_json(bench, out):
-    return ["benchmark", "sampler", "--weights", "4096", "--rounds", "1", "--json", out]
-
-
 def theirs(bench):
     """A folder with a stranger's file."""
     return bench.write("theirs/notes.txt", "mine").parent
@@ -175,11 +171,9 @@ TABLE = {
     "a folder for JSON, verified": (folder, verify_json, "can't be written"),
     "a folder for JSON, planned": (folder, plan_json, "can't be written"),
     "a folder for JSON, evaluated": (folder, evaluate_json, "can't be written"),
-    "a folder for JSON, timed": (folder, benchmark_json, "can't be written"),
     "below a file for JSON, verified": (below_file, verify_json, "can't be written"),
     "below a file for JSON, planned": (below_file, plan_json, "can't be written"),
     "below a file for JSON, evaluated": (below_file, evaluate_json, "can't be written"),
-    "below a file for JSON, timed": (below_file, benchmark_json, "can't be written"),
     "below a file for JSON, packed": (below_file, pack_json, "can't be written"),
     "a run in a file": (file, run_folder, "file.*/config.yaml' can't be written; give"),
     "a run below a file": (below_file, run_folder, "file.*/config.yaml' can't be written; give"),

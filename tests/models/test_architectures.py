@@ -21,8 +21,8 @@ from transformers import (
 )
 from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 
+from benchmarks.speed.timing import peak_bytes
 from cli_helpers import make_lab, plain_text, run
-from roi_lightning.benchmark.timing import peak_bytes
 from roi_lightning.errors import UserError
 from roi_lightning.learning.callbacks import HardenMasks, SparseExport
 from roi_lightning.learning.losses import next_token_nll

@@ -7,6 +7,7 @@ import pytest
 import torch
 from datasets import Dataset
 
+from benchmarks.speed.generation import text_prompts
 from cli_helpers import run
 from data_helpers import (
     BOS,
@@ -19,7 +20,6 @@ from data_helpers import (
     reference_windows,
     write_jsonl,
 )
-from roi_lightning.benchmark.generation import text_prompts
 from roi_lightning.data import Corpus
 from roi_lightning.data.packing import find_bos, pack_documents, select_side, tokenize_documents
 from roi_lightning.errors import UserError

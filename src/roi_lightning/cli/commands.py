@@ -13,7 +13,6 @@ PLAIN: Final = {
     "apply": "a base model and a mask file to the same directory",
     "compare": "how much of what one mask keeps the others keep too: tables and pictures",
     "verify": "check an exported directory: pattern, zeros, kept weights, every byte",
-    "benchmark": "what masks cost, alone or in a training step, and what 2:4 models save",
     "evaluate": "perplexities and benchmark tasks of models and masks, side by side",
     "report": "one HTML page about runs, masks and their figures, to read or to mail",
     "doctor": "what of this machine decides how fast runs are, and what works here",

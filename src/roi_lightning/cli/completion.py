@@ -57,10 +57,7 @@ def all_commands() -> argparse.ArgumentParser:
             continue
         module = import_module(f"roi_lightning.cli.{name}")
         own.add_argument("-h", "--help", action="store_true", help="show this")
-        if name == "benchmark":
-            module.add_kinds(own)
-        else:
-            add_options(own, getattr(module, f"{name.capitalize()}Options"))
+        add_options(own, getattr(module, f"{name.capitalize()}Options"))
     for name, point in sorted(added("commands").items()):
         own = commands.add_parser(name, help=summary(point), add_help=False, conflict_handler="resolve")
         own.add_argument("-h", "--help", action="store_true", help="show this")

@@ -35,7 +35,7 @@ PURPOSES: Final = {
     "accelerate": "reads models in GGUF files",
     "gguf": "reads models in GGUF files",
     "lm-eval": "harness tasks of `evaluate`",
-    "matplotlib": "figures of `report`, `compare`, `benchmark`",
+    "matplotlib": "figures of `report` and `compare`",
     "shtab": "`completion` of command lines",
     "tensorboard": "logs runs, with curves and pictures",
     "torchao": "AdamW's states in 8 bits",

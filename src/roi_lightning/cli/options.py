@@ -27,7 +27,6 @@ _ALSO: Final = {
     "nsamples": "windows",
     "num_calibration_samples": "windows",
     "patterns": "pattern",
-    "rivals": "baselines",
     "sparsity_type": "pattern",
     "spill": "offload_dir",
 }

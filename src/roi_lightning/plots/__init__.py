@@ -1,4 +1,4 @@
-"""Figures of masks and of speed.
+"""Figures of masks.
 
 They are drawn without pyplot and without the user's matplotlib style.
 """

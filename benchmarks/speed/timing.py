@@ -16,9 +16,10 @@ from typing_extensions import override
 
 from roi_lightning.utils.progress import progress
 
-# Enough for caches that the operating system doesn't report, and on a GPU for the time of a launch not to count.
-_MIN_BYTES: Final = {"cpu": 256 << 20, "cuda": 1 << 30}
+# Enough for caches that the operating system doesn't report.
+_MIN_BYTES: Final = 256 << 20
 _TIMES_THE_CACHE: Final = 4
+_CPU: Final = torch.device("cpu")
 
 Task = Callable[[], object]
 _Result = TypeVar("_Result")
@@ -105,7 +106,7 @@ def results_in_turns(
     return results
 
 
-def seconds(task: Task, device: torch.device) -> float:
+def seconds(task: Task, device: torch.device = _CPU) -> float:
     """How long a task takes; a GPU is waited for before and after."""
     _wait(device)
     started = perf_counter()
@@ -140,16 +141,11 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def cold_bytes(device: torch.device) -> int:
-    """How many bytes to loop over, so that none is in a cache when its turn comes again."""
-    return max(_MIN_BYTES[device.type], _TIMES_THE_CACHE * _last_cache(device))
-
-
-def _last_cache(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).L2_cache_size)
+def cold_bytes() -> int:
+    """How many bytes to loop over on a CPU, so that none is in a cache when its turn comes again."""
     name = "SC_LEVEL3_CACHE_SIZE"
-    return max(0, os.sysconf(name)) if name in os.sysconf_names else 0
+    last_cache = max(0, os.sysconf(name)) if name in os.sysconf_names else 0
+    return max(_MIN_BYTES, _TIMES_THE_CACHE * last_cache)
 
 
 class BufferRead:
@@ -159,8 +155,8 @@ class BufferRead:
         nbytes: What it reads.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._buffer = torch.ones(cold_bytes(device) // 4, device=device)
+    def __init__(self) -> None:
+        self._buffer = torch.ones(cold_bytes() // 4)
         self.nbytes = self._buffer.nbytes
 
     def __call__(self) -> Tensor:

@@ -1,19 +1,40 @@
-"""The sampler alone: time and memory per weight, forward and backward, with its noise."""
+"""The sampler alone: time and memory per weight, forward and backward, with its noise.
 
+python -m benchmarks.sampler --pattern 2:4,2:8 --baselines --json F.json
+"""
+
+import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Final
 
 import torch
 from torch import Tensor
 
-from roi_lightning.benchmark.baselines import PlainMaskLLM, PlainRoI
-from roi_lightning.benchmark.timing import Ratio, Task, in_turns, peak_bytes
+from benchmarks.speed.baselines import PlainMaskLLM, PlainRoI
+from benchmarks.speed.script import Row, Script, Table, add_device, numbers, times
+from benchmarks.speed.timing import Ratio, Task, in_turns, peak_bytes
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.samplers import Categorical, Draw, GumbelTopK, Sampler
 
 _COLUMNS = 4096
 _DRAW = Draw(seed=0, index=0, lam=0.004, tau=0.1)
+_LABELS: Final = {
+    "": "RoI",
+    "eager": "eager",
+    "autograd": "autograd",
+    "maskllm": "MaskLLM",
+    "maskllm_published": "published",
+}
+_NOTE: Final = (
+    "÷: times one torch.exp (on a GPU torch.add) over as many fp32 values; bytes: peak, per weight; "
+    "saved: for the backward pass."
+)
+_BASELINES_NOTE: Final = (
+    "eager: plain torch; autograd: RoI without a backward pass of its own; "
+    "published: MaskLLM as its authors wrote it."
+)
 
 
 @dataclass(frozen=True)
@@ -95,3 +116,49 @@ def _saved_bytes(draw: Task, weight: Tensor, logits: Tensor) -> int:
     for own in (weight, logits, drawn):
         kept.pop(own.untyped_storage().data_ptr(), None)
     return sum(kept.values())
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure and print a table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.sampler", description=__doc__)
+    add = parser.add_argument
+    add("--pattern", default="2:4", help="N:M, separated by commas (default: %(default)s)")
+    add(
+        "--weights",
+        type=numbers,
+        default="16777216",
+        help="in a layer, separated by commas (default: %(default)s)",
+    )
+    add("--baselines", action="store_true", help="also straightforward implementations")
+    add_device(parser)
+    Script(parser, _measure, _table).run(argv)
+
+
+def _measure(args: argparse.Namespace) -> Iterator[Ratio]:
+    patterns = [NMPattern(text) for text in args.pattern.split(",")]
+    for weights in args.weights:
+        yield from SamplerBenchmark(weights, patterns, args.rounds, args.baselines).run(args.device)
+
+
+def _table(rows: Sequence[Row], args: argparse.Namespace) -> Table:
+    reference = str(rows[0]["reference"]).removeprefix("torch.")
+    head = "sampler", "N:M", "size", "pass", "ms", "spread", f"÷ {reference}", "bytes", "saved"
+    cells = [
+        (
+            _LABELS[kind],
+            row["pattern"],
+            f"{row['weights'] / 1e6:.1f}M",
+            "fwd" if name == "forward" else "bwd",
+            *times(row),
+            f"{row['ratio']:,.2f}",
+            f"{row['temporary_bytes_per_weight']:,.1f}",
+            f"{row['saved_bytes_per_weight']:,.1f}",
+        )
+        for row in rows
+        for name, _, kind in [row["name"].removeprefix("sampler.").partition("_")]
+    ]
+    return Table(head, cells, f"{_NOTE} {_BASELINES_NOTE}" if args.baselines else _NOTE)
+
+
+if __name__ == "__main__":
+    main()

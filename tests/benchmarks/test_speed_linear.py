@@ -1,4 +1,4 @@
-"""`benchmark linear`: shapes and bytes against what can be counted, its pure functions against hand-made cases."""
+"""`benchmarks.linear`: shapes and bytes against what can be counted, its pure functions against hand-made cases."""
 
 import json
 from itertools import cycle
@@ -9,23 +9,20 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
-from cli_helpers import plain_text, run
-from roi_lightning.benchmark import linear_backends, timing
-from roi_lightning.benchmark.linear import LinearTimes, together
-from roi_lightning.benchmark.linear_backends import ColdCacheLoop, Weights
-from roi_lightning.benchmark.models import model_shapes, parse_shapes
-from roi_lightning.benchmark.timing import Speedup
-from roi_lightning.cli.benchmark.linear import faster_rows
+from benchmarks.linear import LinearTimes, faster_rows, main, together
+from benchmarks.speed import products, timing
+from benchmarks.speed.models import model_shapes, parse_shapes
+from benchmarks.speed.products import ColdCacheLoop, Weights
+from benchmarks.speed.timing import Speedup
+from cli_helpers import plain_text
 from roi_lightning.models.source import resolve_model
 from tiny_models import tiny_gpt2, tiny_qwen2
-
-CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
 def _small_caches(monkeypatch):
     """As if caches held next to nothing, so that a few copies of tiny weights exceed them."""
-    monkeypatch.setattr(timing, "_MIN_BYTES", {"cpu": 1 << 16, "cuda": 1 << 24})
+    monkeypatch.setattr(timing, "_MIN_BYTES", 1 << 16)
     monkeypatch.setattr(timing, "_TIMES_THE_CACHE", 0)
 
 
@@ -98,23 +95,23 @@ def test_shapes_of_a_model_are_those_on_disk(tmp_path, build, blocks):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_every_kernel_multiplies_by_every_copy_of_the_same_weight(dtype):
-    weights = Weights((12, 16), dtype, CPU, min_bytes=5 * 12 * 16 * dtype.itemsize - 1)
+    weights = Weights((12, 16), dtype, min_bytes=5 * 12 * 16 * dtype.itemsize - 1)
     x = torch.randn(3, 16).to(dtype)
     ways = weights.products(x)
     weight = ways["dense"][0].keywords["weight"]
     assert ((weight.view(12, 4, 4) != 0).sum(-1) == 2).all()
     exact = F.linear(x.double(), weight.double())
     assert {"packed", "unpacked"} < set(ways)
-    for products in ways.values():
-        assert len(products) == 5
-        for product in products:
+    for copies in ways.values():
+        assert len(copies) == 5
+        for product in copies:
             torch.testing.assert_close(product(x).double(), exact, rtol=0.01, atol=0.01)
     copies = [product.keywords["weight"].data_ptr() for product in ways["dense"]]
     assert len(set(copies)) == 5, "else a cache would hold them"
 
 
 def test_walks_over_the_same_copies_take_turns(monkeypatch):
-    monkeypatch.setattr(linear_backends, "_SECONDS", 0.0)
+    monkeypatch.setattr(products, "_SECONDS", 0.0)
     taken, turn, x = [], cycle(range(5)), torch.ones(1, 4)
     ways = ([lambda x, way=way, i=i: taken.append((way, i)) for i in range(5)] for way in "ab")
     a, b = (ColdCacheLoop(products, x, turn) for products in ways)
@@ -133,8 +130,8 @@ def test_walks_over_the_same_copies_take_turns(monkeypatch):
 def test_rows_of_a_model(tmp_path, capsys):
     model = tiny_qwen2(tmp_path / "model")
     out, picture = tmp_path / "rows.json", tmp_path / "rows.png"
-    options = ("--rows", "1,3", "--rounds", "2", "--device", "cpu", "--json", out, "--figure", picture)
-    assert run("benchmark", "linear", "--lm", model, *options) == 0
+    options = ("--rows", "1,3", "--rounds", "2", "--json", str(out), "--figure", str(picture))
+    main(["--lm", str(model), *options])
     rows = json.loads(out.read_text())["rows"]
     shapes = {"64x64": 4, "32x64": 4, "128x64": 4, "64x128": 2, "all": 14}
     packed = {(row["shape"], row["rows"]): row for row in rows if row["name"] == "linear.packed_over_dense"}
@@ -151,36 +148,15 @@ def test_rows_of_a_model(tmp_path, capsys):
     assert "14 × all" in plain_text(capsys.readouterr().out)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_kernels_on_a_gpu(tmp_path):
-    out = tmp_path / "rows.json"
-    options = ("--rows", "1,128", "--rounds", "2", "--device", "cuda", "--large_batches", "--json", out)
-    assert run("benchmark", "linear", "--shapes", "512x1024", *options) == 0
-    ways = {rows: set() for rows in (1, 128)}
-    for row in json.loads(out.read_text())["rows"]:
-        ways[row["rows"]].add(row["name"].removeprefix("linear.").removesuffix("_over_dense"))
-    assert ways[128] == {"packed", "unpacked", "sparse"}
-    assert ways[1] == ways[128] | {"few_rows"}
-
-
 @pytest.mark.parametrize(
-    ("args", "told"),
+    ("args", "says"),
     [
-        ((), "--lm LM or --shapes"),
         (("--shapes", "8x8", "--lm", "smollm2-135m"), "--lm LM or --shapes"),
         (("--shapes", "8x8,8x8"), "8x8,8x8"),
         (("--shapes", "8by8"), "8by8"),
         (("--shapes", "8x6"), "6 inputs"),
-        (("--shapes", "8x8", "--rows", "0"), "--rows '0'"),
-        (("--shapes", "8x8", "--rows", "1,many"), "--rows '1,many'"),
-        (("--shapes", "8x8", "--device", "cuda:9"), "cuda:9"),
-        (("--shapes", "8x8", "--figure", "."), "'.'"),
-        (("--shapes", "8x8", "--device", "cpu", "--large_batches"), "large_batches needs a GPU"),
-        (("--lm", "./nowhere"), "./nowhere"),
     ],
-    ids=str,
 )
-def test_bad_input(capsys, args, told):
-    assert run("benchmark", "linear", *args) == 1
-    assert told in capsys.readouterr().err
+def test_shapes_that_are_none(args, says):
+    with pytest.raises(SystemExit, match=f"error: .*{says}"):
+        main(args)

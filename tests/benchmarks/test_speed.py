@@ -1,4 +1,4 @@
-"""`benchmark`: its figures against sizes that can be counted, its baselines against the samplers they stand for."""
+"""The speed benchmarks: figures against sizes that can be counted, baselines against the samplers they stand for."""
 
 import gc
 import json
@@ -7,9 +7,10 @@ from itertools import combinations
 import pytest
 import torch
 
-from cli_helpers import make_lab, plain_text, run
-from roi_lightning.benchmark.baselines import PlainMaskLLM, PlainRoI
-from roi_lightning.benchmark.timing import in_turns, peak_bytes
+from benchmarks import sampler, step
+from benchmarks.speed.baselines import PlainMaskLLM, PlainRoI
+from benchmarks.speed.timing import in_turns, peak_bytes
+from cli_helpers import make_lab, plain_text
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.samplers import Categorical, Draw, GumbelTopK
 
@@ -18,9 +19,9 @@ CPU = torch.device("cpu")
 MEGABYTE = 1 << 20
 
 
-def rows_of(lab, *args, status=0):
+def rows_of(lab, script, *args):
     out = lab.folder / "figures.json"
-    assert run("benchmark", *args, "--device", "cpu", "--rounds", "3", "--json", out) == status
+    script.main([*args, "--rounds", "3", "--json", str(out)])
     return {
         (row["name"], row["pattern"], row.get("weights")): row for row in json.loads(out.read_text())["rows"]
     }
@@ -70,7 +71,7 @@ def test_what_an_earlier_task_left_is_not_taken_off_when_it_is_freed():
 
 @pytest.mark.slow
 def test_the_sampler_keeps_nothing_and_its_rivals_do(lab, capsys):
-    rows = rows_of(lab, "sampler", "--pattern", "2:4,2:8", "--weights", "65536", "--baselines")
+    rows = rows_of(lab, sampler, "--pattern", "2:4,2:8", "--weights", "65536", "--baselines")
     for spec, candidates in (("2:4", 6), ("2:8", 28)):
         ours, eager, naive, maskllm, published = (
             rows[f"sampler.forward{kind}", spec, 65536]
@@ -121,7 +122,7 @@ def test_plain_maskllm_has_the_softmax_of_its_candidates():
 
 
 def test_a_step_beside_its_rivals(lab, capsys):
-    rows = rows_of(lab, "step", "--lm", str(lab.model), "--seq_len", "32", "--baselines")
+    rows = rows_of(lab, step, "--lm", str(lab.model), "--seq_len", "32", "--baselines")
     names = {name.removeprefix("step.roi_over_") for name, *_ in rows}
     assert names == {"dense", "maskllm", "maskllm_published", "roi_autograd"}
     prunable = 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128)
@@ -139,24 +140,13 @@ def test_random_weights_need_a_configuration_alone(lab):
     folder.mkdir()
     (folder / "config.json").write_text((lab.model / "config.json").read_text())
     rows = rows_of(
-        lab, "step", "--lm", str(folder), "--random", "--activation_checkpointing", "--seq_len", "32"
+        lab, step, "--lm", str(folder), "--random", "--activation_checkpointing", "--seq_len", "32"
     )
     assert {name for name, *_ in rows} == {"step.roi_over_dense", "step.roi_over_maskllm"}
 
 
-@pytest.mark.parametrize(
-    ("args", "told"),
-    [
-        (("sampler", "--pattern", "5:4"), "5:4"),
-        (("sampler", "--rounds", "0"), "--rounds 0"),
-        (("sampler", "--weights", "many"), "--weights 'many'"),
-        (("sampler", "--device", "cuda:9"), "cuda:9"),
-        (("step", "--lm", "nowhere", "--seq_len", "32"), "nowhere"),
-        (("step", "--seq_len", "1"), "--seq_len 1"),
-        (("step", "--batch_size", "0"), "--batch_size 0"),
-    ],
-    ids=str,
-)
-def test_bad_input(lab, capsys, args, told):
-    assert run("benchmark", *args) == 1
-    assert told in capsys.readouterr().err
+def test_bad_input_is_one_line():
+    with pytest.raises(SystemExit, match=r"^error: .*nowhere[^\n]*$"):
+        step.main(["--lm", "./nowhere"])
+    with pytest.raises(SystemExit, match=r"^error: .*5:4[^\n]*$"):
+        sampler.main(["--pattern", "5:4"])

@@ -1,5 +1,9 @@
-"""Generation with packed 2:4 layers against the same model dense: prefill, decoding, and where the tokens differ."""
+"""Generation with packed 2:4 layers against the same model dense: prefill, decoding, and where the tokens differ.
 
+python -m benchmarks.decode --lm EXPORT --batch 1,4,16 --json F.json --figure F.png
+"""
+
+import argparse
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -8,11 +12,21 @@ from statistics import median
 from typing import Any, Final
 
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 
-from roi_lightning.benchmark.generation import Generated, GenerationConfig, generate, scores_at
-from roi_lightning.benchmark.models import Pair
-from roi_lightning.benchmark.timing import (
+from benchmarks.speed.chart import decode_figure
+from benchmarks.speed.generation import (
+    Generated,
+    GenerationConfig,
+    generate,
+    random_prompts,
+    scores_at,
+    text_prompts,
+)
+from benchmarks.speed.models import Pair, check_source, make_pair, random_model
+from benchmarks.speed.script import Row, Script, Table, numbers, positive, spread
+from benchmarks.speed.timing import (
     BufferRead,
     Speedup,
     mean_cache_bytes,
@@ -20,11 +34,19 @@ from roi_lightning.benchmark.timing import (
     seconds,
     weight_bytes,
 )
+from roi_lightning.models.config import load_tokenizer
+from roi_lightning.models.loading import plain_language_model
+from roi_lightning.models.source import resolve_model
 from roi_lightning.runtime.packed_format import PATTERN
 
 _DENSE: Final = "dense"
 _PACKED: Final = "packed"
 _READ: Final = "read"
+_DECODE: Final = "decode.packed_over_dense"
+_HEAD: Final = (
+    *("batch", "", "dense tokens/s", "spread", "packed tokens/s", "spread", "×"),
+    *("dense ≤", "packed ≤", "dense MB", "packed MB", "tokens"),
+)
 Scores = Callable[[Mapping[int, int]], Mapping[int, Tensor]]
 
 
@@ -42,7 +64,7 @@ class DecodeBenchmark:
     """What to measure.
 
     Attributes:
-        pair: The model, dense and packed, on the device.
+        pair: The model, dense and packed, on the CPU.
         prompts: Prompts of (batch, length), int64.
         batches: Sequences at once, each.
         prompt: Tokens of each sequence before the first new one.
@@ -57,18 +79,18 @@ class DecodeBenchmark:
     config: GenerationConfig
     rounds: int
 
-    def run(self, device: torch.device) -> Iterator[Speedup]:
+    def run(self) -> Iterator[Speedup]:
         """For each batch the prefill and the decoding after it, dense and packed in turns."""
-        read = BufferRead(device)
+        read = BufferRead()
         for batch in self.batches:
-            ids = self.prompts(batch, self.prompt).to(device)
+            ids = self.prompts(batch, self.prompt)
             yield from self._speedups(ids, self._measure(ids, read))
 
     def _measure(self, ids: Tensor, read: BufferRead) -> _Measured:
         tasks: dict[str, Callable[[], Any]] = {
             _DENSE: partial(generate, self.pair.dense, ids, self.config),
             _PACKED: partial(generate, self.pair.packed, ids, self.config),
-            _READ: partial(seconds, read, ids.device),
+            _READ: partial(seconds, read),
         }
         results = results_in_turns(tasks, self.rounds, f"generating, batch {len(ids)}")
         return _Measured(results[_DENSE], results[_PACKED], read.nbytes / median(results[_READ]))
@@ -181,3 +203,87 @@ def gap(logits: Tensor, chosen: int, other: int, dtype: torch.dtype) -> float:
     info = torch.finfo(dtype)
     _, exponent = math.frexp(max(abs(high), abs(low), info.tiny))
     return (high - low) / math.ldexp(info.eps, exponent - 1)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure and print a table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.decode", description=__doc__)
+    add = parser.add_argument
+    add("--lm", required=True, help="an exported 2:4 directory; with --random any model")
+    add(
+        "--random", action="store_true", help="random 2:4 weights in bfloat16; only the configuration is read"
+    )
+    add(
+        "--batch",
+        type=numbers,
+        default="1,4,16",
+        help="sequences, separated by commas (default: %(default)s)",
+    )
+    add(
+        "--prompt",
+        type=positive,
+        default=32,
+        help="tokens of each before the first new one (default: %(default)s)",
+    )
+    add("--tokens", type=positive, default=32, help="new ones of each (default: %(default)s)")
+    add("--compile", action="store_true", help="compile the pass that decodes, with a cache of fixed size")
+    Script(parser, _measure, _table, 3, _figure).run(argv)
+
+
+def _measure(args: argparse.Namespace) -> Iterator[Speedup]:
+    source = resolve_model(args.lm)
+    check_source(source, args.prompt + args.tokens)
+    if args.random:
+        lm = random_model(source)
+        prompts = partial(random_prompts, lm.config.get_text_config().vocab_size)
+    else:
+        prompts = partial(text_prompts, load_tokenizer(source.spec))
+        lm = plain_language_model(source)
+    config = GenerationConfig(args.tokens, args.compile)
+    return DecodeBenchmark(make_pair(lm), prompts, args.batch, args.prompt, config, args.rounds).run()
+
+
+def _table(rows: Sequence[Row], args: argparse.Namespace) -> Table:
+    return Table(_HEAD, [_cells(row) for row in rows], _note(rows[-1]))
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    decode = row["name"] == _DECODE
+    kinds = "reference_", ""
+    return (
+        f"{row['batch']}",
+        row["name"].partition(".")[0],
+        *(cell for whose in kinds for cell in (f"{row[f'{whose}tokens_per_s']:,.1f}", spread(row, whose))),
+        f"{row['ratio']:,.2f}",
+        *(f"{row[f'{whose}most_tokens_per_s']:,.1f}" if decode else "" for whose in kinds),
+        *(f"{row[f'{whose}bytes_per_token'] / 1e6:,.1f}" if decode else "" for whose in kinds),
+        _agreement(row) if decode else "",
+    )
+
+
+def _agreement(row: Row) -> str:
+    found = row["divergence"]
+    if found is None:
+        return "the same"
+    return f"{found['sequences']} differ, from {found['position']} on, at most {found['gap']:.2g} units apart"
+
+
+def _note(row: Row) -> str:
+    """What the table's numbers mean, and how it was measured; `row` is any of decoding."""
+    left = row["layers_left_dense"]
+    return (
+        f"Greedy, {row['prompt']} tokens of prompt and {row['tokens']} new ones, {row['dtype']}, {row['attention']} "
+        f"attention{', compiled' if row['compiled'] else ''}{f', {left} layers left dense' if left else ''}. "
+        f"×: packed tokens/s ÷ dense. MB: of weights, keys and values that a token reads (weights outside the packed "
+        f"layers, the head above all, are {row['dense_weight_bytes'] / 1e6:,.1f} MB a step); ≤: tokens/s at the "
+        f"{row['bandwidth_bytes_per_s'] / 1e9:,.1f} GB/s that reading a large buffer gives meanwhile. tokens: "
+        f"whether both generate the same; a unit is the rounding of logits in {row['dtype']}; few of them are a tie."
+    )
+
+
+def _figure(rows: Sequence[Row], machine: str) -> Figure:
+    return decode_figure([row for row in rows if row["name"] == _DECODE], machine)
+
+
+if __name__ == "__main__":
+    main()

@@ -14,7 +14,6 @@ from roi_lightning.export.sidecar import read_sidecar
 from roi_lightning.models.config import load_config, max_positions
 from roi_lightning.models.freezing import meta_language_model, plain_random_model
 from roi_lightning.models.layers import input_dim, prunable_layers
-from roi_lightning.models.loading import plain_language_model
 from roi_lightning.models.source import SIDECAR, ModelSource
 from roi_lightning.runtime import Accelerated, accelerate
 from roi_lightning.runtime.packed_format import PATTERN
@@ -62,16 +61,9 @@ def check_source(source: ModelSource, length: int) -> None:
             )
 
 
-def stored_model(source: ModelSource, device: torch.device) -> PreTrainedModel:
-    """The model of a 2:4 directory on a device, as transformers loads it."""
-    lm = plain_language_model(source)
-    lm.to(device)  # type: ignore[arg-type]
-    return lm
-
-
-def random_model(source: ModelSource, device: torch.device) -> PreTrainedModel:
+def random_model(source: ModelSource) -> PreTrainedModel:
     """A model of the source's shape with random 2:4 weights in bfloat16."""
-    lm = plain_random_model(source, device)
+    lm = plain_random_model(source, torch.device("cpu"))
     lm.eval()
     for layer in prunable_layers(lm).values():
         weight = layer.weight.data
@@ -79,14 +71,14 @@ def random_model(source: ModelSource, device: torch.device) -> PreTrainedModel:
     return lm
 
 
-def make_pair(lm: PreTrainedModel, large_batches: bool) -> Pair:
+def make_pair(lm: PreTrainedModel) -> Pair:
     """Put a packed twin beside a model.
 
     Raises:
         UserError: If the model is not 2:4 sparse.
     """
     packed = deepcopy(lm)
-    return Pair(lm, packed, accelerate(packed, large_batches=large_batches))
+    return Pair(lm, packed, accelerate(packed))
 
 
 def model_shapes(source: ModelSource) -> dict[Shape, int]:

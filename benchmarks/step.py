@@ -1,24 +1,37 @@
-"""A training step, forward and backward without the optimizer, against dense training and other samplers."""
+"""A training step, forward and backward without the optimizer, against dense training and other samplers.
 
+python -m benchmarks.step --random --rounds 5 --json F.json
+"""
+
+import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import PreTrainedModel
 
-from roi_lightning.benchmark.baselines import PlainMaskLLM, PlainRoI
-from roi_lightning.benchmark.timing import Ratio, Task, in_turns, peak_bytes
+from benchmarks.speed.baselines import PlainMaskLLM, PlainRoI
+from benchmarks.speed.script import Row, Script, Table, add_device, positive, times
+from benchmarks.speed.timing import Ratio, Task, in_turns, peak_bytes
 from roi_lightning.learning.losses import next_token_nll
 from roi_lightning.masks.pattern import NMPattern
+from roi_lightning.models.freezing import enable_checkpointing, random_language_model
 from roi_lightning.models.layers import prunable_layers
+from roi_lightning.models.loading import load_language_model
+from roi_lightning.models.source import resolve_model
 from roi_lightning.samplers import Categorical, Draw, GumbelTopK, Sampler
 from roi_lightning.samplers.masked_linear import SharedState, SparseLinear
 
 _DRAW = Draw(seed=0, index=0, lam=0.004, tau=0.1)
 # The parameter, its gradient and AdamW's two moments, fp32.
 _HELD_BYTES = 16
+_NOTE: Final = "GiB: peak, beyond what is held; held: what is learned, its gradient and AdamW's states."
+_BASELINES_NOTE: Final = (
+    "roi autograd: without a backward pass of its own; maskllm published: as its authors wrote it."
+)
 
 
 @dataclass(frozen=True)
@@ -92,3 +105,66 @@ def _run(
 def _put(lm: PreTrainedModel, layers: Mapping[str, nn.Module]) -> None:
     for name, layer in layers.items():
         lm.set_submodule(name, layer)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure and print a table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.step", description=__doc__)
+    add = parser.add_argument
+    add("--lm", default="smollm2-135m", help="hub id, directory, or GGUF (default: %(default)s)")
+    add("--random", action="store_true", help="random weights: only the configuration is read")
+    add(
+        "--dtype",
+        choices=["auto", "float32", "bfloat16", "float16"],
+        default="auto",
+        help="of the frozen weights (default: as stored; bfloat16 for GGUF and random ones)",
+    )
+    add("--pattern", default="2:4", help="N:M (default: %(default)s)")
+    add("--batch_size", type=positive, default=2, help="windows (default: %(default)s)")
+    add("--seq_len", type=positive, default=1024, help="tokens of each (default: %(default)s)")
+    add("--activation_checkpointing", action="store_true", help="recompute activations in the backward pass")
+    add("--baselines", action="store_true", help="also straightforward implementations")
+    add_device(parser)
+    Script(parser, _measure, _table).run(argv)
+
+
+def _measure(args: argparse.Namespace) -> Iterator[Ratio]:
+    lm, pattern = _language_model(args), NMPattern(args.pattern)
+    return StepBenchmark(lm, pattern, args.batch_size, args.seq_len, args.rounds, args.baselines).run(
+        args.device
+    )
+
+
+def _language_model(args: argparse.Namespace) -> Any:
+    source = resolve_model(args.lm)
+    if args.random:
+        lm = random_language_model(source, args.device, args.dtype)
+    else:
+        lm = load_language_model(source, args.dtype, device=args.device)
+        lm.to(args.device)
+    if args.activation_checkpointing:
+        enable_checkpointing(lm)
+    return lm
+
+
+def _table(rows: Sequence[Row], args: argparse.Namespace) -> Table:
+    head = "a step of", "ms", "spread", "RoI's time ÷", "GiB", "and held"
+    first = "roi", *times(rows[0]), "", *_memory(rows[0]["bytes"], rows[0]["held_bytes"])
+    others = [
+        (
+            row["reference"].replace("_", " "),
+            *times(row, "reference_"),
+            f"{row['ratio']:,.2f}",
+            *_memory(row["reference_bytes"], row["reference_held_bytes"]),
+        )
+        for row in rows
+    ]
+    return Table(head, [first, *others], f"{_NOTE} {_BASELINES_NOTE}" if args.baselines else _NOTE)
+
+
+def _memory(temporary: int, held: int) -> tuple[str, str]:
+    return f"{temporary / 2**30:,.2f}", f"{held / 2**30:,.2f}"
+
+
+if __name__ == "__main__":
+    main()
