@@ -11,8 +11,6 @@ from roi_lightning.cli.config_files import find_config, own_settings, shipped_co
 from roi_lightning.cli.lightning import build
 from roi_lightning.errors import UserError
 from roi_lightning.learning.callbacks import BaselineSummary, HardenMasks, KeepRecord, SparseExport
-from roi_lightning.learning.fsdp import FSDP2Strategy
-from roi_lightning.learning.roi import RoILightningModule
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.samplers import Draw, GumbelSubset, GumbelTopK, StraightThrough
 from roi_lightning.samplers.schedules import Constant, Exponential, Linear
@@ -95,43 +93,6 @@ def test_every_overlay_instantiates_on_a_base(lab, base, overlay):
     more = ["--model.strength", "1"] if overlay == "proxsparse.yaml" else []
     cli = instantiate("-c", base, "-c", f"overlays/{overlay}", "--model.lm", lab.model, *more)
     cli.model.preflight(cli.trainer)
-
-
-OLD_PATHS = """
-model:
-  class_path: roi_lightning.module.RoILightningModule
-  init_args:
-    sampler: { class_path: roi_lightning.samplers.GumbelTopK }
-    lam: { class_path: roi_lightning.schedules.Linear, init_args: { start: 0.5, end: 0.1 } }
-trainer:
-  strategy: { class_path: roi_lightning.sharded_strategy.ShardedStrategy }
-  callbacks:
-    - class_path: roi_lightning.callbacks.HardenMasks
-    - class_path: roi_lightning.callbacks.sparse_export.SparseExport
-"""
-
-
-def test_class_paths_of_earlier_versions_are_taken_and_named(lab, tmp_path, capsys):
-    (tmp_path / "old.yaml").write_text(OLD_PATHS)
-    cli = instantiate("-c", "quickstart.yaml", "-c", str(tmp_path / "old.yaml"), *lab.options())
-    assert type(cli.model) is RoILightningModule
-    assert cli.model.lam.start == 0.5
-    assert isinstance(cli.trainer.strategy, FSDP2Strategy)
-    assert {type(callback) for callback in cli.trainer.callbacks} >= {HardenMasks, SparseExport}
-    told = capsys.readouterr().err
-    assert "roi_lightning.module.RoILightningModule is roi_lightning.learning.RoILightningModule now" in told
-    assert "ShardedStrategy is roi_lightning.learning.fsdp.FSDP2Strategy now" in told
-    assert "HardenMasks is roi_lightning.learning.callbacks.HardenMasks now" in told
-    assert "samplers.GumbelTopK is" not in told
-
-
-@pytest.mark.parametrize(
-    ("option", "old"),
-    [("--trainer.strategy", "ShardedStrategy"), ("--model.tau", "roi_lightning.schedules.Exponential")],
-)
-def test_old_names_are_taken_on_the_command_line(lab, option, old, capsys):
-    instantiate("-c", "quickstart.yaml", *lab.options(), option, f"{{class_path: {old}}}")
-    assert f"{old} is " in capsys.readouterr().err
 
 
 def test_what_the_overlays_change(lab):

@@ -132,11 +132,6 @@ MISTAKES = {
     ),
     "an option of a schedule": (("fit", *QUICK, "--model.tau.star", "3"), "did you mean start?"),
     "an option of the text": (("fit", *QUICK, "--data.seqlen", "3"), "did you mean seq_len"),
-    "another name": (("fit", *QUICK, "--dataset", "x"), "here it is --corpora"),
-    "an earlier name": (
-        ("prune", "m", "--method", "wanda", "--out", "x", "--data", "y"),
-        "here it is --corpora",
-    ),
     "an option of prune": (("prune", "m", "--method", "wanda", "--outt", "x"), "--out"),
     "no checkpoint": (("validate", *QUICK), "^error: validate needs --ckpt_path"),
     "no directory": (

@@ -13,7 +13,6 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 from typing_extensions import override
 
-from roi_lightning.cli.class_paths import with_current_paths
 from roi_lightning.cli.config_files import ConfigByName, own_settings
 from roi_lightning.cli.given_options import dropped_options
 from roi_lightning.cli.log_folders import leave_folder_open, with_log_folders
@@ -71,7 +70,7 @@ class Parser(LightningArgumentParser):
     @override
     def parse_string(self, content: str, *args: Any, **kwargs: Any) -> Namespace:
         load_named_classes(content)
-        parsed: Namespace = super().parse_string(own_settings(with_current_paths(content)), *args, **kwargs)
+        parsed: Namespace = super().parse_string(own_settings(content), *args, **kwargs)
         return parsed
 
     @override
@@ -148,7 +147,7 @@ class RoICLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         # LightningCLI's own warns when it is given what stands on the command line.
         assert isinstance(args, list)
-        words = [_in_full(with_current_paths(word)) for word in args]
+        words = [_in_full(word) for word in args]
         load_named_classes(" ".join(words))
         try:
             self.config = parser.parse_args(words)

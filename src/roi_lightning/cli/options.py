@@ -15,21 +15,6 @@ from roi_lightning.errors import did_you_mean
 PROGRAM: Final = "roi-lightning"
 T = TypeVar("T")
 METAVARS: Final = {int: "N", float: "X", Path: "PATH"}
-# What an option is called elsewhere, or was called here.
-_ALSO: Final = {
-    "base_model": "base",
-    "calibration_data": "corpora",
-    "checkpointing": "activation_checkpointing",
-    "data": "corpora",
-    "dataset": "corpora",
-    "max_seq_length": "seq_len",
-    "model": "lm",
-    "nsamples": "windows",
-    "num_calibration_samples": "windows",
-    "patterns": "pattern",
-    "sparsity_type": "pattern",
-    "spill": "offload_dir",
-}
 
 
 def parse_options(kind: type[T], command: str, argv: Sequence[str]) -> T:
@@ -92,8 +77,7 @@ def with_near_options(message: str, known: Sequence[str]) -> str:
     option = words.split("=")[0].split(" ")[0]
     if not unknown or not option.startswith("--"):
         return message
-    other = f"--{_ALSO.get(option[2:], '')}"
-    return f"{message}{f'; here it is {other}' if other in known else did_you_mean(option, known)}"
+    return f"{message}{did_you_mean(option, known)}"
 
 
 def _keywords(field: "Field[Any]", hint: Any, text: str) -> dict[str, Any]:
