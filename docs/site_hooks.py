@@ -1,10 +1,11 @@
-"""What MkDocs needs to know of links that leave docs/: the files they lead to become part of the site.
+"""Adds the page of commands to the site, and the files outside docs/ that pages link to.
 
 Pages link to measurements, source files and CONTRIBUTING.md by relative paths, so that the links also work in a
 clone. A folder has no page in a site; a link to one becomes plain text.
 """
 
 import re
+import sys
 from pathlib import Path
 from posixpath import dirname, join, normpath
 from typing import Final
@@ -13,13 +14,16 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+sys.path.insert(0, str(Path(__file__).parent))
+import write_cli
+
 ROOT: Final = Path(__file__).resolve().parents[1]
 BESIDE: Final = "repository"  # of the site, where copies of those files are
 _LINK: Final = re.compile(r"(!?)\[([^\]]*)\]\(([^)#\s]+)(#[^)]*)?\)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add every file that a page leads to, and those that they lead to in turn."""
+    """Add the page of commands, every file that a page leads to, and those that they lead to in turn."""
     waiting = [f"docs/{file.src_uri}" for file in files.documentation_pages()]
     added: set[str] = set()
     while waiting:
@@ -32,6 +36,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
                 added.add(target)
                 waiting.append(target)
                 files.append(File.generated(config, f"{BESIDE}/{target}", abs_src_path=str(ROOT / target)))
+    files.append(File.generated(config, "cli.md", content=write_cli.page()))
     return files
 
 

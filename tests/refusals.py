@@ -38,17 +38,15 @@ trainer: { logger: false, enable_checkpointing: false, num_sanity_val_steps: 0, 
 _LOG = re.compile(r"runs(/quickstart(/(events\.out\..*|hparams\.yaml))?)?")
 
 
-def rows(table, slow=()):
+def rows(table):
     """Parametrize a test by a table: a fault met by one command, by others ("NAME, exported") as slow tests.
 
     Args:
         table: By name, what a row has beside it.
-        slow: Names of more rows that are slow, because another one goes the same way.
     """
-    assert set(slow) <= table.keys()
     named = [name.partition(", ")[0] for name in table]
     params = [
-        pytest.param(*row, id=name, marks=[pytest.mark.slow] if fault in named[:i] or name in slow else [])
+        pytest.param(*row, id=name, marks=[pytest.mark.slow] if fault in named[:i] else [])
         for i, (fault, (name, row)) in enumerate(zip(named, table.items(), strict=True))
     ]
     return pytest.mark.parametrize(("make", "command", "says"), params)

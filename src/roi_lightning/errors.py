@@ -35,7 +35,7 @@ def reason(error: BaseException) -> str:
 
 def brief(text: str) -> str:
     """A message in one line. Too long a one loses its middle: names stand first and remedies last."""
-    line = "; ".join(part.strip() for part in text.splitlines() if part.strip())
+    line = "; ".join(part.strip() for part in text.splitlines() if part.strip()).replace(":;", ":")
     return line if len(line) <= _MOST else f"{line[: _MOST // 2]} … {line[-_MOST // 2 :]}"
 
 

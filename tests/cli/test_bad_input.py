@@ -54,10 +54,7 @@ TABLE = {
     ),
     "ignore of nothing": (typed("--model.ignore", "[gate]"), fit, "ignore: 'gate' matches none"),
     "unknown prior": (typed("--model.prior", "wandda"), fit, "none of none, magnitude, activation"),
-    "unknown sampler": (typed("--model.sampler", "Dice"), fit, "Dice"),
     "cold temperature": (typed("--model.tau.end", "0"), fit, "temperature must be a positive number"),
-    "not a number": (typed("--data.seq_len", "many"), fit, "data.seq_len"),
-    "empty rows": (text("e.jsonl", ""), fit_with("--data.corpora"), r"e\.jsonl"),
     "empty text": (text("e.txt", ""), fit_with("--data.corpora"), r"e\.txt"),
     # Valid YAML, too: not to be taken for the corpus's name.
     "short text": (text("s.txt", "a cat sat"), fit_with("--data.corpora"), r"s\.txt"),
@@ -71,11 +68,6 @@ TABLE = {
         "would round the logits",
     ),
     "fit from a word": (typed("--ckpt_path", "last"), fit, "no checkpoint at 'last'"),
-    "export of no checkpoint": (
-        typed("--out", "out"),
-        lambda bench, words: ["export", *bench.lean(*words)],
-        "needs --ckpt_path",
-    ),
     "apply to another model": (
         strange_mask,
         lambda bench, mask: ["apply", bench.model, mask, "--out", "out"],
@@ -87,7 +79,6 @@ TABLE = {
         lambda bench, words: ["plan", *bench.lean(*words)],
         "model './nowhere' is no directory",
     ),
-    "unknown command": (typed("train"), command, "no command 'train'; the commands are fit"),
 }
 if not torch.cuda.is_available():
     TABLE["no such device"] = (

@@ -16,7 +16,6 @@ PLAIN: Final = {
     "evaluate": "perplexities and benchmark tasks of models and masks, side by side",
     "report": "one HTML page about runs, masks and their figures, to read or to mail",
     "doctor": "what of this machine decides how fast runs are, and what works here",
-    "completion": "a script that completes commands and options in bash, zsh or tcsh",
 }
 COMMANDS: Final = CONFIGURED | PLAIN
 

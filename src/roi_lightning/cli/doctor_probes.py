@@ -36,7 +36,6 @@ PURPOSES: Final = {
     "gguf": "reads models in GGUF files",
     "lm-eval": "harness tasks of `evaluate`",
     "matplotlib": "figures of `report` and `compare`",
-    "shtab": "`completion` of command lines",
     "tensorboard": "logs runs, with curves and pictures",
     "torchao": "AdamW's states in 8 bits",
     "wandb": "logs runs to Weights & Biases",

@@ -1,26 +1,23 @@
 """The commands that take a configuration: LightningCLI over the learners and the calibration data."""
 
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Final, NoReturn
+from typing import Any, Final
 
 from jsonargparse import Namespace
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.utilities import rank_zero_only
 from typing_extensions import override
 
+from roi_lightning.cli.commands import sentence
 from roi_lightning.cli.config_files import ConfigByName, own_settings
-from roi_lightning.cli.given_options import dropped_options
 from roi_lightning.cli.log_folders import leave_folder_open, with_log_folders
-from roi_lightning.cli.options import PROGRAM
-from roi_lightning.cli.parser_errors import explained
-from roi_lightning.cli.run_help import SHORT, TRAINER_DEFAULTS, help_parser
+from roi_lightning.cli.options import PROGRAM, LineParser, descriptions
+from roi_lightning.cli.run_help import EPILOG, SHORT, group_options
 from roi_lightning.data import CalibrationDataModule
-from roi_lightning.errors import UserError, brief
+from roi_lightning.errors import UserError
 
 # Imported so that YAML may name them without their module.
 from roi_lightning.learning.base import MaskLearningModule
@@ -47,16 +44,22 @@ _NO_OPTIONS: Final = frozenset(
     {"model", "datamodule", "train_dataloaders", "val_dataloaders", "dataloaders", *_FLAGS}
 )
 _LONGEST_NAME: Final = 255  # bytes; file systems allow no more
+# The data module divides windows over ranks itself; the learner says in a line what it will learn.
+_TRAINER_DEFAULTS: Final = {
+    "use_distributed_sampler": False,
+    "max_epochs": 1,
+    "log_every_n_steps": 1,  # a step takes seconds
+    "enable_model_summary": False,
+}
+_CONFIG_HELP: Final = "A YAML file, or the bare name of a shipped one; may be repeated, later files win."
+_RUN_HELP: Final = "The run's name; it writes to runs/NAME (default: the configurations' names, joined by +)."
 _BEGINNING: Final = ("resume", "ckpt_path", "weights_only", *_FLAGS)
 
 
-class Parser(LightningArgumentParser):
-    """A parser that states an error in a line."""
+class Parser(LineParser, LightningArgumentParser):
+    """A run's parser, and that of each class inside its configuration."""
 
     reading: Path | None = None
-    command: ClassVar = (
-        "fit"  # not self.prog: the parser of a class inside the configuration has another name
-    )
 
     @override
     def add_class_arguments(self, theclass: Any, *args: Any, **kwargs: Any) -> list[str]:
@@ -74,12 +77,8 @@ class Parser(LightningArgumentParser):
         return parsed
 
     @override
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        told, remedy = explained(message, self.command)
-        where = f"{str(self.reading)!r}: " if self.reading else ""
-        sys.stderr.write(f"error: {where}{brief(told)}\ntry: {remedy}\n")
-        self.exit(2)
-        raise AssertionError("exit returned")
+    def place(self) -> str:
+        return f"{str(self.reading)!r}: " if self.reading else ""
 
 
 class SaveFitConfig(SaveConfigCallback):
@@ -114,15 +113,17 @@ class RoICLI(LightningCLI):
     trainer: RoITrainer
 
     def __init__(self, command: str, **options: Any) -> None:
-        Parser.command = self.command = command
+        self.command = command
+        Parser.command = f"{PROGRAM} {command}"
         self._options: list[str] = []  # of the command, which are no settings of the run
         super().__init__(run=False, **options)
 
     @override
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
-        kwargs.setdefault("prog", PROGRAM)
-        parser = self.parser_class(**kwargs)
-        parser.add_argument("-c", "--config", action=ConfigByName)
+        about, usage = sentence(self.command), "%(prog)s --config FILE [options]"
+        name = f"{PROGRAM} {self.command}"
+        parser = self.parser_class(**kwargs, prog=name, usage=usage, description=about, epilog=EPILOG)
+        parser.add_argument("-c", "--config", action=ConfigByName, help=_CONFIG_HELP)
         return parser
 
     @override
@@ -135,12 +136,13 @@ class RoICLI(LightningCLI):
         parser.link_arguments("model.init_args.trust_remote_code", "data.init_args.trust_remote_code")
         parser.link_arguments("seed_everything", "data.init_args.seed", compute_fn=_seed)
         parser.link_arguments("seed_everything", "model.init_args.seed", compute_fn=_seed)
-        parser.add_argument("--run", type=str | None)
+        parser.add_argument("--run", type=str | None, help=_RUN_HELP)
         if self.command in _METHODS:
             self._options = parser.add_method_arguments(RoITrainer, self.command, skip=set(_NO_OPTIONS))
         if self.command in ("fit", "export"):
+            texts = descriptions(getattr(RoITrainer, self.command))
             for flag in _FLAGS:
-                parser.add_argument(f"--{flag}", action="store_true")
+                parser.add_argument(f"--{flag}", action="store_true", help=texts[flag])
             self._options += _FLAGS
 
     @override
@@ -149,6 +151,10 @@ class RoICLI(LightningCLI):
         assert isinstance(args, list)
         words = [_in_full(word) for word in args]
         load_named_classes(" ".join(words))
+        if asked := {"-h", "--help", "--help_all"}.intersection(words):
+            group_options(parser, everything="--help_all" in asked)
+            parser.print_help()
+            parser.exit()
         try:
             self.config = parser.parse_args(words)
         except (RecursionError, UnicodeError, OSError) as error:
@@ -159,8 +165,6 @@ class RoICLI(LightningCLI):
             raise UserError(
                 f"{self.command} needs --ckpt_path; give a file from the run's checkpoints/ folder"
             )
-        for line in dropped_options(words, self.config.as_dict()):
-            _tell(line)
 
     @override
     def _set_seed(self) -> None:
@@ -249,21 +253,11 @@ def run(args: Sequence[str]) -> None:
         args: The command line after the program's name.
     """
     command, *rest = args
-    if show_help(command, args):
-        return
     silence_warnings()
     build(rest, command).run()
 
 
-def show_help(command: str, args: Sequence[str]) -> bool:
-    """Print a command's help if it is asked for, and say whether it was."""
-    asked = {"-h", "--help", "--help_all"}.intersection(args)
-    if asked:
-        sys.stdout.write(help_parser(command, "--help_all" in asked).format_help())
-    return bool(asked)
-
-
-def build(args: list[str], command: str = "", cli: type[RoICLI] = RoICLI) -> RoICLI:
+def build(args: list[str], command: str = "fit", cli: type[RoICLI] = RoICLI) -> RoICLI:
     """Make the command line interface: parse, and make learner, data and trainer.
 
     Args:
@@ -276,7 +270,7 @@ def build(args: list[str], command: str = "", cli: type[RoICLI] = RoICLI) -> RoI
         model_class=MaskLearningModule,
         datamodule_class=CalibrationDataModule,
         trainer_class=RoITrainer,
-        trainer_defaults=dict(TRAINER_DEFAULTS),
+        trainer_defaults=dict(_TRAINER_DEFAULTS),
         save_config_callback=SaveFitConfig,
         save_config_kwargs={"overwrite": True},
         seed_everything_default=0,
@@ -287,11 +281,6 @@ def build(args: list[str], command: str = "", cli: type[RoICLI] = RoICLI) -> RoI
         auto_configure_optimizers=False,
         load_from_checkpoint_support=False,
     )
-
-
-@rank_zero_only
-def _tell(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
 
 
 def _in_full(word: str) -> str:

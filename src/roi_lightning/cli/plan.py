@@ -9,8 +9,7 @@ from typing import Any, Final
 from typing_extensions import override
 
 from roi_lightning.cli import fit_in
-from roi_lightning.cli.lightning import RoICLI, build, show_help
-from roi_lightning.cli.options import PROGRAM
+from roi_lightning.cli.lightning import RoICLI, build
 from roi_lightning.learning.base import MaskLearningModule
 from roi_lightning.learning.fsdp import FSDP2Strategy
 from roi_lightning.learning.memory_plan import Planner, Step
@@ -41,9 +40,9 @@ class PlanCLI(RoICLI):
 
     @override
     def init_parser(self, **kwargs: Any) -> Any:
-        parser = super().init_parser(**kwargs, prog=f"{PROGRAM} plan")
-        parser.add_argument("--json")
-        parser.add_argument("--fit_in")
+        parser = super().init_parser(**kwargs)
+        parser.add_argument("--json", help="Also write the plan as JSON there.")
+        parser.add_argument("--fit_in", help="Say what makes the run fit in a GPU's memory, like 80GB.")
         return parser
 
     @override
@@ -65,8 +64,6 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         UserError: For a configuration that `fit` would refuse.
     """
-    if show_help("plan", argv):
-        return 0
     silence_warnings()
     cli = build(list(argv), "plan", PlanCLI)
     out, size = cli.config.json, cli.config.fit_in

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers.modeling_utils import PreTrainedModel
 
 from roi_lightning.data import CalibrationDataModule
-from roi_lightning.errors import UserError, check_at_least, did_you_mean, reason
+from roi_lightning.errors import UserError, brief, check_at_least, did_you_mean, reason
 from roi_lightning.masks.layer_patterns import Pattern, mixed_pattern
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.masks.pattern import NMPattern
@@ -32,7 +32,6 @@ from roi_lightning.oneshot import (
 )
 from roi_lightning.utils.devices import choose_device
 from roi_lightning.utils.entry_points import added, load, load_named_classes
-from roi_lightning.utils.third_party import parser_error
 
 _PATTERNS: Final = """give '{"*.down_proj": "4:8", "*.k_proj": dense}' or a YAML file with such a mapping"""
 
@@ -193,7 +192,7 @@ def _by_class_path(text: str) -> OneShotMethod:
         made = parser.instantiate_classes(parser.parse_args([f"--method={text}"])).method
     except (ArgumentError, TypeError, ValueError) as error:
         # The first line names the option.
-        said = parser_error(str(error).partition("\n")[2] or str(error))
+        said = brief(str(error).partition("\n")[2] or str(error))
         raise UserError(
             f"--method {text!r} can't be made: {said}; choose among {', '.join(METHODS)} or give "
             "the class path of a OneShotMethod"

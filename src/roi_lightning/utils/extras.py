@@ -5,10 +5,9 @@ from typing import Final, Literal
 
 from roi_lightning.errors import UserError
 
-Extra = Literal["8bit", "completion", "eval", "gguf", "wandb"]
+Extra = Literal["8bit", "eval", "gguf", "wandb"]
 _PACKAGES: Final[dict[Extra, tuple[str, ...]]] = {
     "8bit": ("torchao",),
-    "completion": ("shtab",),
     "eval": ("lm_eval",),
     "gguf": ("accelerate", "gguf"),
     "wandb": ("wandb",),

@@ -1,34 +1,13 @@
-"""Shorten jsonargparse's and Lightning's errors; silence third-party warnings."""
+"""Raise other libraries' errors about a configuration as the user's; silence their warnings."""
 
 import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-from roi_lightning.errors import UserError
-
-_ERROR_LINES: Final = 3
-_NO_FILE: Final = "Expected a path but"  # what stands for a class may be a file with its options, too
-_NOTHING: Final = "Expected a <class 'NoneType'>"
-
-
-def parser_error(message: str) -> str:
-    """A message of jsonargparse in a line.
-
-    Where a value may be of several types it lists all of them first; the reasons and the value come later.
-    """
-    lines = [line.strip().removeprefix("- ") for line in message.splitlines() if line.strip()]
-    lines = [line for line in lines if not line.startswith(_NO_FILE)]
-    chosen = lines[:_ERROR_LINES]
-    if "Errors:" in lines:
-        errors = lines[lines.index("Errors:") + 1 :]
-        reasons = [line for line in errors if not line.startswith(("Given value", _NOTHING))]
-        values = [line for line in errors if line.startswith("Given value:")]
-        chosen = [f"{lines[0]} {reasons[0]}", *reasons[1:_ERROR_LINES], *values[:1]]
-    return "; ".join(chosen).replace(":;", ":")
+from roi_lightning.errors import UserError, brief
 
 
 @contextmanager
@@ -47,7 +26,7 @@ def plain_errors() -> Iterator[None]:
             cause = cause.__cause__ or cause.__context__
         if cause is not None:
             raise cause from None
-        said = parser_error(str(error)) or type(error).__name__
+        said = brief(str(error)) or type(error).__name__
         raise UserError(f"the configuration can't be used: {said}; give another value") from error
 
 
