@@ -1,29 +1,24 @@
-"""`doctor`: what of this machine decides how fast a run is, and what works here."""
+"""`doctor`: versions, compiler, kernels, GPU, half precision and memory: what decides how fast a run is."""
 
-import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, NamedTuple
 
 from rich.text import Text
 
-from roi_lightning.cli.doctor_probes import Finding, Status, find_out
 from roi_lightning.cli.options import parse_options
+from roi_lightning.errors import reason
 from roi_lightning.utils.tables import print_table
 
-_MARKS: Final[dict[Status, tuple[str, str]]] = {
-    "ok": ("✓", "green"),
-    "warning": ("!", "yellow"),
-    "error": ("✗", "bold red"),
-}
+_MARKS: Final = {True: Text("✓", "green"), False: Text("!", "yellow")}
 
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorOptions:
-    """Say what this machine has, and what that means for speed and for what works; for bug reports, too.
-
-    Nothing is fetched, and no token or home folder is shown.
+    """Say what this machine has of what decides how fast a run is.
 
     Attributes:
         json: Also write the same as JSON there.
@@ -32,50 +27,108 @@ class DoctorOptions:
     json: Path | None = None
 
 
+class Finding(NamedTuple):
+    """What a probe found: whether it is as it should be, what there is, and what that means."""
+
+    ok: bool
+    found: str
+    means: str
+
+
 def main(argv: Sequence[str]) -> int:
     """Print a row per check.
 
     Returns:
-        0 if a run can work here, 1 if something that every run needs is broken.
+        0.
 
     Raises:
         UserError: If the JSON can't be written.
     """
     options = parse_options(DoctorOptions, "doctor", argv)
-    if options.json:
-        from roi_lightning.utils.atomic_io import check_writable, write_json
+    from roi_lightning.utils.atomic_io import check_writable, write_json
 
+    if options.json:
         check_writable(options.json)
-    findings = find_out()
-    _show(findings)
-    if options.json:
-        write_json(options.json, as_json(findings))
-    return 1 if _broken(findings) else 0
-
-
-def as_json(findings: Mapping[str, Finding]) -> dict[str, Any]:
-    """What `--json` writes.
-
-    Returns:
-        `works`, whether a run can work here, and `checks`, a dictionary by the names of the table's rows (with
-        underscores). Each has `status` (`ok`, `warning`, `error`), `found` and `means`, which are the table's words,
-        and `facts`: versions, paths, sizes in bytes; empty if the check itself failed.
-    """
-    checks = {name: asdict(finding) for name, finding in findings.items()}
-    return {"works": not _broken(findings), "checks": checks}
-
-
-def _show(findings: Mapping[str, Finding]) -> None:
+    findings = {name: _attempt(probe) for name, probe in PROBES.items()}
     rows: list[list[str | Text]] = [
-        [name.replace("_", " "), Text(*_MARKS[finding.status]), finding.found, finding.means]
-        for name, finding in findings.items()
+        [name, _MARKS[ok], found, means] for name, (ok, found, means) in findings.items()
     ]
     print_table(["check", "", "found", "means"], rows, left=4)
-    limits = sum(finding.status == "warning" for finding in findings.values())
-    broken = ", ".join(name.replace("_", " ") for name in _broken(findings))
-    works = f"no run can work here before this is mended: {broken}" if broken else "a run can work here"
-    sys.stdout.write(f"{works}; ! marks {limits} limits\n" if limits else f"{works}\n")
+    if options.json:
+        write_json(options.json, {name: finding._asdict() for name, finding in findings.items()})
+    return 0
 
 
-def _broken(findings: Mapping[str, Finding]) -> list[str]:
-    return [name for name, finding in findings.items() if finding.status == "error"]
+def _attempt(probe: Callable[[], Finding]) -> Finding:
+    try:
+        return probe()
+    except Exception as error:  # whatever a machine may be missing
+        return Finding(False, f"{type(error).__name__}: {reason(error)}", "slower, or not at all")
+
+
+def _versions() -> Finding:
+    names = ("roi-lightning", "torch", "lightning", "transformers", "datasets")
+    found = ", ".join([*(f"{name} {version(name)}" for name in names), f"Python {platform.python_version()}"])
+    return Finding(True, found, "all others: python -m torch.utils.collect_env, transformers env")
+
+
+def _compiler() -> Finding:
+    from roi_lightning.utils.cpp_extension import compiler_in_use
+
+    return Finding(True, compiler_in_use()[1], "compiles the C++ kernels, once")
+
+
+def _kernels() -> Finding:
+    import torch
+
+    from roi_lightning.models.config import compute_dtype
+    from roi_lightning.samplers.cpu_kernels import top_k
+    from roi_lightning.utils.cpp_extension import load, openmp
+
+    load(top_k.build(4, 2, compute_dtype(torch.bfloat16, torch.device("cpu"))))
+    means = "draw masks on the CPU" if openmp() else "run in one thread: this torch lacks GNU's OpenMP"
+    return Finding(bool(openmp()), "compile and load", means)
+
+
+def _gpu() -> Finding:
+    import torch
+
+    if not torch.cuda.is_available():
+        return Finding(False, "none that torch can use", "everything runs on the CPU")
+    cards = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    free, total = torch.cuda.mem_get_info()
+    found = f"{', '.join(card.name for card in cards)}; {free / 2**30:.0f} of {total / 2**30:.0f} GiB free"
+    if min(card.major for card in cards) < 8:
+        return Finding(False, found, "no bf16, no 2:4 tensor cores: these come with compute capability 8.0")
+    return Finding(True, found, f"CUDA {torch.version.cuda}")
+
+
+def _half_precision() -> Finding:
+    import torch
+
+    from roi_lightning.models.config import compute_dtype, native_instructions
+
+    listed = native_instructions(torch.bfloat16)
+    found = f"bf16: {'not known' if listed is None else ', '.join(listed) or 'none'}"
+    if compute_dtype(torch.bfloat16, torch.device("cpu")) is torch.bfloat16:
+        return Finding(True, found, "the CPU holds bf16 weights as they are stored")
+    means = "the CPU holds bf16 weights in fp32, in twice the memory; `dtype: bfloat16` saves it, slowly"
+    return Finding(False, found, means)
+
+
+def _memory() -> Finding:
+    import torch
+
+    from roi_lightning.utils.devices import memory_of
+
+    return Finding(True, f"{memory_of(torch.device('cpu')) / 2**30:.0f} GiB", "`plan` says what a run needs")
+
+
+PROBES: Final[dict[str, Callable[[], Finding]]] = {
+    "versions": _versions,
+    "compiler": _compiler,
+    "kernels": _kernels,
+    "gpu": _gpu,
+    "half_precision": _half_precision,
+    "memory": _memory,
+}
