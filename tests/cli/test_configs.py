@@ -1,5 +1,6 @@
 """The shipped configurations: they fit the code's signatures, the paper's numbers, and any folder."""
 
+import runpy
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -152,6 +153,12 @@ def test_one_24gb_gpu_changes_memory_and_no_number_of_windows(lab):
     group = optimizer.param_groups[0]
     assert float(group["lr"]) == pytest.approx(1e-3)
     assert (tuple(group["betas"]), group["weight_decay"]) == ((0.9, 0.95), 0.05)
+
+
+def test_model_files_are_those_of_the_table():
+    made = runpy.run_path(str(ROOT / "scripts/model_configs.py"))["files"]()
+    assert {name: (ROOT / "configs" / name).read_text() for name in made} == made
+    assert made.keys() == {path.name for path in (ROOT / "configs").glob("*_2of*.yaml")}
 
 
 NAMES = ["quickstart.yaml", "quickstart", "overlays/linear_anneal.yaml", "overlays/linear_anneal"]
