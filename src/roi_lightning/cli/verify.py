@@ -23,11 +23,11 @@ class VerifyOptions:
     """Check N:M along the input dimension, exact zeros and every file's hash.
 
     With --base also that kept weights are bit for bit the base model's (packed in int8: the base model's in int8) and
-    nothing else changed, but for the order of channels where `permute` changed it.
+    nothing else changed.
 
     Attributes:
         directory: An exported, packed or permuted directory.
-        base: The base model: hub id, directory, or GGUF file; after `permute` the original or the permuted one.
+        base: The base model: hub id, directory, or GGUF file.
         json: Also write the result as JSON there.
     """
 
@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
         check_writable(options.json)
     directory, base = options.directory, None
     if options.base:
-        base = resolve_model(options.base, _revision(directory, options.base))
+        base = resolve_model(options.base, _revision(directory))
     report = verify_directory(directory, base)
     _show(report)
     if options.json:
@@ -61,15 +61,10 @@ def main(argv: Sequence[str]) -> int:
     return 0 if report.ok else 1
 
 
-def _revision(directory: Path, base: str) -> str | None:
-    """The revision of the base model that a directory was made of, or of the one that was permuted for it."""
+def _revision(directory: Path) -> str | None:
+    """The revision of the base model that a directory was made of."""
     from roi_lightning.export.sidecar import read_sidecar
-    from roi_lightning.models.permutation import Permutation
 
-    with suppress(UserError):
-        permuted = Permutation.load(directory).base
-        if permuted.spec == base:
-            return permuted.revision
     with suppress(UserError):
         revision: str | None = read_sidecar(directory, None)["base"]["revision"]
         return revision

@@ -12,9 +12,6 @@ from typing import Any, ClassVar
 from roi_lightning.export.sidecar import EXPORTED, file_sha256, read_sidecar, written_files
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.models.base_tensors import BaseTensors, StoredBase, bits, compression_keys, same
-from roi_lightning.models.channels import consistent_orders
-from roi_lightning.models.permutation import Permutation, PermutedBase
-from roi_lightning.models.source import PERMUTATION_FILE
 from roi_lightning.models.stored_tensors import StoredTensors, tensor_sha256
 from roi_lightning.utils.progress import progress
 
@@ -49,16 +46,6 @@ class Exported:
     def tensors(self) -> StoredTensors:
         """Raises UserError if weight files are missing."""
         return StoredTensors(self.directory)
-
-    @property
-    def has_permutation(self) -> bool:
-        """Whether its channels are in another order than the original model's."""
-        return (self.directory / PERMUTATION_FILE).is_file()
-
-    @cached_property
-    def permutation(self) -> Permutation:
-        """Raises UserError if the permutation file is missing or not intact."""
-        return Permutation.load(self.directory)
 
     def copies(self, companions: Iterable[str]) -> dict[str, Path]:
         """Where the copy of each of the base model's files should be."""
@@ -159,41 +146,7 @@ def same_tensors(export: Exported, base: BaseTensors) -> str:
 
 def base_hashes(export: Exported, base: BaseTensors) -> str:
     """The base model is the one the mask was made for."""
-    return _hashed(export.masks.base.sha256, base)
-
-
-def permutation(export: Exported) -> str:
-    """The permutation file is intact, and every order in it a permutation."""
-    orders = export.permutation.orders
-    return f"{len(orders)} tensors, each reordered by a permutation"
-
-
-def permuted_hashes(export: Exported, base: BaseTensors) -> str:
-    """The base model is the one that was permuted."""
-    return _hashed(export.permutation.base.sha256, base)
-
-
-def channels(export: Exported, base: BaseTensors) -> str:
-    """What makes channels and what reads them is reordered alike, heads within themselves."""
-    orders = export.permutation.orders
-    try:
-        wanted = consistent_orders(base, export.permutation.pattern, orders)
-    except (ValueError, RuntimeError) as error:
-        raise CheckFailedError(str(error)) from error
-    require_none(sorted(orders.keys() ^ wanted.keys()), "reordered without what belongs to it, or left out")
-    require_none([name for name in orders if not orders[name].same(wanted[name])], "reordered in another way")
-    return "the layers before and after every channel are reordered alike"
-
-
-def reordered(export: Exported, base: BaseTensors) -> str:
-    """The tensors are the base model's in the recorded order, bit for bit."""
-    tensors, permuted = export.tensors, PermutedBase(base, export.permutation)
-    names = list(base.files)
-    wrong = [n for n in progress(names, "comparing tensors") if not same(tensors[n], permuted[n])]
-    require_none(wrong, "differs from the reordered base model's")
-    return (
-        f"{len(names)} tensors are bit for bit the base model's, {len(export.permutation.orders)} reordered"
-    )
+    return hashed(export.masks.base.sha256, base)
 
 
 def survivors(export: Exported, base: BaseTensors) -> str:
@@ -220,7 +173,8 @@ def others(export: Exported, base: BaseTensors) -> str:
     return f"{len(names)} unmasked tensors are bit for bit the base model's"
 
 
-def _hashed(hashes: Mapping[str, str], base: BaseTensors) -> str:
+def hashed(hashes: Mapping[str, str], base: BaseTensors) -> str:
+    """The base model's tensors have the hashes that are recorded of them."""
     wrong = [n for n in progress(list(hashes), "hashing the base model") if base.sha256(n) != hashes[n]]
     require_none(wrong, "the base model is not the recorded one, in")
     return f"{len(hashes)} tensors of the base model have the recorded SHA-256"

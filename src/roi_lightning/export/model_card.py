@@ -11,7 +11,6 @@ from roi_lightning.masks.layer_patterns import LayerPatterns
 from roi_lightning.masks.mask_set import MASK_FILE, MaskSet
 from roi_lightning.masks.overlap import by_kind, kind_of
 from roi_lightning.masks.pattern import NMPattern
-from roi_lightning.models.source import PERMUTATION_FILE
 from roi_lightning.utils.tables import markdown_table
 
 
@@ -38,7 +37,6 @@ def model_card(masks: MaskSet, description: Mapping[str, Any]) -> str:
         _facts("## How the mask was made", training),
         _data(training),
         _check(masks, "BASE" if is_gguf else hub_id or "BASE"),
-        _PERMUTED if "permuted_from" in description else "",
         _GGUF if is_gguf else "",
         _LIMITS,
     ]
@@ -75,12 +73,6 @@ _GGUF: Final = """## Origin of the weights
 
 The base model was read from a GGUF file. Its weights were dequantised and cast, so they differ from those of
 the checkpoint that the GGUF file was made of; "bit for bit" refers to the dequantised weights."""
-
-_PERMUTED: Final = f"""## Order of channels
-
-Before the mask was made, `roi-lightning permute` put hidden channels of the original model into another order, which
-leaves what it computes as it was. `{PERMUTATION_FILE}` holds the order: `verify` takes the original model or the
-permuted one as `--base`, `apply` the permuted one."""
 
 _LIMITS: Final = """## Limits
 

@@ -1,6 +1,7 @@
 """A base model with its channels in another order as a directory: written to a temporary path, verified, renamed."""
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -9,9 +10,9 @@ from roi_lightning.export import checks
 from roi_lightning.export.destination import check_destination, check_not_base
 from roi_lightning.export.formats import DirectoryFormat
 from roi_lightning.export.sidecar import command_line, heading, plain, write_sidecar
-from roi_lightning.export.verify import Check, VerifyReport, require_ok, run_check
-from roi_lightning.masks.mask_set import MASK_FILE
-from roi_lightning.models.base_tensors import BaseTensors, open_base
+from roi_lightning.export.verify import Check, VerifyReport, run_check
+from roi_lightning.models.base_tensors import BaseTensors, open_base, same
+from roi_lightning.models.channels import consistent_orders
 from roi_lightning.models.permutation import Permutation, PermutedBase
 from roi_lightning.models.source import PERMUTATION_FILE, ModelSource
 from roi_lightning.utils.atomic_io import written_aside
@@ -55,14 +56,9 @@ def write_permuted(
             permuted.write_weights(file_name, partial)
         permuted.write_companions(partial)
         write_sidecar(partial, _describe(permutation, facts))
-        require_ok("the permuted directory", verify_permuted(partial, base))
+        verify_permuted(partial, base).require("the permuted directory")
         check(partial)
     return out
-
-
-def is_permuted(directory: Path) -> bool:
-    """Whether a directory holds a permuted model, damaged or not, and no export of one."""
-    return (directory / PERMUTATION_FILE).is_file() and not (directory / MASK_FILE).exists()
 
 
 def _describe(permutation: Permutation, facts: Mapping[str, object]) -> dict[str, Any]:
@@ -79,8 +75,13 @@ def _describe(permutation: Permutation, facts: Mapping[str, object]) -> dict[str
 class _PermutedDirectory(checks.Exported):
     form = (PERMUTED, 1)
 
+    @cached_property
+    def permutation(self) -> Permutation:
+        """Raises UserError if the permutation file is missing or not intact."""
+        return Permutation.load(self.directory)
 
-def _dtype(export: checks.Exported) -> str:
+
+def _dtype(export: _PermutedDirectory) -> str:
     """What a GGUF model was cast to."""
     try:
         return export.permutation.base.dtype
@@ -107,15 +108,49 @@ def _checks(directory: Path, base: ModelSource | BaseTensors | None) -> Iterator
     yield run_check("files", checks.files, export)
     yield run_check("checksums", checks.checksums, export)
     yield run_check("config", checks.config, export)
-    yield run_check("permutation", checks.permutation, export)
+    yield run_check("permutation", _permutation, export)
     if base is None:
         return
     tensors = open_base(base, _dtype(export))
     yield run_check("copied files", checks.copied, export, tensors)
     yield run_check("same tensors", checks.same_tensors, export, tensors)
-    yield run_check("base hashes", checks.permuted_hashes, export, tensors)
-    yield run_check("channels", checks.channels, export, tensors)
-    yield run_check("reordered tensors", checks.reordered, export, tensors)
+    yield run_check("base hashes", _base_hashes, export, tensors)
+    yield run_check("channels", _channels, export, tensors)
+    yield run_check("reordered tensors", _reordered, export, tensors)
+
+
+def _permutation(export: _PermutedDirectory) -> str:
+    """The permutation file is intact, and every order in it a permutation."""
+    return f"{len(export.permutation.orders)} tensors, each reordered by a permutation"
+
+
+def _base_hashes(export: _PermutedDirectory, base: BaseTensors) -> str:
+    """The base model is the one that was permuted."""
+    return checks.hashed(export.permutation.base.sha256, base)
+
+
+def _channels(export: _PermutedDirectory, base: BaseTensors) -> str:
+    """What makes channels and what reads them is reordered alike, heads within themselves."""
+    orders = export.permutation.orders
+    try:
+        wanted = consistent_orders(base, export.permutation.pattern, orders)
+    except (ValueError, RuntimeError) as error:
+        raise checks.CheckFailedError(str(error)) from error
+    wrong = sorted(orders.keys() ^ wanted.keys())
+    checks.require_none(wrong, "reordered without what belongs to it, or left out")
+    checks.require_none([n for n in orders if not orders[n].same(wanted[n])], "reordered in another way")
+    return "the layers before and after every channel are reordered alike"
+
+
+def _reordered(export: _PermutedDirectory, base: BaseTensors) -> str:
+    """The tensors are the base model's in the recorded order, bit for bit."""
+    tensors, permuted = export.tensors, PermutedBase(base, export.permutation)
+    names = list(base.files)
+    wrong = [n for n in progress(names, "comparing tensors") if not same(tensors[n], permuted[n])]
+    checks.require_none(wrong, "differs from the reordered base model's")
+    return (
+        f"{len(names)} tensors are bit for bit the base model's, {len(export.permutation.orders)} reordered"
+    )
 
 
 FORMAT: Final = DirectoryFormat(verify_permuted)

@@ -8,9 +8,8 @@ from typing import Any, ParamSpec
 from roi_lightning.errors import UserError
 from roi_lightning.export import checks
 from roi_lightning.masks.mask_set import MaskSet
-from roi_lightning.models.base_tensors import BaseTensors, StoredBase, open_base
-from roi_lightning.models.permutation import PermutedBase
-from roi_lightning.models.source import PERMUTATION_FILE, SIDECAR, ModelSource
+from roi_lightning.models.base_tensors import BaseTensors, open_base
+from roi_lightning.models.source import SIDECAR, ModelSource
 
 P = ParamSpec("P")
 
@@ -47,6 +46,21 @@ class VerifyReport:
         """The checks that did not hold."""
         return [check for check in self.checks if not check.ok]
 
+    def require(self, what: str) -> None:
+        """Refuse a directory with something wrong in it; later failures often follow from the first.
+
+        Args:
+            what: What the directory is called in the error.
+
+        Raises:
+            UserError: Naming every check that failed, and saying of the first what is wrong.
+        """
+        if not self.ok:
+            first, *others = self.failures
+            also = f"; also {', '.join(check.name for check in others)}" if others else ""
+            reason = f"{first.name}: {first.detail}{also}"
+            raise UserError(f"{what} does not verify ({reason}); fetch or write it again")
+
     def to_json(self) -> dict[str, Any]:
         """The report as JSON can hold it."""
         rows = [asdict(check) for check in self.checks]
@@ -72,34 +86,6 @@ def verify_export(directory: Path, base: ModelSource | BaseTensors | None = None
     return VerifyReport(directory, list(_checks(directory, base)))
 
 
-def require_verified(what: str, directory: Path, base: ModelSource | BaseTensors | None = None) -> None:
-    """Refuse a directory with something wrong in it.
-
-    Args:
-        what: What the directory is called in the error.
-        directory: See `verify_export`.
-        base: Likewise.
-
-    Raises:
-        UserError: Naming every check that failed, and saying of the first what is wrong; others often follow from it.
-    """
-    require_ok(what, verify_export(directory, base))
-
-
-def require_ok(what: str, report: VerifyReport) -> None:
-    """Refuse what did not verify; see `require_verified`.
-
-    Raises:
-        UserError: Naming every check that failed.
-    """
-    if not report.ok:
-        first, *others = report.failures
-        also = f"; also {', '.join(check.name for check in others)}" if others else ""
-        raise UserError(
-            f"{what} does not verify ({first.name}: {first.detail}{also}); fetch or write it again"
-        )
-
-
 def _checks(directory: Path, base: ModelSource | BaseTensors | None) -> Iterator[Check]:
     export = checks.Exported(directory)
     yield run_check("sidecar", checks.sidecar, export)
@@ -108,8 +94,6 @@ def _checks(directory: Path, base: ModelSource | BaseTensors | None) -> Iterator
     yield run_check("config", checks.config, export)
     yield run_check("mask", checks.mask, export)
     yield run_check("zeros", checks.zeros, export)
-    if export.has_permutation:
-        yield run_check("permutation", checks.permutation, export)
     masks = _masks(export)
     if masks is not None and masks.updated:
         yield run_check("updates", checks.updates, export)
@@ -118,23 +102,9 @@ def _checks(directory: Path, base: ModelSource | BaseTensors | None) -> Iterator
     tensors = open_base(base, "auto" if masks is None else masks.base.dtype)
     yield run_check("copied files", checks.copied, export, tensors)
     yield run_check("same tensors", checks.same_tensors, export, tensors)
-    if is_reordered(export, tensors):
-        yield run_check("original hashes", checks.permuted_hashes, export, tensors)
-        yield run_check("channels", checks.channels, export, tensors)
-        tensors = PermutedBase(tensors, export.permutation)
     yield run_check("base hashes", checks.base_hashes, export, tensors)
     yield run_check("survivors", checks.survivors, export, tensors)
     yield run_check("other tensors", checks.others, export, tensors)
-
-
-def is_reordered(export: checks.Exported, base: BaseTensors) -> bool:
-    """Whether a base model's channels are in another order than an export's: it is the original one."""
-    if not export.has_permutation or (isinstance(base, StoredBase) and PERMUTATION_FILE in base.companions()):
-        return False
-    try:
-        return bool(export.permutation.orders)
-    except UserError:  # the check of the permutation file reports it
-        return False
 
 
 def run_check(name: str, check: Callable[P, str], *args: P.args, **options: P.kwargs) -> Check:

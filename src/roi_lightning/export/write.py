@@ -8,12 +8,11 @@ from torch import Tensor
 from roi_lightning.export.destination import check_destination, check_not_base, needed_bytes
 from roi_lightning.export.model_card import model_card
 from roi_lightning.export.sidecar import command_line, describe, write_sidecar
-from roi_lightning.export.verify import require_verified
+from roi_lightning.export.verify import verify_export
 from roi_lightning.masks.mask_set import MASK_FILE, MaskSet
 from roi_lightning.models.base_tensors import BaseTensors, open_base, overwrite_tensors
 from roi_lightning.models.fingerprint import check_masks_fit, check_updates
-from roi_lightning.models.permutation import Permutation
-from roi_lightning.models.source import PERMUTATION_FILE, ModelSource
+from roi_lightning.models.source import ModelSource
 from roi_lightning.utils.atomic_io import written_aside
 from roi_lightning.utils.progress import progress
 
@@ -64,7 +63,6 @@ def write_export(
         masks.save(partial / MASK_FILE)
         facts = {
             "command": command_line(),
-            "permuted_from": _permuted_from(partial),
             "dequantized": base.source.kind == "gguf" or None,
             "training": training,
             "perplexity": perplexity,
@@ -72,16 +70,8 @@ def write_export(
         description = describe(masks, base, facts)
         (partial / "README.md").write_text(model_card(masks, description), encoding="utf-8")
         write_sidecar(partial, description)
-        require_verified("the export", partial, base)
+        verify_export(partial, base).require("the export")
     return out
-
-
-def _permuted_from(directory: Path) -> dict[str, str | None] | None:
-    """The model whose channels were reordered before, if they were."""
-    if not (directory / PERMUTATION_FILE).is_file():
-        return None
-    original = Permutation.load(directory).base
-    return {"spec": original.spec, "revision": original.revision}
 
 
 def _write_weights(base: BaseTensors, masks: MaskSet, updates: Mapping[str, Tensor], folder: Path) -> None:

@@ -22,7 +22,7 @@ from typing_extensions import override
 from roi_lightning.errors import UserError
 from roi_lightning.models.config import GGUF_DTYPE, DType, load_config, load_tokenizer
 from roi_lightning.models.loading import load_language_model
-from roi_lightning.models.source import PERMUTATION_FILE, SIDECAR, ModelSource
+from roi_lightning.models.source import SIDECAR, ModelSource
 from roi_lightning.models.stored_tensors import INDEX, StoredTensors, read_json, tensor_sha256
 
 COMPRESSION_KEYS: Final = ("quantization_config", "compression_config")
@@ -37,7 +37,6 @@ _COMPANIONS: Final = (
     "NOTICE*",
     "USE_POLICY*",
     "additional_chat_templates/*.jinja",
-    PERMUTATION_FILE,
 )
 _SHARD: Final = "5GB"
 

@@ -14,7 +14,7 @@ from roi_lightning.utils.entry_points import added
 from roi_lightning.utils.extras import require
 
 _HUB_ID: Final = re.compile(r"[\w.-]+(/[\w.-]+)?")
-# The order of a permuted model's channels; exports of it carry the file on.
+# The order of a permuted model's channels.
 PERMUTATION_FILE: Final = "roi_permutation.safetensors"
 _WANTED: Final = (
     "model*.safetensors",  # not every safetensors: some repositories hold the weights in a second layout

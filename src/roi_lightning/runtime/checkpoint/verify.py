@@ -9,10 +9,9 @@ from typing_extensions import override
 
 from roi_lightning.errors import UserError
 from roi_lightning.export import checks
-from roi_lightning.export.verify import Check, VerifyReport, is_reordered, run_check
+from roi_lightning.export.verify import Check, VerifyReport, run_check
 from roi_lightning.masks.mask_set import BaseModel, MaskSet
 from roi_lightning.models.base_tensors import BaseTensors, StoredBase, open_base, same
-from roi_lightning.models.permutation import PermutedBase
 from roi_lightning.models.source import ModelSource
 from roi_lightning.models.stored_tensors import INDEX, read_json, tensor_sha256
 from roi_lightning.runtime.checkpoint.quantizer import PackedConfig, packed_configuration
@@ -75,10 +74,6 @@ def _checks(directory: Path, base: ModelSource | None) -> Iterator[Check]:
     tensors = open_base(base, facts["base"]["dtype"] if facts else "auto")
     yield run_check("copied files", lambda: _copied(export, tensors))
     yield run_check("same tensors", lambda: _same_tensors(export, tensors))
-    if is_reordered(export, tensors):
-        yield run_check("original hashes", lambda: checks.permuted_hashes(export, tensors))
-        yield run_check("channels", lambda: checks.channels(export, tensors))
-        tensors = PermutedBase(tensors, export.permutation)
     yield run_check("base hashes", lambda: checks.base_hashes(export, tensors))
     yield run_check("survivors", lambda: (_int8_survivors if is_int8 else checks.survivors)(export, tensors))
     yield run_check("other tensors", lambda: checks.others(export, tensors))

@@ -13,7 +13,7 @@ from torch import Tensor
 from roi_lightning.errors import UserError
 from roi_lightning.export import check_destination, check_not_base
 from roi_lightning.export.sidecar import heading, read_sidecar, write_sidecar
-from roi_lightning.export.verify import require_verified
+from roi_lightning.export.verify import verify_export
 from roi_lightning.masks.layer_mask import LayerMask
 from roi_lightning.masks.layer_patterns import DENSE
 from roi_lightning.masks.mask_set import MaskSet
@@ -67,7 +67,7 @@ def write_packed(
     source = ModelSource(str(directory), "directory", directory.resolve())
     check_not_base(out, source)
     check_destination(out, overwrite=overwrite)
-    require_verified(repr(str(directory)), directory)
+    verify_export(directory).require(repr(str(directory)))
     masks, base = MaskSet.load(directory), StoredBase(source)
     packed_layers(meta_language_model(load_config(source)), masks.layers)
     check_destination(out, _needed_bytes(base, masks, weights), overwrite=overwrite)
