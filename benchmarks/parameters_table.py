@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from benchmarks.plan_table import architecture
+from roi_lightning.contrib.proxsparse import ProxSparseModule
 from roi_lightning.learning.base import MaskLearningModule
 from roi_lightning.learning.memory_plan import Planner
-from roi_lightning.learning.proxsparse import ProxSparseModule
 from roi_lightning.learning.roi import RoILightningModule
 from roi_lightning.samplers import Categorical, GumbelTopK
 from roi_lightning.utils.progress import progress

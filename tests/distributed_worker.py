@@ -23,6 +23,8 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.distributed.tensor import DTensor
 
 from cli_helpers import QUICK_TRAINER, Lab, run
+from roi_lightning.contrib.maskpro import MaskProModule
+from roi_lightning.contrib.proxsparse import ProxSparseModule
 from roi_lightning.errors import UserError
 from roi_lightning.learning.callbacks import (
     BaselineSummary,
@@ -35,9 +37,7 @@ from roi_lightning.learning.callbacks import (
 from roi_lightning.learning.callbacks.interruption import PreemptedError
 from roi_lightning.learning.checkpoint_io import write_sharded
 from roi_lightning.learning.fsdp import FSDP2Strategy
-from roi_lightning.learning.maskpro import MaskProModule
 from roi_lightning.learning.priors import ONE_SHOT_PRIORS
-from roi_lightning.learning.proxsparse import ProxSparseModule
 from roi_lightning.learning.recover import RecoveryModule
 from roi_lightning.learning.roi import RoILightningModule
 from roi_lightning.learning.trainer import RoITrainer

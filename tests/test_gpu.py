@@ -8,9 +8,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import led_pruning
+from roi_lightning.contrib.proxsparse.proximal import apply_prox_
 from roi_lightning.evaluation import window_perplexity
 from roi_lightning.learning.losses import next_token_nll
-from roi_lightning.learning.proximal import apply_prox_
 from roi_lightning.learning.roi import RoILightningModule
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.freezing import freeze

@@ -76,15 +76,6 @@ def test_sparsegpt_updates_kept_weights_and_says_so(lab, tmp_path, builder):
     assert "Nothing else was changed" not in card
 
 
-def test_hyperprune_records_its_settings_and_the_seed(lab, tmp_path):
-    method = "{class_path: HyperPrune, init_args: {steps: 2, hidden: 8, prior: sparsegpt}}"
-    assert prune(lab, tmp_path / "out", "--seed", 3, "--targets", "mlp.*", method=method) == 0
-    verified(tmp_path / "out", lab.model)
-    recipe = json.loads((tmp_path / "out/roi_sparsity.json").read_text())["training"]
-    wanted = {"method": "hyperprune", "steps": 2, "hidden": 8, "prior": "sparsegpt", "seed": 3}
-    assert wanted.items() <= recipe.items()
-
-
 def test_mask_only_leaves_kept_weights_alone(lab, tmp_path):
     assert prune(lab, tmp_path / "only", "--mask_only", method="sparsegpt") == 0
     checks = verified(tmp_path / "only", lab.model)
@@ -190,10 +181,6 @@ def test_progress_is_reported(lab, tmp_path, capsys, monkeypatch):
 REFUSED = {
     "unknown method": (["--method", "wandda"], "no method 'wandda'.*did you mean wanda"),
     "mask_only without sparsegpt": (["--mask_only"], "--mask_only is an option of sparsegpt"),
-    "too many candidates": (
-        ["--method", "hyperprune", "--pattern", "8:16"],
-        "8:16 has 12,870 candidate masks",
-    ),
     "zero damping": (
         ["--method", "{class_path: SparseGPT, init_args: {damping: 0}}"],
         "damping 0.0 must be above 0",

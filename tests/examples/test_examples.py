@@ -24,10 +24,10 @@ from roi_lightning.api import learn, prune
 from roi_lightning.cli.lightning import build
 from roi_lightning.cli.options import parse_options
 from roi_lightning.cli.prune import PruneOptions
+from roi_lightning.contrib.proxsparse import ProxSparseModule
 from roi_lightning.data import CalibrationDataModule
 from roi_lightning.errors import UserError
 from roi_lightning.learning.callbacks import MaskMonitor
-from roi_lightning.learning.proxsparse import ProxSparseModule
 from roi_lightning.learning.roi import RoILightningModule
 from roi_lightning.learning.trainer import RoITrainer
 from roi_lightning.masks.mask_set import MaskSet

@@ -12,13 +12,13 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cli_helpers import make_lab, run
+from roi_lightning.contrib.proxsparse import ProxSparseModule
 from roi_lightning.data.corpora import FORMATS
 from roi_lightning.errors import UserError
 from roi_lightning.export import write_export
 from roi_lightning.export.public_names import public_name
 from roi_lightning.export.sidecar import command_line
 from roi_lightning.learning.callbacks import HardenMasks, SparseExport
-from roi_lightning.learning.proxsparse import ProxSparseModule
 from roi_lightning.learning.roi import RoILightningModule
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.models.base_tensors import LoadedBase

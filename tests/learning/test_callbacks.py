@@ -16,6 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from transformers import AutoModelForCausalLM
 
 from cli_helpers import QUICK_TRAINER, brute_top, fit, make_lab, new_lab, oriented, run
+from roi_lightning.contrib.proxsparse import ProxSparseModule
 from roi_lightning.errors import UserError
 from roi_lightning.learning.callbacks import (
     HardenMasks,
@@ -25,7 +26,6 @@ from roi_lightning.learning.callbacks import (
     StraightThroughToggle,
 )
 from roi_lightning.learning.callbacks.mask_statistics import normalised_entropy, settled_groups
-from roi_lightning.learning.proxsparse import ProxSparseModule
 from roi_lightning.learning.trainer import RoITrainer
 from roi_lightning.masks.mask_set import MaskSet
 from tiny_models import tiny_gpt2

@@ -11,13 +11,13 @@ from transformers import AutoModelForCausalLM
 from cli_helpers import GOING_ON, QUICK_TRAINER, CutAt, PowerCutError, make_lab, run
 from roi_lightning.api import prune
 from roi_lightning.cli.plan import make_plan
+from roi_lightning.contrib.maskpro import MaskProModule
+from roi_lightning.contrib.proxsparse import ProxSparseModule
 from roi_lightning.errors import UserError
 from roi_lightning.export.verify import verify_export
 from roi_lightning.learning.callbacks import HardenMasks
 from roi_lightning.learning.callbacks.summary import _zero_fractions
-from roi_lightning.learning.maskpro import MaskProModule
 from roi_lightning.learning.memory_plan import Planner
-from roi_lightning.learning.proxsparse import ProxSparseModule
 from roi_lightning.learning.roi import RoILightningModule
 from roi_lightning.learning.trainer import RoITrainer
 from roi_lightning.masks.mask_set import MaskSet

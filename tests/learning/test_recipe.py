@@ -10,11 +10,11 @@ from lightning.pytorch import Callback
 
 from cli_helpers import GOING_ON, QUICK_TRAINER, make_lab, run
 from data_helpers import write_jsonl
+from roi_lightning.contrib.proxsparse import ProxSparseModule
 from roi_lightning.data import Corpus
 from roi_lightning.errors import UserError
 from roi_lightning.export.sidecar import read_sidecar
 from roi_lightning.learning.callbacks import HardenMasks, StraightThroughToggle
-from roi_lightning.learning.proxsparse import ProxSparseModule
 from roi_lightning.learning.recipe import check_same_run, run_recipe
 from roi_lightning.learning.roi import RoILightningModule
 from roi_lightning.learning.trainer import RoITrainer

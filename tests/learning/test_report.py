@@ -10,9 +10,9 @@ from lightning.pytorch import LightningDataModule
 from transformers import AutoModelForCausalLM
 
 from cli_helpers import QUICK_TRAINER, brute_top, fit, new_lab
+from roi_lightning.contrib.proxsparse import ProxSparseModule
 from roi_lightning.errors import UserError
 from roi_lightning.learning.callbacks import BaselineSummary, HardenMasks, Report, SparseExport
-from roi_lightning.learning.proxsparse import ProxSparseModule
 from roi_lightning.learning.trainer import RoITrainer
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.models.layers import prunable_layers

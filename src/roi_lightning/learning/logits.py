@@ -56,8 +56,7 @@ class LogitLearningModule(MaskLearningModule):
             stay the base's), a mask file, or an exported directory.
         prior_strength: Added to the logits of weights the prior keeps and taken from the others.
         prior_margin: Added likewise when the mask is hardened, so that a weight takes the place of one that the prior
-            keeps only if it leads by more than twice this. It plays no part in training, but for MaskPro's
-            reference masks.
+            keeps only if it leads by more than twice this. It plays no part in training.
         prior_windows: Training windows on which `activation`, `wanda` and `sparsegpt` are measured.
         kwargs: As in `MaskLearningModule`.
 

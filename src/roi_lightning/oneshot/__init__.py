@@ -1,6 +1,5 @@
-"""Masks without training the model: magnitude, Wanda, SparseGPT and HyperPrune, block after block."""
+"""Masks without training the model: magnitude, Wanda and SparseGPT, block after block."""
 
-from roi_lightning.oneshot.hyperprune import HyperPrune
 from roi_lightning.oneshot.methods import (
     BlockMethod,
     CalibratedMethod,
@@ -17,7 +16,6 @@ METHODS: dict[str, type[OneShotMethod]] = {
     "magnitude": Magnitude,
     "wanda": Wanda,
     "sparsegpt": SparseGPT,
-    "hyperprune": HyperPrune,
 }
 
 __all__ = [
@@ -26,7 +24,6 @@ __all__ = [
     "BlockMethod",
     "CalibratedMethod",
     "Calibration",
-    "HyperPrune",
     "LayerResult",
     "Magnitude",
     "OneShotMethod",

@@ -168,7 +168,7 @@ class BlockRunner:
 
     def _refuse(self, what: str) -> NoReturn:
         raise UserError(
-            f"{type(self._lm).__name__} {what}; Wanda, SparseGPT and HyperPrune can't follow it block by block: "
+            f"{type(self._lm).__name__} {what}; methods that read text can't follow it block by block: "
             "use magnitude, or Wanda with --activations dense --device cpu (in fit: the prior 'activation')"
         )
 

@@ -119,8 +119,8 @@ class PruneConfig:
     @property
     def method_name(self) -> str:
         """The method's short name, or its class's."""
-        kind = type(self.chosen)
-        return next((name for name, known in METHODS.items() if known is kind), kind.__name__)
+        name = type(self.chosen).__name__
+        return name.lower() if name.lower() in (*METHODS, *added("classes")) else name
 
     def layers(self, spec: str, lm: PreTrainedModel) -> ChosenLayers:
         """The layers of a model to be pruned; `spec` is its name for errors, shapes are enough.

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cli_helpers import brute_top
-from roi_lightning.learning.proximal import apply_prox_, prox_2of4
+from roi_lightning.contrib.proxsparse.proximal import apply_prox_, prox_2of4
 
 DTYPES = [torch.float32, torch.float64]
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)

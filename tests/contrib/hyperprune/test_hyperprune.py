@@ -5,21 +5,29 @@ from itertools import combinations, product
 
 import pytest
 import torch
-from test_pipeline import as_rows, oriented_weight
 from torch import nn
 
 from roi_lightning.api import prune
+from roi_lightning.contrib.hyperprune.method import HyperPrune, group_features, outlier_term, output_error
+from roi_lightning.contrib.hyperprune.network import MaskNetwork
 from roi_lightning.errors import UserError
 from roi_lightning.masks.pattern import NMPattern
-from roi_lightning.models.layers import prunable_layers
+from roi_lightning.models.layers import input_dim, prunable_layers
 from roi_lightning.models.loading import load_language_model
 from roi_lightning.models.source import resolve_model
-from roi_lightning.oneshot import Calibration, HyperPrune, Wanda, prune_layers
+from roi_lightning.oneshot import Calibration, Wanda, prune_layers
 from roi_lightning.oneshot.config import PruneConfig
-from roi_lightning.oneshot.hyperprune import group_features, outlier_term, output_error
-from roi_lightning.oneshot.mask_network import MaskNetwork
 from roi_lightning.oneshot.methods import Block, BlockLayer
 from tiny_models import tiny_gpt2, tiny_llama, tiny_mixtral
+
+
+def as_rows(layer, tensor):
+    return tensor.T if input_dim(layer) == 0 else tensor
+
+
+def oriented_weight(layer):
+    return as_rows(layer, layer.weight.detach())
+
 
 CPU = torch.device("cpu")
 
@@ -121,7 +129,7 @@ def test_the_continual_term_keeps_the_logits_of_earlier_blocks():
 
 
 def test_the_network_is_four_layers_on_weights_and_embeddings_in_chunks(monkeypatch):
-    monkeypatch.setattr("roi_lightning.oneshot.mask_network._CPU_CHUNK", 5 * 16)
+    monkeypatch.setattr("roi_lightning.contrib.hyperprune.network._CPU_CHUNK", 5 * 16)
     network = MaskNetwork(NMPattern("2:4"), hidden=16, embedding=3, seed=0, device=CPU)
     learned = network.begin(0, {"a", "b"})
     for parameter in learned:

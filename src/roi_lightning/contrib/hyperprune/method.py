@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from roi_lightning.contrib.hyperprune.network import MaskNetwork
 from roi_lightning.errors import UserError, check_at_least
 from roi_lightning.masks.pattern import NMPattern
-from roi_lightning.oneshot.mask_network import MaskNetwork
 from roi_lightning.oneshot.methods import (
     Block,
     BlockLayer,

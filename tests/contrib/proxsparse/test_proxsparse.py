@@ -16,9 +16,9 @@ from transformers import AutoModelForCausalLM, get_linear_schedule_with_warmup
 
 from cli_helpers import QUICK_TRAINER, Batches, brute_top, fit, make_lab, run, whole_and_resumed
 from roi_lightning.cli.lightning import build
+from roi_lightning.contrib.proxsparse import ProxSparseModule
 from roi_lightning.errors import UserError
 from roi_lightning.learning.callbacks import SparseExport
-from roi_lightning.learning.proxsparse import ProxSparseModule
 from roi_lightning.learning.trainer import RoITrainer
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.models.source import SIDECAR

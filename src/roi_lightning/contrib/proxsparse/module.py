@@ -11,9 +11,9 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 from typing_extensions import override
 
+from roi_lightning.contrib.proxsparse.proximal import apply_prox_
 from roi_lightning.errors import UserError
 from roi_lightning.learning.base import MaskLearningModule
-from roi_lightning.learning.proximal import apply_prox_
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.samplers.masked_linear import LayerState, MaskedLinear, attach
 from roi_lightning.utils.dtensor import full_tensor, local_tensor

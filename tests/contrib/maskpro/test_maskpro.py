@@ -25,10 +25,10 @@ from cli_helpers import (
 )
 from roi_lightning.cli.fit_in import candidate_settings
 from roi_lightning.cli.lightning import build
+from roi_lightning.contrib.maskpro import MaskProModule
 from roi_lightning.errors import UserError
 from roi_lightning.evaluation.perplexity import token_perplexity
 from roi_lightning.learning.callbacks import SparseExport
-from roi_lightning.learning.maskpro import MaskProModule
 from roi_lightning.learning.memory_plan import Planner, Step
 from roi_lightning.learning.roi import RoILightningModule
 from roi_lightning.learning.trainer import RoITrainer

@@ -1,0 +1,36 @@
+"""`prune --method hyperprune`: by its short name, with options as a class."""
+
+import json
+
+import pytest
+
+from cli_helpers import make_lab, run
+
+lab = pytest.fixture(make_lab)
+
+
+def prune(lab, method, *more):
+    text = ["--corpora", lab.corpus, "--windows", 4, "--seq_len", 32, "--targets", "mlp.*", "--seed", 3]
+    return run("prune", lab.model, "--method", method, *text, "--out", lab.folder / "out", *more)
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("hyperprune", {"steps": 100, "hidden": 256, "prior": "wanda"}),
+        (
+            "{class_path: HyperPrune, init_args: {steps: 2, hidden: 8, prior: sparsegpt}}",
+            {"steps": 2, "hidden": 8, "prior": "sparsegpt"},
+        ),
+    ],
+)
+def test_it_prunes_and_records_its_settings_and_the_seed(lab, method, options):
+    assert prune(lab, method) == 0
+    assert run("verify", lab.folder / "out", "--base", lab.model) == 0
+    recipe = json.loads((lab.folder / "out/roi_sparsity.json").read_text())["training"]
+    assert ({"method": "hyperprune", "seed": 3} | options).items() <= recipe.items()
+
+
+def test_too_many_candidates_are_refused_before_the_work(lab, capsys):
+    assert prune(lab, "hyperprune", "--pattern", "8:16") == 1
+    assert "8:16 has 12,870 candidate masks" in capsys.readouterr().err
