@@ -22,7 +22,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from benchmarks.study.figure import tokens_label
-from roi_lightning.plots.layout import DASHED, INK, line_style, own_style, style_axes, titled_figure, to_png
+from roi_lightning.reports.style import DASHED, INK, line_style, own_style, style_axes, titled_figure, to_png
 from roi_lightning.utils.atomic_io import written_aside
 from roi_lightning.utils.tables import markdown_table
 

@@ -14,9 +14,9 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from data_helpers import write_jsonl
 from roi_lightning.__main__ import main
 from roi_lightning.data import CalibrationDataModule
-from roi_lightning.learning.callbacks import Report
 from roi_lightning.learning.roi import RoILightningModule
 from roi_lightning.learning.trainer import RoITrainer
+from roi_lightning.reports.callback import Report
 from tiny_models import tiny_qwen2
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "two", "dogs", "run", "far", "from", "home"]

@@ -29,9 +29,7 @@ from roi_lightning.errors import UserError
 from roi_lightning.learning.callbacks import (
     BaselineSummary,
     HardenMasks,
-    KeepRecord,
     MaskMonitor,
-    Report,
     SparseExport,
 )
 from roi_lightning.learning.callbacks.interruption import PreemptedError
@@ -42,6 +40,7 @@ from roi_lightning.learning.recover import RecoveryModule
 from roi_lightning.learning.roi import RoILightningModule
 from roi_lightning.learning.trainer import RoITrainer
 from roi_lightning.oneshot import Wanda
+from roi_lightning.reports.callback import Report
 from roi_lightning.samplers import Categorical
 from roi_lightning.utils.dtensor import full_tensor, local_tensor
 from roi_lightning.utils.third_party import silence_warnings
@@ -125,13 +124,6 @@ class Recorder(Callback):
                 self.held[name] = [str(p.placements), list(p.shape), list(p.to_local().shape)]
 
 
-class Figures(Report):
-    """Without the page, which the first rank makes alone."""
-
-    def teardown(self, trainer, pl_module, stage):
-        pass
-
-
 class Break(Callback):
     """On the second rank alone, makes logits NaN before the third step."""
 
@@ -163,13 +155,13 @@ def learn(
     """Six steps from a prior, of two micro-batches of two windows, at a learning rate that moves the mask."""
     lab, recorder = Lab(folder, shared), Recorder()
     module = LEARNERS[learner](str(model))
-    callbacks = [HardenMasks(), SparseExport(), recorder, KeepRecord(), *more]
+    callbacks = [HardenMasks(), SparseExport(), recorder, *more]
     settings = {"log_every_n_steps": 1}
     if learner not in ("roi", "measured"):
         callbacks += [MaskMonitor(every_n_steps=2), BaselineSummary(windows=2)]
         settings |= {"logger": CSVLogger(folder, name="", version="")}
     if folder.name in REPORTED:
-        callbacks.append(Figures(held_out_prompts=1, max_new_tokens=2))
+        callbacks.append(Report())
     keep = 1 if resume else -1
     saved = ModelCheckpoint(folder / "checkpoints", "{step}", every_n_train_steps=SAVED, save_top_k=keep)
     settings |= {

@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from benchmarks.study.cells import Cell
-from roi_lightning.plots.layout import (
+from roi_lightning.reports.style import (
     DASHED,
     FAINT,
     INK,

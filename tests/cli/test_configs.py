@@ -11,8 +11,9 @@ from cli_helpers import make_lab, run
 from roi_lightning.cli.config_files import find_config, own_settings, shipped_configs, with_extended
 from roi_lightning.cli.lightning import build
 from roi_lightning.errors import UserError
-from roi_lightning.learning.callbacks import BaselineSummary, HardenMasks, KeepRecord, SparseExport
+from roi_lightning.learning.callbacks import BaselineSummary, HardenMasks, MaskMonitor, SparseExport
 from roi_lightning.masks.pattern import NMPattern
+from roi_lightning.reports.callback import Report
 from roi_lightning.samplers import Draw, GumbelSubset, GumbelTopK, StraightThrough
 from roi_lightning.samplers.schedules import Constant, Exponential, Linear
 
@@ -49,7 +50,7 @@ def test_every_configuration_instantiates(lab, name):
     cli = instantiate("--config", name, "--model.lm", lab.model)
     cli.model.preflight(cli.trainer)
     assert cli.datamodule.tokenizer == str(lab.model)
-    wanted = {HardenMasks, SparseExport, BaselineSummary, KeepRecord}
+    wanted = {HardenMasks, SparseExport, BaselineSummary, MaskMonitor, Report}
     assert wanted <= {type(callback) for callback in cli.trainer.callbacks}
     assert cli.model.lm is None, "nothing is loaded yet"
     if name != "quickstart.yaml":

@@ -112,8 +112,6 @@ def test_fit_learns_from_self_and_notices_another(lab, capsys):
 
     assert fit() == 0
     folder = lab.folder / "runs/a"
-    record = [json.loads(line) for line in (folder / "record.jsonl").read_text().splitlines()]
-    assert next(line["run"] for line in record if "run" in line)["corpora"] == [TITLE]
     assert json.loads((folder / "export/roi_sparsity.json").read_text())["training"]["text"] == TITLE
     checkpoint = min(folder.glob("checkpoints/*.ckpt"))
     corpora[0]["seed"] = 3

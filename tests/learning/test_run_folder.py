@@ -16,7 +16,7 @@ from roi_lightning.learning.trainer import RoITrainer
 
 lab = pytest.fixture(make_lab)
 LOG = "events.out.tfevents"
-ALL = {"checkpoints", "config.yaml", "export", "mask.safetensors", "record.jsonl", "summary.json"}
+ALL = {"checkpoints", "config.yaml", "export", "mask.safetensors", "summary.json"}
 
 
 def files(folder):

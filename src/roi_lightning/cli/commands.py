@@ -11,10 +11,10 @@ CONFIGURED: Final = {
 PLAIN: Final = {
     "prune": "a mask without training: magnitude, Wanda, SparseGPT",
     "apply": "a base model and a mask file to the same directory",
-    "compare": "how much of what one mask keeps the others keep too: tables and pictures",
+    "compare": "how much of what one mask keeps the others keep too: a table and a picture",
     "verify": "check an exported directory: pattern, zeros, kept weights, every byte",
     "evaluate": "perplexities and benchmark tasks of models and masks, side by side",
-    "report": "one HTML page about runs, masks and their figures, to read or to mail",
+    "report": "one HTML page about a run, to read or to mail",
     "doctor": "what of this machine decides how fast runs are, and what works here",
 }
 COMMANDS: Final = CONFIGURED | PLAIN

@@ -1,38 +1,41 @@
 """`compare MASK MASK ... --out DIR`: how much of what one mask keeps the others keep too."""
 
-import json
 import logging
 import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from itertools import combinations
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from roi_lightning.cli.compare_report import as_json, as_markdown, print_overlaps
+from rich.box import SIMPLE_HEAD
+
 from roi_lightning.cli.options import parse_options
-from roi_lightning.errors import UserError
-from roi_lightning.masks.comparison import Comparison, compare
+from roi_lightning.errors import UserError, did_you_mean
 from roi_lightning.masks.mask_set import MASK_FILE, MaskSet
-from roi_lightning.masks.overlap import shown_layers
-from roi_lightning.utils.atomic_io import check_writable, written_aside
+from roi_lightning.masks.overlap import Overlap, kind_of, shown_layers
+from roi_lightning.utils.atomic_io import check_writable, write_json, written_aside
+from roi_lightning.utils.progress import progress
+from roi_lightning.utils.tables import print_table
 
 _NAMED: Final = re.compile(r"([^=/\\]+)=(.+)", re.DOTALL)
+_MOST_LAYERS: Final = 12
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompareOptions:
     """Measure how much of what one mask keeps another keeps too (weights kept by both ÷ weights kept).
 
-    Overall, by kind of layer, by layer. Writes overlap.json, overlap.md, masks.png (the corner of three layers, a
-    column per mask) and overlap_by_layer.png.
+    Overall, by kind of layer, by layer. Writes overlap.json and masks.png: the corner of some layers, a column per
+    mask, measured against the last one.
 
     Attributes:
         mask: A mask file or an exported directory; NAME=PATH chooses the name to show.
         masks: Others.
         out: The folder to write to.
         json: Also write the overlaps as JSON there.
-        reference: The one that the pictures measure against, by name or path (default: last).
         layers: Layers to show in masks.png: full names, their ends, or globs (default: q_proj, k_proj and
             up_proj of the middle block).
     """
@@ -41,12 +44,11 @@ class CompareOptions:
     masks: list[str] = field(kw_only=False)
     out: Path
     json: Path | None = None
-    reference: str | None = None
     layers: Sequence[str] = ()
 
 
 def main(argv: Sequence[str]) -> int:
-    """Compare every pair, print tables, write the files.
+    """Compare every pair, print the table, write the files.
 
     Returns:
         0.
@@ -56,24 +58,67 @@ def main(argv: Sequence[str]) -> int:
             nothing has been written.
     """
     options = parse_options(CompareOptions, "compare", argv)
-    out, paths = options.out, name_masks([options.mask, *options.masks])
-    reference = _find_reference(options.reference, paths)
-    if out.exists() and not out.is_dir():
-        raise UserError(f"--out {str(out)!r} is a file; give a folder")
-    for file in filter(None, (out / "overlap.json", options.json)):
-        check_writable(file)
-    comparison = compare(paths, reference)
-    files = _render(comparison, options.layers)
-    _warn_of_other_bases(comparison.masks)
-    print_overlaps(comparison)
-    contents = {out / name: content for name, content in files.items()}
-    if options.json:
-        contents[options.json] = files["overlap.json"]
-    for path, content in contents.items():
-        with written_aside(path) as partial:
-            partial.write_bytes(content)
-    sys.stdout.write(f"{out}: {', '.join(files)}\n")
+    paths = name_masks([options.mask, *options.masks])
+    jsons = [path for path in (options.out / "overlap.json", options.json) if path]
+    for path in jsons:
+        check_writable(path)
+    masks = {
+        name: MaskSet.load(Path(path).expanduser()) for name, path in progress([*paths.items()], "reading")
+    }
+    overlaps = _overlaps(masks)
+    picture = _draw(masks, options.layers)
+    _warn_of_other_bases(masks)
+    _print(overlaps, next(iter(masks.values())))
+    for path in jsons:
+        write_json(path, _as_json(overlaps, masks, paths))
+    with written_aside(options.out / "masks.png") as partial:
+        partial.write_bytes(picture)
+    sys.stdout.write(f"{options.out}: overlap.json, masks.png\n")
     return 0
+
+
+def _overlaps(masks: Mapping[str, MaskSet]) -> dict[tuple[str, str], Overlap]:
+    """The overlap of every pair, in the order of the masks."""
+    overlaps = {}
+    for a, b in progress([*combinations(masks, 2)], "comparing"):
+        try:
+            overlaps[a, b] = masks[a].overlap(masks[b])
+        except UserError as error:
+            raise UserError(f"{a!r} and {b!r}: {error}") from error
+    return overlaps
+
+
+def _as_json(
+    overlaps: Mapping[tuple[str, str], Overlap], masks: Mapping[str, MaskSet], paths: Mapping[str, str]
+) -> dict[str, Any]:
+    """The overlap of every pair overall, by kind of layer and by layer, as fractions of the kept weights."""
+    rows = [
+        {"a": a, "b": b, "all": overlap.all, "kinds": overlap.kinds, "layers": overlap.layers}
+        for (a, b), overlap in overlaps.items()
+    ]
+    *_, reference = masks
+    return {
+        "overlap": rows,
+        "pattern": str(masks[reference].pattern),
+        "masks": dict(paths),
+        "reference": reference,
+    }
+
+
+def _print(overlaps: Mapping[tuple[str, str], Overlap], masks: MaskSet) -> None:
+    """Print a row for each pair, in percent, and what two unrelated masks would share."""
+    layers = masks.layers.values()
+    chance = sum(x.kept**2 / x.total for x in layers) / sum(x.kept for x in layers)
+    kinds = list(next(iter(overlaps.values())).kinds)
+    rows = [
+        [f"{a} – {b}", *(f"{100 * share:.1f}" for share in (overlap.all, *overlap.kinds.values()))]
+        for (a, b), overlap in overlaps.items()
+    ]
+    title = f"{masks.pattern}: kept by both ÷ kept, % ({100 * chance:.1f} by chance)"
+    # Without the `_proj` of `q_proj` and the like it fits 80 columns.
+    print_table(
+        ["pair", "all", *(kind.removesuffix("_proj") for kind in kinds)], rows, title, box=SIMPLE_HEAD
+    )
 
 
 def name_masks(arguments: Sequence[str]) -> dict[str, str]:
@@ -110,31 +155,44 @@ def _default_name(argument: str) -> str:
     return (path.parent.name if path.name == MASK_FILE else path.stem) or argument
 
 
-def _find_reference(wanted: str | None, paths: Mapping[str, str]) -> str:
-    if wanted is None:
-        return list(paths)[-1]
-    same = (name for name, path in paths.items() if Path(path).resolve() == Path(wanted).resolve())
-    found = wanted if wanted in paths else next(same, None)
-    if found is None:
-        raise UserError(f"--reference {wanted!r} is none of the masks: {', '.join(map(repr, paths))}")
-    return found
-
-
-def _render(comparison: Comparison, layers: Sequence[str]) -> dict[str, bytes]:
-    """The content of every file, so that whatever fails does so before the first is written."""
+def _draw(masks: Mapping[str, MaskSet], layers: Sequence[str]) -> bytes:
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it announces that it builds a font cache
-    from roi_lightning.plots import find_layers, layer_figure, mask_figure, to_png
+    from roi_lightning.reports.corners import mask_figure
+    from roi_lightning.reports.style import to_png
 
-    masks, reference = comparison.masks, comparison.reference
+    *_, reference = masks
     names = list(masks[reference].layers)
     chosen = find_layers(names, layers) if layers else shown_layers(names)
-    depth = layer_figure(comparison.with_reference(), reference, comparison.chance)
-    return {
-        "overlap.json": (json.dumps(as_json(comparison), indent=2) + "\n").encode(),
-        "overlap.md": as_markdown(comparison).encode(),
-        "masks.png": to_png(mask_figure(masks, reference, chosen)),
-        "overlap_by_layer.png": to_png(depth),
-    }
+    return to_png(mask_figure(masks, reference, chosen))
+
+
+def find_layers(names: Sequence[str], globs: Sequence[str]) -> list[str]:
+    """Pick layers by name.
+
+    Args:
+        names: Every masked tensor, in the model's order.
+        globs: Matched against the whole name or its end, with or without `.weight`.
+
+    Returns:
+        The matching names, in the order of the globs, each once.
+
+    Raises:
+        UserError: If one matches nothing, or they match too many to show.
+    """
+    found: dict[str, None] = {}
+    for glob in globs:
+        ends = (glob, f"*.{glob}", f"{glob}.weight", f"*.{glob}.weight")
+        matching = [name for name in names if any(fnmatchcase(name, end) for end in ends)]
+        if not matching:
+            near = did_you_mean(glob, dict.fromkeys(map(kind_of, names)))
+            raise UserError(f"no masked layer is called {glob!r}; they have names like {names[0]!r}{near}")
+        found |= dict.fromkeys(matching)
+    if len(found) > _MOST_LAYERS:
+        raise UserError(
+            f"--layers {' '.join(globs)} matches {len(found)} layers and the figure shows at most "
+            f"{_MOST_LAYERS}; give whole names, like {next(iter(found))!r}"
+        )
+    return list(found)
 
 
 def _warn_of_other_bases(masks: Mapping[str, MaskSet]) -> None:

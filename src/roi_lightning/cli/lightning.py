@@ -22,14 +22,13 @@ from roi_lightning.errors import UserError
 # Imported so that YAML may name them without their module.
 from roi_lightning.learning.base import MaskLearningModule
 from roi_lightning.learning.callbacks.progress import with_progress
-from roi_lightning.learning.callbacks.record import KeepRecord
 from roi_lightning.learning.memory_plan import check_fits_device
 from roi_lightning.learning.optim import check_trainer
 from roi_lightning.learning.roi import RoILightningModule
-from roi_lightning.learning.run_folder import RUNS, run_folder
+from roi_lightning.learning.run_folder import CONFIG, RUNS, run_folder
 from roi_lightning.learning.trainer import RoITrainer
 from roi_lightning.models.config import check_length
-from roi_lightning.reports.run_files import CONFIG
+from roi_lightning.reports.callback import Report  # noqa: F401
 from roi_lightning.samplers import schedules  # noqa: F401
 from roi_lightning.utils.entry_points import load_named_classes
 from roi_lightning.utils.third_party import plain_errors, silence_warnings
@@ -189,7 +188,7 @@ class RoICLI(LightningCLI):
         chosen = config.get("callbacks") or []
         if config.get("enable_progress_bar") is not False:
             chosen = with_progress(chosen)
-        config["callbacks"] = [*chosen, KeepRecord()]
+        config["callbacks"] = chosen
         check_trainer(config)
         folder = str(self._run_folder(config.get("default_root_dir")))
         if config.get("logger") in (None, True):

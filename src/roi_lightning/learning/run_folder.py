@@ -13,13 +13,19 @@ from roi_lightning.errors import UserError
 from roi_lightning.export import check_destination
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.models.source import SIDECAR
-from roi_lightning.reports.run_files import CONFIG, EXPORT, MASK, PAGE, PRIOR, RECORD, REPORT, SUMMARY
 
 RUNS: Final = Path("runs")
 CHECKPOINTS: Final = "checkpoints"
+CONFIG: Final = "config.yaml"
+EXPORT: Final = "export"
+SUMMARY: Final = "summary.json"
+REPORT: Final = "report.json"
+PAGE: Final = "report.html"
+MASK: Final = "mask.safetensors"
+BEFORE: Final = "before.safetensors"  # the mask before learning
 MASKS: Final = "masks"
 # What a run leaves that failed before it had a result; the next one continues or replaces it.
-_TRACES: Final = (RECORD, PRIOR, CONFIG, "events.out.tfevents.*")
+_TRACES: Final = (BEFORE, CONFIG, "events.out.tfevents.*")
 
 
 def run_folder(trainer: Trainer) -> Path:

@@ -24,8 +24,7 @@ from roi_lightning.learning.fsdp import FSDP2Strategy
 from roi_lightning.learning.optim import check_trainer, count_micro_batches
 from roi_lightning.learning.recipe import Recipe, check_same_run, run_recipe, without_text
 from roi_lightning.learning.resume import check_checkpoint, check_resumable, newest_checkpoint, stored_recipe
-from roi_lightning.learning.run_folder import claim_folder, keep_checkpoints_in_folder
-from roi_lightning.reports.run_files import CONFIG
+from roi_lightning.learning.run_folder import CONFIG, claim_folder, keep_checkpoints_in_folder
 from roi_lightning.utils.atomic_io import check_writable
 from roi_lightning.utils.devices import denormals_as_zero
 

@@ -1,6 +1,1 @@
-"""What a run leaves for its report, and the page made of it; files and figures only, no Trainer."""
-
-from roi_lightning.reports.run_files import RECORD
-from roi_lightning.reports.run_record import Leg, RunRecord, append, read_record
-
-__all__ = ["RECORD", "Leg", "RunRecord", "append", "read_record"]
+"""The page that a run ends with, and the figures of masks."""

@@ -1,4 +1,4 @@
-"""Log how the mask changes: scalars, histograms and pictures, to every logger."""
+"""Log how the mask changes: scalars, histograms and pictures."""
 
 import time
 from collections.abc import Iterable, Mapping
@@ -18,14 +18,14 @@ from roi_lightning.learning.callbacks.mask_statistics import (
     sampled,
     settled_groups,
 )
-from roi_lightning.learning.callbacks.media import log_histogram, log_picture
+from roi_lightning.learning.callbacks.media import log_histogram, log_hyperparameters, log_picture
 from roi_lightning.masks.layer_mask import LayerMask
 from roi_lightning.masks.overlap import RUN_DEPTHS, kind_of, shown_layers
 from roi_lightning.utils.devices import peak_memory
 
 
 class MaskMonitor(Callback):
-    """Logs a snapshot of the masks every few optimizer steps.
+    """Logs a snapshot of the masks every few optimizer steps, and the settings of the run when it starts.
 
     Scalars `mask/flips` and `mask/flips_from_prior` (fraction of kept weights that were not kept in the
     previous snapshot, and by the prior), the learner's own annealing (`anneal/tau`, `anneal/lambda`), `lr`,
@@ -58,6 +58,7 @@ class MaskMonitor(Callback):
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, MaskLearningModule)
+        log_hyperparameters(trainer.loggers, pl_module.run_recipe)
         self._log(trainer, pl_module)
 
     @override

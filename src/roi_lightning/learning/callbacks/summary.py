@@ -13,9 +13,8 @@ from roi_lightning.evaluation.perplexity import token_perplexity
 from roi_lightning.learning.base import MaskLearningModule
 from roi_lightning.learning.callbacks.base import FinishCallback
 from roi_lightning.learning.callbacks.write_masks import SparseExport
-from roi_lightning.learning.run_folder import run_folder
+from roi_lightning.learning.run_folder import SUMMARY, run_folder
 from roi_lightning.masks.layer_mask import UnpackedMasks
-from roi_lightning.reports.run_files import SUMMARY
 from roi_lightning.utils.atomic_io import write_json
 from roi_lightning.utils.progress import progress
 from roi_lightning.utils.summary_table import show_summary

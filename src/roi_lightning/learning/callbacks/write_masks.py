@@ -14,9 +14,8 @@ from roi_lightning.export import check_destination, needed_bytes, write_export
 from roi_lightning.learning.base import MaskLearningModule
 from roi_lightning.learning.callbacks.base import FinishCallback
 from roi_lightning.learning.recipe import callback_recipes, fingerprint
-from roi_lightning.learning.run_folder import MASKS, run_folder
+from roi_lightning.learning.run_folder import EXPORT, MASK, MASKS, run_folder
 from roi_lightning.masks.mask_set import MaskSet
-from roi_lightning.reports.run_files import EXPORT, MASK
 
 
 class HardenMasks(FinishCallback):

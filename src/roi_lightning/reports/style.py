@@ -24,10 +24,19 @@ _MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X")
 
 def to_png(figure: Figure) -> bytes:
     """Render a figure; the same figure gives the same bytes."""
+    return _render(figure, format="png", dpi=DPI, metadata={"Software": None})
+
+
+def to_svg(figure: Figure) -> bytes:
+    """Render a figure on a transparent ground; the same figure gives the same bytes."""
+    return _render(figure, format="svg", transparent=True, metadata={"Date": None})
+
+
+def _render(figure: Figure, **options: Any) -> bytes:
     buffer = io.BytesIO()
     with own_style(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # a name in a script the font lacks
-        figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
+        figure.savefig(buffer, **options)
     return buffer.getvalue()
 
 
@@ -36,7 +45,7 @@ def own_style() -> Iterator[None]:
     """Matplotlib's defaults, whatever the user's `matplotlibrc` says; a `$` in a name is no formula."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
-        matplotlib.rcParams["text.parse_math"] = False
+        matplotlib.rcParams |= {"text.parse_math": False, "svg.hashsalt": "roi"}
         yield
 
 

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from roi_lightning.masks.layer_mask import LayerMask
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.masks.pattern import NMPattern
-from roi_lightning.plots.layout import (
+from roi_lightning.reports.style import (
     ACCENT,
     FAINT,
     INK,
@@ -107,7 +107,7 @@ def _note(patterns: Sequence[NMPattern], columns: int) -> str:
     groups = f"Gaps part the groups of {' or '.join(map(str, sizes))} inputs. " if sizes else ""
     chances = dict.fromkeys(percent(pattern.n / pattern.m) for pattern in patterns)
     return (
-        f"Rows: outputs; columns: inputs. Dark: kept; light: pruned. {groups}Percent: of the weights that the "
+        f"Rows: outputs; columns: inputs. Strong: kept; faint: pruned. {groups}Percent: of the weights that the "
         f"reference keeps in the whole layer, those kept here too ({' or '.join(chances)} by chance)."
     )
 

@@ -1,0 +1,143 @@
+"""The corners of masks in a figure: cells, words, and layout."""
+
+import io
+
+import matplotlib
+import pytest
+import torch
+from PIL import Image
+
+from roi_lightning.masks.layer_mask import LayerMask
+from roi_lightning.masks.mask_set import BaseModel, MaskSet
+from roi_lightning.masks.overlap import shown_layers
+from roi_lightning.masks.pattern import NMPattern
+from roi_lightning.reports.corners import corner, mask_figure
+from roi_lightning.reports.style import to_png
+
+QWEN = {
+    "self_attn.q_proj": (12, 32),
+    "self_attn.k_proj": (6, 32),
+    "mlp.up_proj": (20, 32),
+    "mlp.down_proj": (12, 64),
+}
+GPT2 = {"attn.c_attn": (24, 16), "attn.c_proj": (16, 16), "mlp.c_fc": (32, 16), "mlp.c_proj": (16, 32)}
+
+
+def names_of(kinds, blocks, prefix):
+    return {f"{prefix}.{i}.{kind}.weight": shape for i in range(blocks) for kind, shape in kinds.items()}
+
+
+def mask_set(seed, pattern="2:4", shapes=None, transposed=False, base="some/model"):
+    """Random masks; shapes are [out, in] by name."""
+    generator, rule = torch.Generator().manual_seed(seed), NMPattern(pattern)
+    layers = {}
+    for name, shape in (shapes or names_of(QWEN, 4, "model.layers")).items():
+        kept = rule.top(torch.rand(shape, generator=generator))
+        layers[name] = LayerMask.from_bool(kept.T if transposed else kept, transposed)
+    return MaskSet(rule, layers, BaseModel(base, None, "float32", dict.fromkeys(layers, base)))
+
+
+def slow_share(pairs):
+    """Kept by both ÷ kept, one weight at a time."""
+    both = kept = 0
+    for a, b in pairs:
+        for x, y in zip(a.flatten().tolist(), b.flatten().tolist(), strict=True):
+            both, kept = both + (x and y), kept + x
+    return both / kept
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize(("shape", "columns"), [((12, 32), 8), ((12, 32), 16), ((3, 4), 8), ((9, 12), 12)])
+def test_the_corner_is_that_of_the_mask(shape, columns, transposed):
+    layer = mask_set(0, shapes={"h.0.a.weight": shape}, transposed=transposed).layers["h.0.a.weight"]
+    bools = layer.to_bool().T if transposed else layer.to_bool()
+    assert corner(layer, columns).tolist() == bools[:8, :columns].tolist()
+
+
+def panels(figure):
+    """(row, column) → axes."""
+    return {tuple(map(int, axes.get_label().split(","))): axes for axes in figure.axes}
+
+
+@pytest.mark.parametrize(("pattern", "columns"), [("2:4", 8), ("4:16", 16)])
+def test_panels_show_the_masks_and_their_overlap(pattern, columns):
+    masks = {name: mask_set(i, pattern) for i, name in enumerate(("one", "two", "three"))}
+    layers = shown_layers(list(masks["one"].layers))
+    figure = mask_figure(masks, "two", layers)
+    drawn = panels(figure)
+    assert len(drawn) == 9
+    for (row, column), axes in drawn.items():
+        label, name = list(masks)[column], layers[row]
+        kept = masks[label].layers[name].to_bool()
+        assert axes.images[0].get_array().tolist() == kept[:8, :columns].tolist()
+        title, last = axes.get_title().split("\n")
+        share = slow_share([(kept, masks["two"].layers[name].to_bool())])
+        assert title == label
+        assert last == ("reference" if label == "two" else f"{100 * share:.1f} %")
+    assert pattern in figure.texts[0].get_text()
+
+
+def test_dark_pixels_are_the_kept_weights():
+    masks = {name: mask_set(i) for i, name in enumerate(("one", "two"))}
+    layers = shown_layers(list(masks["one"].layers))
+    figure = mask_figure(masks, "two", layers)
+    with Image.open(io.BytesIO(to_png(figure))) as image:
+        grey = image.convert("L")
+    for (row, column), axes in panels(figure).items():
+        kept = corner(masks[list(masks)[column]].layers[layers[row]])
+        box = axes.get_position()
+        for i in range(kept.shape[0]):
+            for j in range(kept.shape[1]):
+                x = (box.x0 + (j + 0.5) / kept.shape[1] * box.width) * grey.width
+                y = (1 - box.y1 + (i + 0.5) / kept.shape[0] * box.height) * grey.height
+                assert (grey.getpixel((int(x), int(y))) < 128) == kept[i, j]
+
+
+LONG = "runs/a_name_that_says_everything_about_the_run_and_then_some_more/version_12/and/a/file"
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [["a", "b"], [f"method_{i}" for i in range(8)], [LONG, "x" * 90, "$a_b$ _c", "_under"]],
+    ids=["two", "eight", "long"],
+)
+@pytest.mark.parametrize(
+    "shapes", [None, names_of({"x" * 70: (3, 4)}, 1, "deep." * 20 + "h")], ids=["", "small"]
+)
+def test_no_text_is_cut_off_or_runs_into_another(labels, shapes):
+    masks = {name: mask_set(i, shapes=shapes) for i, name in enumerate(labels)}
+    layers = shown_layers(list(masks[labels[0]].layers))
+    figure = mask_figure(masks, labels[-1], layers)
+    figure.draw_without_rendering()
+    texts = [*figure.texts, *(text for axes in figure.axes for text in (axes.title, axes.yaxis.label))]
+    boxes = [text.get_window_extent() for text in texts if text.get_text()]
+    page = figure.bbox
+    for i, box in enumerate(boxes):
+        assert page.x0 <= box.x0 <= box.x1 <= page.x1
+        assert page.y0 <= box.y0 <= box.y1 <= page.y1
+        assert not any(box.overlaps(other) for other in boxes[:i])
+
+
+def test_a_user_s_style_changes_nothing():
+    masks = {name: mask_set(i) for i, name in enumerate(("one", "two"))}
+    layers = shown_layers(list(masks["one"].layers))
+    plain = to_png(mask_figure(masks, "two", layers))
+    with matplotlib.rc_context({"font.size": 30, "axes.titlecolor": "red", "savefig.bbox": "tight"}):
+        assert to_png(mask_figure(masks, "two", layers)) == plain
+        assert matplotlib.rcParams["font.size"] == 30
+
+
+def test_the_middle_block_s_layers_are_shown():
+    qwen = list(names_of(QWEN, 5, "model.layers"))
+    shown = [
+        f"model.layers.2.{kind}.weight" for kind in ("self_attn.q_proj", "self_attn.k_proj", "mlp.up_proj")
+    ]
+    assert shown_layers(qwen) == shown
+    thrice = [name.replace(".2.", f".{block}.") for block in (0, 2, 4) for name in shown]
+    assert shown_layers(qwen, (0, 0.5, 1)) == thrice
+    assert shown_layers(sorted(qwen)) == shown
+    gpt2 = [f"h.1.{kind}.weight" for kind in ("attn.c_attn", "attn.c_proj", "mlp.c_fc")]
+    assert shown_layers(list(names_of(GPT2, 2, "h"))) == gpt2
+    assert shown_layers(["a.weight", "b.weight"]) == ["a.weight", "b.weight"]
+    hybrid = [name for name in qwen if ".2.self_attn" not in name]
+    assert shown_layers(hybrid)[0] == "model.layers.3.self_attn.q_proj.weight"
