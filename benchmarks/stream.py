@@ -136,7 +136,7 @@ def read(data: GeneratedText, trainer: Progress, documents: int, state: Any = No
 def tokens_per_document(data: GeneratedText) -> float:
     """Mean over the first hundred."""
     texts = [row["text"] for row, _ in zip(generate([0]), range(100), strict=False)]
-    return sum(map(len, data._loaded_tokenizer(texts)["input_ids"])) / len(texts)
+    return sum(map(len, data.text_tokenizer(texts)["input_ids"])) / len(texts)
 
 
 def in_the_middle(state: dict[str, Any], substreams: int, documents: int) -> Any:
@@ -169,11 +169,11 @@ def main() -> None:
     names = ("tokenizer", "seq_len", "batch_size", "held_out_fraction", "val_windows")
     settings = {name: getattr(options, name) for name in names} | {"num_workers": options.workers}
     start = GeneratedText(options.documents, **settings)
-    tokenizer = start._loaded_tokenizer
+    tokenizer = start.text_tokenizer
     fresh = read(start, Progress(options.ranks), options.read)
     state = in_the_middle(start.state_dict(), len(start._substreams), options.documents)
     middle = GeneratedText(options.documents, **settings)
-    middle._loaded_tokenizer = tokenizer
+    middle.text_tokenizer = tokenizer
     resumed = read(middle, Progress(options.ranks), options.read // 10, state)
     print_results(options, fresh, resumed)
     if options.json:

@@ -360,7 +360,6 @@ def test_what_holds_no_chats_is_refused(tmp_path, streaming):
     ("options", "message"),
     [
         ({"loss_on": "answers"}, "name their column with messages_field"),
-        ({"text_field": "body", "messages_field": "m"}, "leave one out"),
         ({"loss_on": "questions", "messages_field": "m"}, "set it to all or answers"),
     ],
 )

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from roi_lightning.data import Corpus
-from roi_lightning.data.corpora import as_corpora, describe, load_documents
+from roi_lightning.data.corpora import load_documents
 from roi_lightning.data.samples import SampleSettings, sample_documents
-from roi_lightning.data.self_corpus import UNFINISHED, Author, about, cached_samples, write_samples
+from roi_lightning.data.self_corpus import UNFINISHED, Author, about, write_samples
 from roi_lightning.errors import UserError
 from roi_lightning.models.fingerprint import model_digest
 from roi_lightning.models.loading import load_language_model
@@ -99,33 +99,6 @@ def test_a_spoiled_unfinished_file_is_refused(author, tmp_path, content):
     assert sorted(tmp_path.iterdir()) == [unfinished]
 
 
-def test_the_cache_is_written_once_for_each_model_and_setting(author, tmp_path, monkeypatch):
-    first = cached_samples(author, SETTINGS, str(tmp_path))
-    assert texts(first)
-    other = cached_samples(author, replace(SETTINGS, max_tokens=30), str(tmp_path))
-    lm = load_language_model(author.source)
-    lm.get_parameter("model.norm.weight").data[0] += 1
-    changed = cached_samples(replace(author, lm=lm), SETTINGS, str(tmp_path))
-    assert len({first, other, changed}) == 3
-    monkeypatch.setattr("roi_lightning.data.self_corpus.write_samples", None)
-    assert cached_samples(author, SETTINGS, str(tmp_path)) == first
-
-
-@pytest.mark.parametrize("spoil", ["text", "facts", "no facts"])
-def test_a_cache_that_is_not_what_was_written_is_refused(author, tmp_path, spoil):
-    path = cached_samples(author, SETTINGS, str(tmp_path))
-    if spoil == "text":
-        path.write_text('{"text": "mine"}\n')
-    elif spoil == "facts":
-        facts = json.loads(about(path).read_text())
-        facts["identity"]["model"] = "another"
-        about(path).write_text(json.dumps(facts))
-    else:
-        about(path).unlink()
-    with pytest.raises(UserError, match="not as they were written; remove both to sample anew"):
-        cached_samples(author, SETTINGS, str(tmp_path))
-
-
 def test_a_model_that_can_t_be_read_leaves_nothing(author, tmp_path):
     model = tmp_path / "model"
     shutil.copytree(author.source.directory, model)
@@ -156,27 +129,3 @@ def test_a_stored_model_is_known_by_its_files(author, tmp_path):
     assert model_digest(copy) != model_digest(author.source)
     other = resolve_model(str(tiny_llama(tmp_path / "other", seed=1)))
     assert model_digest(other) != model_digest(author.source)
-
-
-def test_fields_of_other_sources_are_refused():
-    for corpus, said in (
-        (Corpus("self", streaming=True), "streaming True means nothing to corpus 'self'"),
-        (Corpus("self", messages_field="messages"), "messages_field 'messages' means nothing"),
-        (Corpus("self", text_field="body"), "leave it out or name another source"),
-        (Corpus("a.jsonl", tokens=5), "tokens 5 means nothing to corpus 'a.jsonl'; .* or set source: self"),
-        (Corpus("python-docs", seed=0), "seed 0 means nothing to corpus 'python-docs'"),
-        (Corpus("self", tokens=0), "tokens of sampled text is 0"),
-    ):
-        with pytest.raises(UserError, match=said):
-            as_corpora([corpus])
-    with pytest.raises(UserError, match="there is none here; write it to a file with `roi-lightning sample"):
-        load_documents(Corpus("self"))
-
-
-def test_what_identifies_other_corpora_is_what_it_was(tmp_path):
-    assert describe(Corpus("python-docs")).keys() == {
-        *("source", "weight", "subset", "split", "text_field", "streaming", "revision", "files")
-    }
-    settings = {"tokens": 300_000, "max_tokens": 1024, "seed": 3, "start": None}
-    assert settings.items() <= describe(Corpus("self", seed=3)).items()
-    assert describe(Corpus("self", seed=0)) == describe(Corpus("self"))

@@ -373,7 +373,9 @@ def test_lines_are_read_once_wherever_files_are_cut(tmp_path, monkeypatch, size)
     rest.write_bytes(b'\xef\xbb\xbf{"text": "last"}\n\n{"other": 1}')
     pieces = files.cut_lines([*paths, rest])
     assert len(pieces) == 3 if size == 10**6 else len(pieces) > 20
-    read = [row["text"] for piece in pieces for row in files.json_documents([piece], "text")]
+    read = [
+        row["text"] for piece in pieces for row in files.json_documents([piece], "text", Corpus("c").document)
+    ]
     assert read == [*texts[0], *texts[1], "last", None]
 
 
@@ -389,7 +391,7 @@ def test_damaged_lines_are_named(tmp_path, content, message):
     path = tmp_path / "a.jsonl"
     path.write_bytes(content)
     with pytest.raises(files.UserError, match=message):
-        list(files.json_documents(files.cut_lines([path]), "text"))
+        list(files.json_documents(files.cut_lines([path]), "text", Corpus("c").document))
 
 
 def test_a_checkpoint_without_a_place_is_said_to_have_none(tmp_path, caplog):

@@ -86,7 +86,7 @@ def learn(
     Args:
         lm: Any causal language model, all of it on one device.
         tokenizer: Its own.
-        corpora: Text: files, globs, hub ids, `python-docs`, `self`, or `Corpus` objects.
+        corpora: Text: files, globs, hub ids, `python-docs`, or `Corpus` objects.
         pattern: N:M, N kept of every M consecutive inputs.
         patterns: Another N:M, or `dense`, of some layers, by name or glob.
         steps: Optimizer steps.
@@ -142,8 +142,7 @@ def learn(
         # None of the text is held out.
         text = {"corpora": corpora, "val_corpora": corpora, "seed": seed, **windows}
         reader = _make(data, tokenizer.name_or_path, text)
-        reader.use_tokenizer(tokenizer)
-        reader.use_model(view)
+        reader.text_tokenizer = tokenizer
         fitter.fit(module, datamodule=reader)
         return module.mask_set()
 

@@ -42,7 +42,7 @@ def prune(
     Args:
         lm: Any causal language model, all of it on one device.
         tokenizer: Its own; magnitude needs none.
-        corpora: Calibration text: files, globs, hub ids, `python-docs`, `self`, or `Corpus` objects; magnitude reads
+        corpora: Calibration text: files, globs, hub ids, `python-docs`, or `Corpus` objects; magnitude reads
             none.
         options: Of `PruneConfig`: `method` (`wanda` if left out), `pattern`, `patterns`, `windows`,
             `seq_len`, `seed`, `activations`, `device`, `offload_dir`, `targets`, `ignore`, `mask_only`.
@@ -68,8 +68,7 @@ def prune(
             seq_len=config.seq_len,
             seed=config.seed,
         )
-        data.use_tokenizer(tokenizer)
-        data.use_model(view)
+        data.text_tokenizer = tokenizer
         return data
 
     def keep(name: str, weight: Tensor) -> None:

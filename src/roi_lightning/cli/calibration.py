@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-import torch
-
 from roi_lightning.data import CalibrationDataModule, Corpus, parse_corpus
 from roi_lightning.models.source import ModelSource
 
@@ -30,21 +28,20 @@ class TextOptions(Protocol):
 
 
 def calibration_data(
-    source: ModelSource, options: TextOptions, device: torch.device, trust_remote_code: bool = False
+    source: ModelSource, options: TextOptions, trust_remote_code: bool = False
 ) -> CalibrationDataModule:
     """Text in a model's tokens, none of it held out.
 
     Args:
         source: The model, whose tokenizer is used.
         options: What to read.
-        device: Where the model writes text, if it is to.
         trust_remote_code: Run the model repository's code.
 
     Raises:
         UserError: For a corpus that makes no sense.
     """
     corpora: list[Corpus | str] = [parse_corpus(text) for text in options.corpora]
-    data = CalibrationDataModule(
+    return CalibrationDataModule(
         source.spec,
         tokenizer_revision=source.revision,
         trust_remote_code=trust_remote_code,
@@ -53,14 +50,12 @@ def calibration_data(
         seq_len=options.seq_len,
         seed=options.seed,
     )
-    data.use_device(device)
-    return data
 
 
 def text_facts(data: CalibrationDataModule, options: TextOptions) -> dict[str, object]:
     """What a sidecar says of the text."""
     return {
-        "text": ", ".join(corpus.title for corpus in data.corpora),
+        "text": ", ".join(corpus.source for corpus in data.corpora),
         "seed": options.seed,
         "windows": options.windows,
         "seq_len": options.seq_len,

@@ -50,7 +50,7 @@ class PermuteOptions:
         pattern: N:M, for which the order is chosen.
         out: The directory to write.
         overwrite: Replace an earlier one there.
-        corpora: Calibration text, as in data.corpora: files, globs, hub ids, python-docs, self, or mappings like
+        corpora: Calibration text, as in data.corpora: files, globs, hub ids, python-docs, or mappings like
             '{source: x.jsonl, text_field: body}'; of chats '{source: x.jsonl, messages_field: messages}'.
         windows: How many windows of calibration text.
         seq_len: Tokens of each.
@@ -131,7 +131,7 @@ def _text(
     source: ModelSource, options: PermuteOptions, device: torch.device
 ) -> tuple[Tensor, dict[str, object]]:
     """The windows of calibration text, and what the sidecar says of them."""
-    data = calibration_data(source, options, device)
+    data = calibration_data(source, options)
     windows = calibration_windows(data, options.windows, max_positions(load_config(source)))
     return windows, text_facts(data, options)
 

@@ -32,7 +32,7 @@ class PruneOptions(PruneConfig):
         lm: Hub id, directory, or GGUF file.
         out: The directory to write.
         overwrite: Replace an earlier export there.
-        corpora: Calibration text, as in data.corpora: files, globs, hub ids, python-docs, self, or mappings like
+        corpora: Calibration text, as in data.corpora: files, globs, hub ids, python-docs, or mappings like
             '{source: x.jsonl, text_field: body}'; of chats '{source: x.jsonl, messages_field: messages}'.
         revision: Branch, tag or commit of a hub id.
         dtype: In which the model runs, and a GGUF model is saved: auto for the stored one, bfloat16 for GGUF.
@@ -76,7 +76,7 @@ def main(argv: Sequence[str]) -> int:
     device = choose_device(options.device)
 
     def text() -> CalibrationDataModule:
-        data = calibration_data(source, options, device, trusted)
+        data = calibration_data(source, options, trusted)
         facts.update({"activations": options.activations, **text_facts(data, options)})
         return data
 

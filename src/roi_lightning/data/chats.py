@@ -14,9 +14,9 @@ from typing import Any, Final
 import jinja2
 import numpy as np
 from numpy.typing import NDArray
-from transformers import PreTrainedTokenizerBase
+from typing_extensions import override
 
-from roi_lightning.data.packing import Tokens, find_bos
+from roi_lightning.data.packing import TextTokenizer, Tokens
 from roi_lightning.errors import UserError, reason
 
 Message = dict[str, str]
@@ -62,21 +62,17 @@ def _message(entry: object) -> Message | None:
 
 
 @dataclass(frozen=True)
-class ChatTokenizer:
-    """Turns chats into tokens.
+class ChatTokenizer(TextTokenizer):
+    """Turns chats into tokens, by the tokenizer's chat template.
 
     Attributes:
-        tokenizer: Its chat template renders the chats.
-        source: The corpus, for errors.
         answers_only: Whether only tokens of the assistant's messages count as predicted.
 
     Raises:
         UserError: If the tokenizer has no chat template, or can't tell which tokens the answers are.
     """
 
-    tokenizer: PreTrainedTokenizerBase
-    source: str
-    answers_only: bool
+    answers_only: bool = False
 
     def __post_init__(self) -> None:
         if self.answers_only and not self.tokenizer.is_fast:
@@ -106,10 +102,16 @@ class ChatTokenizer:
         return hashlib.sha256(json.dumps(described, default=str).encode()).hexdigest()
 
     @property
-    def identity(self) -> str:
-        """Digest of what this does beside what the tokenizer does with plain text."""
-        return f"{self.template_digest} {self.answers_only}"
+    @override
+    def separator(self) -> int | None:
+        return None
 
+    @property
+    @override
+    def identity(self) -> str:
+        return f"{super().identity} {self.template_digest} {self.answers_only}"
+
+    @override
     def __call__(self, documents: Sequence[str]) -> list[Tokens]:
         """Token ids of each chat, int32, as `apply_chat_template` gives them, but for two special tokens.
 
@@ -136,8 +138,7 @@ class ChatTokenizer:
             offsets = map(np.asarray, encoded["offset_mapping"])
             answers = (self._answers(*each) for each in zip(chats, texts, offsets, strict=True))
             rows = [np.where(counted, ids, ~ids) for ids, counted in zip(rows, answers, strict=True)]
-        bos = find_bos(self.tokenizer)
-        return [self._parted(ids, text, bos) for ids, text in zip(rows, texts, strict=True)]
+        return [self._parted(ids, text) for ids, text in zip(rows, texts, strict=True)]
 
     def _render(self, chat: Sequence[Message], *, ask: bool = False) -> str:
         """A chat as text, with what asks for the next answer after it."""
@@ -183,8 +184,8 @@ class ChatTokenizer:
             "{% endgeneration %} around answers in the template, or set loss_on: all"
         )
 
-    def _parted(self, ids: Tokens, text: str, bos: int | None) -> Tokens:
-        if bos is not None and len(ids) and ids[0] in (bos, ~bos):
+    def _parted(self, ids: Tokens, text: str) -> Tokens:
+        if self.bos is not None and len(ids) and ids[0] in (self.bos, ~self.bos):
             ids = ids[1:]
         eos = self.tokenizer.eos_token
         if eos is None or text.rstrip().endswith(eos):

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from functools import cached_property, partial
 from itertools import chain, islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
@@ -12,15 +11,14 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 from typing_extensions import override
 
 from roi_lightning.data import packing
 from roi_lightning.data.chats import ChatTokenizer
-from roi_lightning.data.corpora import SELF, Corpus, as_corpora, describe, load_documents
-from roi_lightning.data.packing import Side, as_batch
+from roi_lightning.data.corpora import Corpus, as_corpora, describe, load_documents
+from roi_lightning.data.packing import Side, TextTokenizer, as_batch
 from roi_lightning.data.resumable_order import ResumableLoader, ResumableSampler, evenly_spaced, mix
-from roi_lightning.data.self_corpus import Author, cached_samples
 from roi_lightning.data.stream_state import StreamState
 from roi_lightning.data.streaming import (
     PROGRESS,
@@ -31,8 +29,7 @@ from roi_lightning.data.streaming import (
     make_substreams,
 )
 from roi_lightning.errors import UserError
-from roi_lightning.models.source import ModelSource, resolve_model
-from roi_lightning.utils.devices import choose_device
+from roi_lightning.models import config
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
@@ -52,7 +49,7 @@ class CalibrationDataModule(LightningDataModule):
         tokenizer: Model or folder whose tokenizer to use.
         tokenizer_revision: Commit, tag or branch of the tokenizer on the hub.
         trust_remote_code: Whether the tokenizer may run code from its repository.
-        corpora: Training text: `python-docs`, `self`, files, globs, hub ids, or mappings with the fields of Corpus.
+        corpora: Training text: `python-docs`, files, globs, hub ids, or mappings with the fields of Corpus.
         val_corpora: Held-out text; None splits it off the training documents.
         seq_len: Window length in tokens, BOS included.
         batch_size: Windows per micro-batch and rank in training.
@@ -107,9 +104,6 @@ class CalibrationDataModule(LightningDataModule):
         self.held_out_fraction, self.val_windows = held_out_fraction, val_windows
         self.num_workers, self.cache_dir = num_workers, cache_dir
         self._state: StreamState | None = None
-        self._in_memory: PreTrainedModel | None = None
-        self._device: torch.device | None = None
-        self._files: dict[Corpus, Path] = {}
 
     @property
     def train_tokens(self) -> int:
@@ -151,7 +145,7 @@ class CalibrationDataModule(LightningDataModule):
 
     def facts(self, windows: int) -> dict[str, object]:
         """What an export records of the text that a mask was learned from in so many windows; plain values."""
-        text = ", ".join(corpus.title for corpus in self.corpora)
+        text = ", ".join(corpus.source for corpus in self.corpora)
         chats = sorted({f"loss on {corpus.loss_on}" for corpus in self.corpora if corpus.messages_field})
         kind = {"chats": " and ".join(chats)} if chats else {}
         return {"text": text, **kind, "seq_len": self.seq_len, "tokens": windows * self.seq_len}
@@ -165,7 +159,7 @@ class CalibrationDataModule(LightningDataModule):
         """Read, tokenise and pack: training and held-out windows for `fit`, else held-out ones alone."""
         self._state, parts = None, []
         if stage == "fit":
-            count, used = self.train_tokens // self.seq_len, ", ".join(each.title for each in self.corpora)
+            count, used = self.train_tokens // self.seq_len, ", ".join(each.source for each in self.corpora)
             size = f"{count:,} windows of {self.seq_len:,} tokens ({self.train_tokens / 1e6:.2f} M tokens)"
             if self._substreams:
                 self._state, size = StreamState(self._described(), self._micro_batch), "streamed windows"
@@ -234,8 +228,6 @@ class CalibrationDataModule(LightningDataModule):
 
         Every call must give the same. Chats stand there as a `chats.chat_document`.
         """
-        if corpus.source == SELF:
-            corpus = Corpus(str(self._written(corpus)))
         return load_documents(corpus, self.cache_dir)
 
     def stream(self, corpus: Corpus) -> "IterableDataset":
@@ -246,27 +238,13 @@ class CalibrationDataModule(LightningDataModule):
         documents = self.read_corpus(corpus)
         return documents if corpus.streaming else documents.to_iterable_dataset()
 
-    def use_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Take a tokenizer in memory, in place of loading one."""
-        self.__dict__["_loaded_tokenizer"] = tokenizer
-
-    def use_model(self, lm: PreTrainedModel) -> None:
-        """Take a dense model in memory to write the corpus `self`, in place of loading the one `tokenizer` names."""
-        self._in_memory = lm
-
-    def use_device(self, device: torch.device) -> None:
-        """Write the corpus `self` on a device other than the trainer's."""
-        self._device = device
-
-    @property
+    @cached_property
     def text_tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer of all windows, loaded once."""
-        return self._loaded_tokenizer
+        """The tokenizer of all windows, loaded once; to use one in memory, assign it."""
+        return self.load_tokenizer()
 
     def load_tokenizer(self) -> PreTrainedTokenizerBase:
         """Load the tokenizer; called once. Override it to use one of your own."""
-        from roi_lightning.models import config
-
         return config.load_tokenizer(self.tokenizer, self.tokenizer_revision, self.trust_remote_code)
 
     @override
@@ -291,37 +269,6 @@ class CalibrationDataModule(LightningDataModule):
         trainer = self.trainer
         assert trainer is not None
         return trainer.global_step * trainer.accumulate_grad_batches
-
-    @cached_property
-    def _loaded_tokenizer(self) -> PreTrainedTokenizerBase:
-        return self.load_tokenizer()
-
-    @cached_property
-    def _author(self) -> Author:
-        """Who writes the corpus `self`."""
-        if self._in_memory is not None:
-            source, device = ModelSource(type(self._in_memory).__name__, "memory"), self._in_memory.device
-        else:
-            source = resolve_model(self.tokenizer, self.tokenizer_revision)
-            here = choose_device() if self.trainer is None else self.trainer.strategy.root_device
-            device = self._device or here
-        return Author(
-            source=source,
-            tokenizer=self._loaded_tokenizer,
-            device=device,
-            trust_remote_code=self.trust_remote_code,
-            lm=self._in_memory,
-        )
-
-    def _written(self, corpus: Corpus) -> Path:
-        """The file with the documents of a corpus `self`, which is told of once."""
-        if corpus not in self._files:
-            self._files[corpus] = cached_samples(self._author, corpus.samples, self.cache_dir)
-        return self._files[corpus]
-
-    def _describe(self, corpus: Corpus) -> dict[str, Any]:
-        written_by = {"model": self._author.digest} if corpus.source == SELF else {}
-        return describe(corpus) | written_by
 
     @property
     def _side(self) -> Side:
@@ -370,47 +317,41 @@ class CalibrationDataModule(LightningDataModule):
 
     def _pack(self, corpus: Corpus, side: Side) -> "Dataset":
         documents = packing.select_side(self.read_corpus(corpus), side, self.held_out_fraction)
-        packed = packing.pack_side(
-            documents, side, self._loaded_tokenizer, self.seq_len, corpus.source, self._chats(corpus)
-        )
-        return packed.with_format("torch")
+        return packing.pack_side(documents, side, self._convert(corpus), self.seq_len).with_format("torch")
 
     def _reader(self, corpus: Corpus, side: Side) -> WindowReader:
         keeps = partial(packing.belongs, side=side, held_out_fraction=self.held_out_fraction)
-        documents, tokenizer = self.stream(corpus), self._loaded_tokenizer
+        documents = self.stream(corpus)
         shards = range(documents.num_shards)
-        chats = self._chats(corpus)
-        return WindowReader(documents, corpus.source, keeps, tokenizer, self.seq_len, shards, chats)
+        return WindowReader(documents, keeps, self._convert(corpus), self.seq_len, shards)
 
-    def _chats(self, corpus: Corpus) -> ChatTokenizer | None:
+    def _convert(self, corpus: Corpus) -> TextTokenizer:
+        """What makes tokens of the documents of a corpus."""
         if corpus.messages_field is None:
-            return None
-        return ChatTokenizer(self._loaded_tokenizer, corpus.source, corpus.loss_on == "answers")
+            return TextTokenizer(self.text_tokenizer, corpus.source)
+        return ChatTokenizer(self.text_tokenizer, corpus.source, corpus.loss_on == "answers")
 
     def _first_windows(self, corpus: Corpus, side: Side) -> list[Tensor]:
         return [window for window, _ in islice(self._reader(corpus, side).once(), self.val_windows)]
 
     def recipe(self) -> dict[str, Any]:
         """What the training windows and their order depend on, by option; the text itself is not read."""
-        bos = packing.find_bos(self._loaded_tokenizer)
-        chats = [chats for corpus in self.corpora if (chats := self._chats(corpus))]
-        template = {"data.chat_template": chats[0].template_digest} if chats else {}
-        return (
-            ({} if bos is None else {"data.bos": bos})
-            | template
-            | {
-                "data.corpora": list(map(self._describe, self.corpora)),
-                "data.tokenizer": packing.identity(self._loaded_tokenizer),
-                "data.seq_len": self.seq_len,
-                "data.seed": self.seed,
-                "data.held_out_fraction": self.held_out_fraction if self.val_corpora is None else None,
-            }
-        )
+        bos = packing.find_bos(self.text_tokenizer)
+        converted = map(self._convert, self.corpora)
+        template = next((x.template_digest for x in converted if isinstance(x, ChatTokenizer)), None)
+        found = {"data.bos": bos, "data.chat_template": template}
+        return {name: value for name, value in found.items() if value is not None} | {
+            "data.corpora": list(map(describe, self.corpora)),
+            "data.tokenizer": packing.identity(self.text_tokenizer),
+            "data.seq_len": self.seq_len,
+            "data.seed": self.seed,
+            "data.held_out_fraction": self.held_out_fraction if self.val_corpora is None else None,
+        }
 
     def _described(self) -> dict[str, Any]:
         """What the windows of streamed text and their order depend on, by option, as checkpoints hold it."""
         corpora = [
-            self._describe(corpus) | {"shards": reader.documents.num_shards}
+            describe(corpus) | {"shards": reader.documents.num_shards}
             for corpus, reader in zip(self.corpora, self._substreams[0].readers, strict=True)
         ]
         return self.recipe() | {"data.corpora": corpora, "lanes": len(self._substreams)}

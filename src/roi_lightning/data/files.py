@@ -8,7 +8,7 @@ import json
 import lzma
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Final, TextIO
@@ -102,18 +102,28 @@ def cut_lines(files: Sequence[Path]) -> list[Piece]:
     return pieces
 
 
-def json_documents(pieces: Sequence[Piece], field: str) -> Iterator[dict[str, str | None]]:
-    """Yield the text of every JSON object that starts in one of the pieces, None where it has no `field`.
+def json_documents(
+    pieces: Sequence[Piece], column: str, convert: Callable[[object], str | None]
+) -> Iterator[dict[str, str | None]]:
+    """Yield the document of every JSON object that starts in one of the pieces, None where it has no `column`.
 
     Raises:
-        UserError: If a line is no JSON object, its field no text, or the file can't be read.
+        UserError: If a line is no JSON object, its column no document, or the file can't be read.
     """
     for piece in pieces:
         for row in json_rows(piece):
-            text = row.get(field)
-            if not isinstance(text, str | None):
-                raise UserError(f"column {field!r} of {piece[0]!r} is not text; choose another text_field")
-            yield {"text": text}
+            yield {"text": convert(row.get(column))}
+
+
+def text_document(text: object, column: str, source: str) -> str | None:
+    """A document of plain text, None where a table has a gap.
+
+    Raises:
+        UserError: If it is no text.
+    """
+    if not isinstance(text, str | None):
+        raise UserError(f"column {column!r} of {source!r} is not text; choose another text_field")
+    return text
 
 
 def json_rows(piece: Piece) -> Iterator[dict[str, Any]]:

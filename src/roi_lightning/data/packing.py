@@ -11,7 +11,9 @@ negative number, up to the batch: so packing, caches, mixtures and positions in 
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,21 +29,6 @@ Side = Literal["all", "train", "val"]
 Tokens = NDArray[np.int32]
 DOCUMENTS_AT_ONCE = 64
 IGNORED: Final = -100
-
-
-class ChatTokens(Protocol):
-    """What turns documents that are chats into tokens, separators included (`ChatTokenizer`)."""
-
-    @property
-    def answers_only(self) -> bool:
-        """Whether only tokens of the assistant's messages count as predicted."""
-
-    @property
-    def identity(self) -> str:
-        """Digest of what it does beside what the tokenizer does with text."""
-
-    def __call__(self, documents: Sequence[str]) -> list[Tokens]:
-        """Token ids of each, int32; ~id where the prediction of the token does not count."""
 
 
 def counted_windows(windows: Tokens) -> Tokens:
@@ -83,6 +70,39 @@ def tokenize(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[T
     # verbose=False: documents longer than the model's context are expected, they are cut afterwards
     ids = tokenizer(list(texts), add_special_tokens=False, return_attention_mask=False, verbose=False)
     return [np.asarray(row, dtype=np.int32) for row in ids["input_ids"]]
+
+
+@dataclass(frozen=True)
+class TextTokenizer:
+    """Turns the documents of a corpus into tokens; `ChatTokenizer` does it for chats.
+
+    Attributes:
+        tokenizer: The tokenizer.
+        source: The corpus, for errors.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    source: str
+
+    @property
+    def separator(self) -> int | None:
+        """The token put between documents; None where documents bring their own."""
+        token: int | None = self.tokenizer.eos_token_id
+        return token
+
+    @cached_property
+    def bos(self) -> int | None:
+        """The token that every window begins with, see `find_bos`."""
+        return find_bos(self.tokenizer)
+
+    @property
+    def identity(self) -> str:
+        """Digest of what the tokens depend on, beside the documents."""
+        return identity(self.tokenizer)
+
+    def __call__(self, documents: Sequence[str]) -> list[Tokens]:
+        """Token ids of each document, int32; ~id where the prediction of a token does not count."""
+        return tokenize(documents, self.tokenizer)
 
 
 def find_bos(tokenizer: PreTrainedTokenizerBase) -> int | None:
@@ -147,40 +167,27 @@ def select_side(documents: "Dataset", side: Side, held_out_fraction: float) -> "
         raise UserError(f"a document can't be read ({error}); convert the corpus to UTF-8") from error
 
 
-def tokenize_documents(
-    documents: "Dataset", tokenizer: PreTrainedTokenizerBase, chats: ChatTokens | None = None
-) -> "Dataset":
-    """Replace column `text` by `input_ids` (int32), one row per document, cached per tokenizer and chat template."""
-    kind = [] if chats is None else [chats.identity]
-    fingerprint = _fingerprint(documents, "tokens", identity(tokenizer), *kind)
-    convert = chats or (lambda texts: tokenize(texts, tokenizer))
-    return _map(documents, convert, -1, fingerprint, "Tokenizing")
-
-
-def pack_documents(
-    tokens: "Dataset", seq_len: int, separator: int | None, bos: int | None = None
-) -> "Dataset":
-    """Pack tokenised documents; guarantees windows of exactly `seq_len` tokens.
+def pack_documents(documents: "Dataset", convert: TextTokenizer, seq_len: int) -> tuple["Dataset", int]:
+    """Tokenise and pack documents; guarantees windows of exactly `seq_len` tokens.
 
     Args:
-        tokens: Rows of `input_ids`, one per document.
+        documents: Column `text`.
+        convert: What makes tokens of them.
         seq_len: Window length in tokens, BOS included.
-        separator: Token id put between documents.
-        bos: Token id that every window begins with, None for text alone.
 
     Returns:
-        Column `input_ids`, int32, `seq_len` each. Only the last, incomplete window of the dataset is
-        dropped, which is fewer than `seq_len` tokens, and windows in which no token counts.
+        Column `input_ids`, int32, `seq_len` each, and how many tokens the documents have. Only the last, incomplete
+        window is dropped, which is fewer than `seq_len` tokens, and windows in which no token counts.
     """
-    packer = Packer(seq_len, separator, bos)
-    fingerprint = _fingerprint(tokens, "windows", seq_len, separator, *([] if bos is None else [bos]))
-    return _map(
-        tokens, lambda ids: list(counted_windows(packer(ids))), seq_len, fingerprint, "Packing windows"
-    )
+    packer = Packer(seq_len, convert.separator, convert.bos)
+    tokens = _map(documents, convert, -1, ["tokens", convert.identity], "Tokenizing")
+    parts = ["windows", seq_len, convert.separator, convert.bos]
+    windows = _map(tokens, lambda ids: list(counted_windows(packer(ids))), seq_len, parts, "Packing windows")
+    return windows, 0 if len(windows) else sum(map(len, tokens["input_ids"]))
 
 
 def _map(
-    rows: "Dataset", convert: Callable[[Any], list[Tokens]], length: int, fingerprint: str, title: str
+    rows: "Dataset", convert: Callable[[Any], list[Tokens]], length: int, parts: Sequence[Any], title: str
 ) -> "Dataset":
     """Turn the single column of `rows` into `input_ids` of `length` tokens each (-1: any)."""
     from datasets import Dataset, Features, List, Value
@@ -195,36 +202,30 @@ def _map(
         input_columns=rows.column_names[0],
         remove_columns=rows.column_names,
         features=features,
-        new_fingerprint=fingerprint,
+        new_fingerprint=_fingerprint(rows, *parts),
         desc=title,
     )
 
 
-def pack_side(
-    documents: "Dataset",
-    side: Side,
-    tokenizer: PreTrainedTokenizerBase,
-    seq_len: int,
-    name: str,
-    chats: ChatTokens | None = None,
-) -> "Dataset":
-    """Tokenise and pack selected documents of corpus `name`, which are chats if that is given.
+def pack_side(documents: "Dataset", side: Side, convert: TextTokenizer, seq_len: int) -> "Dataset":
+    """Tokenise and pack the selected documents of a side.
 
     Raises:
         UserError: If they do not fill one window; the `val` side may be that small.
     """
-    if side != "val" and not len(documents):
+    name = convert.source
+    windows, length = pack_documents(documents, convert, seq_len)
+    if side == "val" or len(windows):
+        return windows
+    if not len(documents):
         left = " left for training" if side == "train" else ""
         raise UserError(f"corpus {name!r} has no documents with text{left}; give more text")
-    tokens, bos = tokenize_documents(documents, tokenizer, chats), find_bos(tokenizer)
-    windows = pack_documents(tokens, seq_len, None if chats else tokenizer.eos_token_id, bos)
-    if side != "val" and not len(windows):
-        needed, found = seq_len - (bos is not None), sum(map(len, tokens["input_ids"]))
-        if found >= needed:
-            raise UserError(no_answers(name))
-        length = f"has only {found} tokens, one window needs {needed}"
-        raise UserError(f"corpus {name!r} {length}; give more text or lower data.seq_len")
-    return windows
+    needed = seq_len - (convert.bos is not None)
+    if length >= needed:
+        raise UserError(no_answers(name))
+    raise UserError(
+        f"corpus {name!r} has only {length} tokens, one window needs {needed}; give more text or lower data.seq_len"
+    )
 
 
 def no_answers(name: str) -> str:
@@ -234,7 +235,7 @@ def no_answers(name: str) -> str:
 
 def _fingerprint(parent: "Dataset", *parts: Any) -> str:
     """Name of a derived cache; change the leading number when these functions change their result."""
-    described = json.dumps([1, parent._fingerprint, *parts])
+    described = json.dumps([2, parent._fingerprint, *parts])
     return hashlib.sha256(described.encode()).hexdigest()[:32]
 
 

@@ -1,4 +1,4 @@
-"""The corpus `self`: documents that the dense model writes, kept in a file that is read like any other text.
+"""Documents that the dense model writes, in a file that is read like any other text.
 
 Each batch of documents is added to an unfinished file when it is done; a run that was interrupted resumes there, and
 ends with the same text.
@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from filelock import FileLock
 from lightning.pytorch.utilities import rank_zero_info
 from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
@@ -29,13 +28,12 @@ from roi_lightning.models.config import DType, load_config, max_positions
 from roi_lightning.models.fingerprint import model_digest
 from roi_lightning.models.loading import load_language_model
 from roi_lightning.models.source import ModelSource
-from roi_lightning.utils.atomic_io import check_writable, write_json, written_aside
-from roi_lightning.utils.progress import Advance, working
+from roi_lightning.utils.atomic_io import write_json, written_aside
+from roi_lightning.utils.progress import Advance
 
 BATCH_SIZE: Final = 32
 ABOUT: Final = ".about.json"
 UNFINISHED: Final = ".unfinished"
-_CACHE: Final = "roi_lightning_self"
 _VERSION: Final = 1  # to be raised when the same settings give other documents
 
 
@@ -133,34 +131,6 @@ def write_samples(author: Author, settings: SampleSettings, out: Path) -> dict[s
     return facts
 
 
-def cached_samples(author: Author, settings: SampleSettings, cache_dir: str | None = None) -> Path:
-    """The file of a model's documents, written if it is not there yet; one process writes, others wait for it.
-
-    Args:
-        author: The model.
-        settings: Which documents.
-        cache_dir: The folder of caches; None is the `datasets` library's own.
-
-    Raises:
-        UserError: As of `write_samples`, or if the file is not what it was.
-    """
-    import datasets
-
-    identity = author.identity(settings)
-    name = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
-    folder = Path(cache_dir or datasets.config.HF_DATASETS_CACHE) / _CACHE
-    out = folder / f"{name}.jsonl"
-    check_writable(out)
-    folder.mkdir(parents=True, exist_ok=True)
-    with working("waiting for another process that samples the same text"):
-        lock = FileLock(folder / f"{name}.lock").acquire()
-    with lock:
-        known = out.exists()
-        facts = _checked(out, identity) if known else write_samples(author, settings, out)
-    rank_zero_info(f"self: {summary(facts)}; {'sampled before' if known else 'kept'} in {str(out)!r}")
-    return out
-
-
 def about(out: Path) -> Path:
     """Where the facts about a file of documents are."""
     return out.with_name(f"{out.stem}{ABOUT}")
@@ -235,18 +205,3 @@ def _append(file: Path, value: object) -> None:
         raise UserError(
             f"{str(file)!r} can't be written: {error}; make room or choose another place"
         ) from error
-
-
-def _checked(out: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts about a file in the cache."""
-    try:
-        facts: dict[str, Any] = json.loads(about(out).read_text(encoding="utf-8"))
-        same = facts["identity"] == identity
-        same = same and facts["text"]["sha256"] == hashlib.sha256(out.read_bytes()).hexdigest()
-    except (OSError, ValueError, KeyError, TypeError):
-        same = False
-    if not same:
-        raise UserError(
-            f"{str(out)!r} and {about(out).name!r} beside it are not as they were written; remove both to sample anew"
-        )
-    return facts

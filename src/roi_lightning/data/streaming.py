@@ -20,19 +20,15 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset as TorchIterableDataset
 from torch.utils.data import get_worker_info
-from transformers import PreTrainedTokenizerBase
 from typing_extensions import override
 
 from roi_lightning.data.corpora import read_rows
 from roi_lightning.data.packing import (
     DOCUMENTS_AT_ONCE,
-    ChatTokens,
     Packer,
-    Tokens,
+    TextTokenizer,
     as_batch,
     counted_windows,
-    find_bos,
-    tokenize,
 )
 from roi_lightning.data.resumable_order import ResumableLoader
 from roi_lightning.errors import UserError
@@ -59,21 +55,17 @@ class WindowReader:
 
     Attributes:
         documents: With the column `text`.
-        source: Name of the corpus in errors.
         keeps: Whether a document is to be read.
-        tokenizer: The tokenizer.
+        convert: What makes tokens of them.
         seq_len: Window length in tokens, BOS included.
         shards: Which shards of the documents to read.
-        chats: What tokenises the documents if they are chats.
     """
 
     documents: "IterableDataset"
-    source: str
     keeps: Callable[[str], bool]
-    tokenizer: PreTrainedTokenizerBase
+    convert: TextTokenizer
     seq_len: int
     shards: range
-    chats: ChatTokens | None = None
 
     def part(self, number: int, parts: int) -> Self:
         """A reader of one of several parts of the shards, as equal as undivided shards allow."""
@@ -92,12 +84,9 @@ class WindowReader:
                 empty = False
                 yield item
             if empty:
-                answers = (
-                    " that holds an answer" if self.chats is not None and self.chats.answers_only else ""
-                )
                 raise UserError(
-                    f"corpus {self.source!r} has less text than one window of {self.seq_len} tokens{answers}; "
-                    "give more text or lower data.seq_len"
+                    f"corpus {self.convert.source!r} has less text than one window of {self.seq_len} tokens (that "
+                    "holds an answer, with loss_on: answers); give more text or lower data.seq_len"
                 )
             position = None
 
@@ -106,26 +95,22 @@ class WindowReader:
         at = position or _START
         carry, taken = at["carry"], at["taken"]
         carried = None if carry is None else np.asarray(carry)
-        separator = None if self.chats else self.tokenizer.eos_token_id
-        packer = Packer(self.seq_len, separator, find_bos(self.tokenizer), carried)
+        packer = Packer(self.seq_len, self.convert.separator, self.convert.bos, carried)
         for shard, row, texts in self._chunks(at["shard"], at["row"]):
             carry = None if packer.carry is None else torch.from_numpy(packer.carry)
             kept = [text for text in texts if text is not None and self.keeps(text)]
-            windows = counted_windows(packer(self._tokenize(kept) if kept else []))
+            windows = counted_windows(packer(self.convert(kept) if kept else []))
             for number, window in enumerate(windows[taken:].astype(np.int64), taken + 1):
                 position = {"shard": shard, "row": row, "carry": carry, "taken": number}
                 yield torch.from_numpy(window), position
             taken = 0
-
-    def _tokenize(self, documents: list[str]) -> list[Tokens]:
-        return self.chats(documents) if self.chats else tokenize(documents, self.tokenizer)
 
     def _chunks(self, shard: int, row: int) -> Iterator[tuple[int, int, list[str | None]]]:
         for number in range(shard, len(self.shards)):
             rows = self.documents.shard(self.documents.num_shards, self.shards[number])
             # Not iter(rows), which in a loader's worker would divide the shards a second time.
             chunks = (rows.skip(row) if row else rows).iter(DOCUMENTS_AT_ONCE)
-            for chunk in read_rows(chunks, f"corpus {self.source!r}"):
+            for chunk in read_rows(chunks, f"corpus {self.convert.source!r}"):
                 yield number, row, chunk["text"]
                 row += len(chunk["text"])
             row = 0
