@@ -79,7 +79,7 @@ def test_the_page_says_what_the_run_s_files_say(ran):
     summary, facts = (json.loads((folder / name).read_text()) for name in ("summary.json", "report.json"))
     for name, value in summary["perplexity"].items():
         assert f"{name} {value:,.2f} {value / summary['perplexity']['dense']:.2f}" in page.text
-    assert f"the perplexity is {summary['perplexity']['roi']:,.2f} under the learned mask" in page.text
+    assert f"the perplexity of roi is {summary['perplexity']['roi']:,.2f}" in page.text
     assert "5 optimizer steps on 320 tokens" in page.text
     for texts in facts["continuations"]:
         assert all(text.strip() in page.text for text in texts.values())
@@ -103,6 +103,13 @@ def test_the_curve_goes_on_where_a_run_resumed(ran):
     curves = read_run(folder).curves
     assert dict(curves["train/loss"]) == pytest.approx(losses, abs=1e-6)
     assert sorted({step for step, _ in curves["mask/entropy"]}) == [0, 2, 4, 5]
+
+
+def test_a_mask_that_stayed_has_no_figures_of_change(ran, tmp_path):
+    copy_of(ran[0], tmp_path)
+    (tmp_path / "before.safetensors").write_bytes((tmp_path / "mask.safetensors").read_bytes())
+    write_report(tmp_path, tmp_path / "report.html")
+    assert not Page(tmp_path / "report.html").all("img")
 
 
 def test_the_page_loads_nothing(ran):

@@ -72,6 +72,7 @@ def _facts(module: MaskLearningModule, trainer: Trainer, before: str) -> dict[st
         text = data.facts(trainer.global_step * windows)
     return {
         "model": module.source.spec,
+        "learner": type(module).__name__,
         "method": module.method,
         "pattern": str(module.pattern),
         "layers": len(module.layers),

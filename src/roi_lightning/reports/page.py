@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from roi_lightning.errors import UserError
+from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.masks.overlap import shown_layers
 from roi_lightning.reports.run import Run, read_run
 from roi_lightning.utils.atomic_io import check_writable, written_aside
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 GENERATOR: Final = '<meta name="generator" content="roi_lightning report">'
-_LOSS: Final = {"train/loss": "training, under sampled masks", "val/nll": "held-out text, hard mask"}
+_LOSS: Final = {"train/loss": "training text", "val/nll": "held-out text"}
 _SETTLED: Final = {"mask/settled": "settled share of groups", "mask/entropy": "entropy of a pick"}
 
 
@@ -87,9 +88,9 @@ def sentences(run: Run) -> list[str]:
     facts, summary = run.facts, run.summary
     said = []
     if facts:
-        begun = f", starting from the {facts['prior']} mask" if facts["prior"] else ""
+        begun = f", starting from {facts['prior']}" if facts["prior"] else ""
         said.append(
-            "{method} learned a {pattern} mask for {layers} layers of {model}".format(**facts) + f"{begun}."
+            "{learner} learned on {layers} layers of {model} at {pattern}".format(**facts) + f"{begun}."
         )
         text = f" on {facts['tokens']:,} tokens of {facts['text']}" if "tokens" in facts else ""
         seconds = f" in {timedelta(seconds=round(summary['seconds']))} h" if summary else ""
@@ -104,16 +105,15 @@ def sentences(run: Run) -> list[str]:
 def _outcome(perplexity: Mapping[str, float]) -> str:
     dense, *others, learned = perplexity
     ratio = perplexity[learned] / perplexity[dense]
-    beside = " and ".join(f"{perplexity[name]:,.2f} under the {name} mask" for name in others)
+    beside = "; ".join(f"that of {name} is {perplexity[name]:,.2f}" for name in others)
     return (
-        f"On held-out text the perplexity is {perplexity[learned]:,.2f} under the learned mask, {ratio:.2f} times "
-        f"the dense model's {perplexity[dense]:,.2f}; it is {beside}."
+        f"On held-out text the perplexity of {learned} is {perplexity[learned]:,.2f}, {ratio:.2f} times the dense "
+        f"model's {perplexity[dense]:,.2f}; {beside}."
     )
 
 
 def _pictures(run: Run) -> list[Picture]:
-    from roi_lightning.reports.corners import mask_figure
-    from roi_lightning.reports.curves import changed_figure, changed_shares, curves_figure
+    from roi_lightning.reports.curves import curves_figure
 
     pictures = []
     for title, y, labels in (("Loss", "nats per token", _LOSS), ("How settled the mask is", "", _SETTLED)):
@@ -123,15 +123,24 @@ def _pictures(run: Run) -> list[Picture]:
                 f"{x}: {c[0][1]:.3g} at first, {c[-1][1]:.3g} at last" for x, c in curves.items()
             )
             pictures.append(_picture(title, f"{note}.", curves_figure(curves, y)))
-    if run.before and run.learned:
-        before = run.facts["before"]
-        overlap = run.learned.overlap(run.before)
-        note = f"Of all kept weights {1 - overlap.all:.2%} are not kept by the {before} mask; here by layer."
-        pictures.append(_picture("What learning changed", note, changed_figure(changed_shares(overlap))))
-        masks = {before: run.before, run.facts["method"]: run.learned}
-        figure = mask_figure(masks, before, shown_layers(list(run.learned.layers)))
-        pictures.append(_picture("Corners before and after", "Three layers of the middle block.", figure))
+    if run.facts and run.before and run.learned:
+        pictures += _changes(run.facts["before"], run.before, run.facts["method"], run.learned)
     return pictures
+
+
+def _changes(before: str, mask: MaskSet, method: str, learned: MaskSet) -> list[Picture]:
+    from roi_lightning.reports.corners import mask_figure
+    from roi_lightning.reports.curves import changed_figure, changed_shares
+
+    overlap = learned.overlap(mask)
+    if overlap.all == 1:  # recovery trains weights under a mask that stays
+        return []
+    note = f"{1 - overlap.all:.2%} of the kept weights are new beside {before}; here by layer."
+    corners = mask_figure({before: mask, method: learned}, before, shown_layers(list(learned.layers)))
+    return [
+        _picture("What learning changed", note, changed_figure(changed_shares(overlap))),
+        _picture("Corners before and after", "Three layers of the middle block.", corners),
+    ]
 
 
 def _picture(title: str, note: str, figure: "Figure") -> Picture:
