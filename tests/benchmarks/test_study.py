@@ -2,18 +2,13 @@
 
 import gzip
 import json
-import os
 import random
-import signal
-import subprocess
 import sys
-import time
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
 import yaml
-from matplotlib.figure import Figure
 from safetensors.torch import load_file
 
 from benchmarks.study import commands as study_commands
@@ -22,7 +17,7 @@ from benchmarks.study.__main__ import build_parser, main
 from benchmarks.study.cells import METHODS, Cell, Method, Study, choose_methods, left_out, make_cells
 from benchmarks.study.cost import cost_markdown, cost_rows
 from benchmarks.study.effective import effective
-from benchmarks.study.figure import curves, draw_study, mark_references
+from benchmarks.study.figure import curves, draw_study
 from benchmarks.study.history import curve, step_times
 from benchmarks.study.settings import (
     checkpoint_steps,
@@ -105,14 +100,6 @@ def test_a_method_may_have_text_of_its_own_and_a_study_more_to_measure(lab, text
     *_, command = references.evaluate(study, "MODEL", lab.folder)
     assert command[command.index("--text") + 1] == str(fiction)
     assert study.portable(str(fiction)) == "fiction"
-
-
-@pytest.mark.parametrize("text", ["story.txt", "a/b=story.txt", "wikitext2=story.txt", "fiction=nowhere.txt"])
-def test_a_text_that_can_t_be_measured_is_refused_before_anything_runs(lab, texts, text):
-    (lab.folder / "story.txt").write_text("once")
-    with pytest.raises(SystemExit, match=r"--text .*: (give NAME=FILE|there is no file 'nowhere.txt')"):
-        main(options(lab, texts, "--text", text))
-    assert not Path("out/references").exists()
 
 
 def test_the_last_validation_falls_on_the_last_step():
@@ -199,16 +186,6 @@ def test_the_same_settings_are_the_same_recipe_wherever_they_stand(lab, texts):
         "a way to compute the same"
     )
     assert recipe != effective([*on_file, "--model.optimizer.lr", "0.5"], last)
-
-
-def test_settings_of_an_extended_configuration_count():
-    found = effective(["--config", "qwen0.5b_2of8.yaml"], {})
-    assert (found["model.lm"], found["model.pattern"], found["model.lr_end"]) == (
-        "Qwen/Qwen2.5-0.5B",
-        "2:8",
-        1e-4,
-    )
-    assert "extends" not in found
 
 
 # Folders and processes.
@@ -303,20 +280,6 @@ def test_the_figure_has_a_line_per_method(found, tmp_path):
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("end", [20.0, 50.5, 52.0, 60.0])
-def test_the_label_of_a_reference_is_not_crossed_by_a_curve_that_ends_there(end):
-    figure = Figure(figsize=(3.6, 2.9), dpi=100)
-    axes = figure.add_axes((0.1, 0.1, 0.8, 0.8))
-    axes.set_yscale("log")
-    axes.plot([0, 100], [end, end])
-    axes.set_ylim(15, 70)
-    mark_references(axes, {"prior": {"held_out": 50.0}}, [end])
-    figure.draw_without_rendering()
-    label = axes.texts[0].get_window_extent()
-    assert not label.y0 < axes.transData.transform((0, end))[1] < label.y1
-    assert not label.y0 < axes.transData.transform((0, 50.0))[1] < label.y1
-
-
 def test_the_cost_of_a_step_is_a_median_over_runs():
     runs = [("roi", [1.0, 2.0, 3.0], 2**30), ("other", [4.0, 4.0, 100.0], 2**31)]
     runs += [("roi", [2.0, 2.0, 9.0], 2**29), ("other", [4.0, 5.0, 6.0], 2**31)]
@@ -398,27 +361,6 @@ def test_a_study_from_end_to_end(lab, texts, capsys):
     assert json.loads(Path("t.json").read_text())["rows"] == [dense, prior, learned]
     with pytest.raises(SystemExit, match=r"512-seed0 was made with other arguments: .* was 2 and is 1 now"):
         main(options(lab, texts, *fast, "--points", "8"))
-
-
-@pytest.mark.slow
-def test_a_study_that_was_ended_resumes_and_comes_to_the_same(lab, texts):
-    command = options(lab, texts, "--methods", "roi", "--tokens", "12800")
-    folder = Path("out/2of4/roi/12800-seed0")
-    paths = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    process = subprocess.Popen([sys.executable, "-m", "benchmarks.study", *command], env=paths)
-    while process.poll() is None and not (folder / "checkpoints/last.ckpt").exists():
-        time.sleep(0.1)
-    process.terminate()
-    assert process.wait() == 128 + signal.SIGTERM
-    assert not (folder / "fit.json").exists()
-    assert main(command) == 0
-    assert main([*command, "--out", "whole"]) == 0
-    results = [
-        json.loads((Path(out) / "2of4/roi/12800-seed0/result.json").read_text()) for out in ("out", "whole")
-    ]
-    assert [result["resumed"] for result in results] == [True, False]
-    for key in ("curve", "wikitext2", "openstax_validation", "differs_from_prior"):
-        assert results[0][key] == results[1][key], key
 
 
 @pytest.mark.slow
