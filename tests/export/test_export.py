@@ -1,8 +1,6 @@
-import hashlib
 import json
 import shutil
 import sys
-from collections import Counter
 from functools import partial
 
 import pytest
@@ -11,21 +9,20 @@ import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from cli_helpers import make_lab, run
+from cli_helpers import make_lab
 from roi_lightning.contrib.proxsparse import ProxSparseModule
 from roi_lightning.data.corpora import FORMATS
 from roi_lightning.errors import UserError
 from roi_lightning.export import write_export
 from roi_lightning.export.public_names import public_name
 from roi_lightning.export.sidecar import command_line
-from roi_lightning.learning.callbacks import HardenMasks, SparseExport
 from roi_lightning.learning.roi import RoILightningModule
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.models.base_tensors import LoadedBase
 from roi_lightning.models.fingerprint import check_masks_fit
 from roi_lightning.models.loading import load_language_model
 from roi_lightning.models.source import ModelSource, resolve_model
-from roi_lightning.models.stored_tensors import StoredTensors, tensor_sha256
+from roi_lightning.models.stored_tensors import tensor_sha256
 from roi_lightning.samplers import Categorical
 from tiny_models import random_masks, tiny_gguf, tiny_gpt2, tiny_llama, tiny_qwen2
 
@@ -228,18 +225,6 @@ def test_a_gguf_base_becomes_an_ordinary_directory(tmp_path, dtype):
         assert (again / file.name).read_bytes() == file.read_bytes()
 
 
-def test_a_big_gguf_base_is_sharded(tmp_path, monkeypatch):
-    monkeypatch.setattr("roi_lightning.models.base_tensors._SHARD", "100KB")
-    source = resolve_model(str(tiny_gguf(tmp_path / "base.gguf")))
-    masks = random_masks(source)
-    out = write_export(source, masks, tmp_path / "out")
-    assert len(list(out.glob("model-*.safetensors"))) > 1
-    base = LoadedBase(source, load_language_model(source))
-    name = next(iter(masks.layers))
-    weight = AutoModelForCausalLM.from_pretrained(out).get_parameter(name)
-    assert torch.equal(weight, base[name].masked_fill(~masks.layers[name].to_bool(), 0))
-
-
 LEARNERS = {
     "roi": RoILightningModule,
     "maskllm": partial(RoILightningModule, sampler=Categorical()),
@@ -280,40 +265,6 @@ def test_hashes_are_of_the_tensors_on_disk(tmp_path):
     tensors = stored(source.path)
     hashes = random_masks(source).base.sha256
     assert hashes == {name: tensor_sha256(tensors[name]) for name in hashes}
-
-
-def learn(lab, out):
-    lab.learn(1, callbacks=[HardenMasks(), SparseExport(str(out))])
-
-
-def prune(lab, out):
-    assert run("prune", lab.model, "--method", "magnitude", "--out", out) == 0
-
-
-@pytest.mark.parametrize("make", [learn, prune])
-def test_every_tensor_of_the_base_is_hashed_once(lab, tmp_path, monkeypatch, make):
-    hashed, read = Counter(), Counter()
-
-    def counted_hash(data=b"", **options):
-        digest = sha256(data, **options)
-        hashed[digest.hexdigest()] += 1
-        return digest
-
-    def counted_read(tensors, name):
-        read[tensors.directory, name] += 1
-        return read_tensor(tensors, name)
-
-    sha256, read_tensor = hashlib.sha256, StoredTensors.__getitem__
-    monkeypatch.setattr(hashlib, "sha256", counted_hash)
-    monkeypatch.setattr(StoredTensors, "__getitem__", counted_read)
-    make(lab, tmp_path / "out")
-    hashes = MaskSet.load(tmp_path / "out").base.sha256
-    assert [hashed[digest] for digest in hashes.values()] == [1] * 14
-    # It is hashed, masked, and compared with what was written; its dtype is asked for once or twice.
-    assert max(read[lab.model, name] for name in hashes) <= 5
-    assert {
-        count for (folder, name), count in read.items() if folder == lab.model and name not in hashes
-    } == {1}
 
 
 @pytest.mark.parametrize("key", ["quantization_config", "compression_config"])

@@ -16,7 +16,6 @@ from refusals import LONGEST_LINE, make_bench
 from roi_lightning.data.corpora import Corpus, load_documents
 from roi_lightning.errors import UserError
 from roi_lightning.evaluation.perplexity import read_text
-from roi_lightning.models.config import load_tokenizer
 from roi_lightning.models.source import resolve_model
 from roi_lightning.runtime import from_packed
 from tiny_models import tiny_gguf, tiny_qwen2
@@ -76,15 +75,6 @@ def test_a_data_set_s_rows_are_its_documents(corpus, tmp_path, options, mark, st
     assert [row["text"] for row in rows] == texts(mark)
 
 
-def test_a_data_set_of_an_earlier_commit(corpus, tmp_path):
-    corpus.commits[SECOND] = corpus.commits[FIRST] | {"large.jsonl": b'{"body": "other"}\n'}
-    for revision, expected in ((FIRST, texts("large")), (None, ["other"])):
-        rows = load_documents(
-            Corpus("me/texts", text_field="body", revision=revision), str(tmp_path / "prepared")
-        )
-        assert rows["text"][:] == expected
-
-
 def test_wikitext_is_the_original_file(hub, tmp_path):
     rows = ["", " = Title = \n", "", " A line . \n"]
     folder = tmp_path / "wikitext"
@@ -117,14 +107,6 @@ def test_a_mask_is_learned_exported_verified_and_measured(tiny, corpus, bench):
     by_id = json.loads(Path("figures.json").read_text())["models"]
     assert run("evaluate", mask, "--base", bench.model, *options) == 0
     assert by_id[str(mask)] == json.loads(Path("figures.json").read_text())["models"][str(mask)]
-
-
-def test_a_revision_is_of_weights_and_tokenizer(tiny, bench):
-    assert resolve_model("me/tiny", "v1").commit == FIRST
-    assert resolve_model("me/tiny").commit == SECOND
-    assert resolve_model("me/tiny", FIRST).directory != resolve_model("me/tiny").directory
-    assert "<|new|>" in load_tokenizer("me/tiny").get_vocab()
-    assert "<|new|>" not in load_tokenizer("me/tiny", "v1").get_vocab()
 
 
 def test_the_run_s_revision_is_its_tokenizer_s(tiny, corpus, bench, hub):
@@ -207,14 +189,6 @@ def test_a_download_that_was_cut_off_is_no_model(tiny, bench, capsys):
     assert_says(capsys, "'me/tiny' could not be fetched from the hub .*check")
     tiny.cut.clear()
     assert run(*prune("me/tiny", None, bench)) == 0
-
-
-@pytest.mark.parametrize("streaming", [False, True])
-def test_a_gated_data_set_is_one_clear_line(corpus, tmp_path, streaming):
-    corpus.gated = True
-    with pytest.raises(UserError, match=r"'me/texts'.*gated.*your login") as caught:
-        load_documents(Corpus("me/texts", text_field="body", streaming=streaming), str(tmp_path / "prepared"))
-    assert "\n" not in str(caught.value)
 
 
 def test_the_quickstart_asks_no_network(bench, monkeypatch):

@@ -133,12 +133,6 @@ def test_other_changes_need_the_base_to_be_noticed(export, original):
     assert failed(export, base_of(original)) == {"other tensors", "copied files"}
 
 
-def test_another_dtype_is_noticed(export, original):
-    change(export, "model.norm.weight", lambda weight: weight.to(torch.float64))
-    reseal(export)
-    assert failed(export, base_of(original)) == {"other tensors"}
-
-
 def test_another_base_is_noticed(original, tmp_path):
     other = resolve_model(str(tiny_llama(tmp_path / "other", seed=1, max_shard_size="150KB")))
     assert {"base hashes", "survivors", "other tensors"} <= failed(original, other)
@@ -164,12 +158,6 @@ def test_the_verify_command(export, original, capsys):
     assert [row["name"] for row in rows if not row["ok"]] == ["checksums"]
     with pytest.raises(UserError, match="no directory"):
         verify.main([str(export / "absent")])
-
-
-def test_verify_of_a_stranger_s_directory_fails_without_a_crash(tmp_path):
-    assert verify.main([str(tiny_qwen2(tmp_path / "base"))]) == 1
-    (tmp_path / "empty").mkdir()
-    assert verify.main([str(tmp_path / "empty")]) == 1
 
 
 def test_apply_makes_the_same_directory(original, tmp_path, capsys):

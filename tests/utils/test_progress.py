@@ -42,13 +42,6 @@ def test_work_that_follows_on_silent_work_is_named_at_its_start(clock, capsys):
     assert capsys.readouterr().err == "hashing files 0/2\n"
 
 
-def test_a_pause_between_works_is_no_silence(clock, capsys):
-    for _ in range(3):
-        assert list(progress("ab", "hashing files")) == ["a", "b"]
-        clock[0] += 3600
-    assert capsys.readouterr().err == ""
-
-
 def test_work_in_one_piece_is_reported_until_it_ends(monkeypatch, capsys):
     monkeypatch.setattr(module, "_EVERY_SECONDS", 0.01)
     written = threading.Event()
