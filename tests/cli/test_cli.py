@@ -15,9 +15,10 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from cli_helpers import Lab, make_lab, plain_text, run
+from roi_lightning.cli.commands import COMMANDS
 from roi_lightning.cli.lightning import build
 from roi_lightning.masks.mask_set import MaskSet
-from roi_lightning.utils.summary_table import show_summary
+from roi_lightning.utils.entry_points import added
 
 lab = pytest.fixture(make_lab)
 # Lightning's remark on a second run in the same folder.
@@ -76,17 +77,6 @@ def test_quickstart_leaves_its_summary(quick, capsys):
     assert list(folder.glob("events.out.tfevents.*"))
 
 
-def test_a_summary_is_shown_in_full(quick, capsys):
-    path = quick.folder / "runs" / "quickstart" / "summary.json"
-    show_summary(path)
-    shown, summary = plain_text(capsys.readouterr().out), json.loads(path.read_text())
-    assert "held-out perplexity at 2:4: 4 steps" in shown
-    for name, value in summary["perplexity"].items():
-        zeros = "0.0% 0.0%" if name == "dense" else f"50.0% {summary['zeros']['model']:.1%}"
-        assert f"{name} {value:,.2f} {value / summary['perplexity']['dense']:.2f} {zeros}" in shown
-    assert "checkpoint runs/quickstart/export" in shown
-
-
 def test_validate_prints_what_the_summary_says(quick, capsys):
     folder = quick.folder / "runs" / "quickstart"
     before = (folder / "config.yaml").read_text()
@@ -118,12 +108,6 @@ def test_a_runs_own_configuration_exports_it(quick, tmp_path):
     assert yaml.safe_load(saved.read_text())["trainer"]["max_steps"] == 4
 
 
-def test_apply_takes_an_exported_directory_for_a_mask(quick, tmp_path):
-    folder = quick.folder / "runs" / "quickstart"
-    assert run("apply", quick.model, folder / "export", "--out", tmp_path / "out") == 0
-    assert_same_weights(tmp_path / "out", folder / "export")
-
-
 def test_the_papers_configuration_runs_as_it_is_written(lab):
     command = ["--config", "qwen0.5b_2of4.yaml", *lab.options(accumulate=2)]
     for more in ([], ["--overwrite"]):
@@ -135,24 +119,11 @@ def test_the_papers_configuration_runs_as_it_is_written(lab):
         assert (folder / "checkpoints" / "last.ckpt").exists()
 
 
-CONFIGS = {"qwen0.5b_2of4.yaml": "runs/qwen0.5b_2of4", "quickstart.yaml": "runs/quickstart"}
-
-
-@pytest.mark.parametrize(
-    ("config", "place"),
-    [pytest.param(*pair, marks=[pytest.mark.slow] * ("qwen" in pair[0])) for pair in CONFIGS.items()],
-    ids=CONFIGS,
-)
-def test_without_a_logger_and_twice_in_the_same_folder(lab, config, place):
-    folder = lab.folder / place
-    command = ["--config", config, *lab.options(), "--trainer.logger", "false"]
-    if "qwen" in config:
-        command += ["--trainer.val_check_interval", "4"]
-    written = []
+def test_without_a_logger_and_twice_in_the_same_folder(lab):
+    folder, written = lab.folder / "runs/quickstart", []
     for more in ([], ["--overwrite"]):
-        assert run("fit", *command, *more) == 0
+        assert run("fit", *lab.quick("--trainer.logger", "false", *more)) == 0
         assert run("verify", folder / "export", "--base", lab.model) == 0
-        assert (folder / "mask.safetensors").is_file()
         written.append((folder / "export" / "config.json").stat().st_mtime_ns)
     assert written[0] < written[1], "the second run replaced the export"
     assert not list(folder.rglob("events.out.tfevents.*"))
@@ -171,56 +142,10 @@ def test_overlays_run(lab, overlay):
     assert run("verify", f"runs/quickstart+{overlay}/export") == 0
 
 
-COMMANDS = [
-    *(
-        "fit",
-        "validate",
-        "export",
-        "plan",
-        "prune",
-        "apply",
-        "verify",
-        "pack",
-        "evaluate",
-        "compare",
-    ),
-]
-
-
-# One that no other command has, where there is one.
-OPTIONS = {
-    **{
-        "fit": "--resume",
-        "validate": "--ckpt_path",
-        "export": "--out",
-        "plan": "--fit_in",
-        "prune": "--offload_dir",
-    },
-    **{
-        "apply": "--dtype",
-        "verify": "--base",
-        "pack": "--out",
-        "evaluate": "--task_data",
-    },
-    "compare": "--reference",
-}
-
-
 def test_the_overview_names_every_command(capsys):
     assert run("--help") == 0
     overview = capsys.readouterr().out
-    assert all(f"  {command} " in overview for command in COMMANDS)
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_help(command, capsys, monkeypatch):
-    monkeypatch.setattr(
-        "roi_lightning.learning.base.load_language_model", lambda *a, **k: pytest.fail("loaded a model")
-    )
-    assert run(command, "--help") == 0
-    shown = capsys.readouterr().out
-    assert "usage:" in shown
-    assert OPTIONS[command] in shown
+    assert all(f"  {command} " in overview for command in [*COMMANDS, *added("commands")])
 
 
 LIGHT = """
@@ -258,8 +183,3 @@ def test_a_run_cut_off_after_its_last_step_is_finished_by_resuming(lab):
     assert (folder / "mask.safetensors").read_bytes() == made
     assert json.loads((folder / "summary.json").read_text())["steps"] == 2
     assert run("verify", folder / "export", "--base", lab.model) == 0
-
-
-def test_validate_refuses_a_mask_that_was_never_learned(lab, capsys):
-    assert run("validate", *lab.quick()) == 1
-    assert "--ckpt_path" in capsys.readouterr().err

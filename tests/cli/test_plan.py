@@ -50,27 +50,6 @@ def qwen_half_b(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_papers_run_on_qwen_half_b(lab, qwen_half_b, capsys):
-    out = lab.folder / "plan.json"
-    assert run("plan", "--config", "qwen0.5b_2of4.yaml", "--model.lm", qwen_half_b, "--json", out) == 0
-    plan = json.loads(out.read_text())
-    per_block = 2 * 896 * 896 + 2 * 128 * 896 + 3 * 896 * 4864
-    assert plan["prunable"] == plan["logits"] == 24 * per_block == 357_826_560
-    assert plan["steps"] == 2000
-    assert plan["tokens"] == 2000 * 256 * 4096
-    sizes = plan["bytes"]
-    assert sizes.keys() >= PARTS
-    assert sizes["logits"] == sizes["gradients"] == 4 * plan["logits"]
-    assert sizes["optimizer"] == 8 * plan["logits"]
-    assert sizes["masked_weights"] == 2 * (plan["prunable"] - 896 * 896 - 2 * 128 * 896)
-    assert sizes["loss"] >= 2 * 2 * 4 * 4096 * 151936, "the vocabulary's logits and their gradient"
-    assert sizes["weights"] == 2 * 494_032_768, "the published parameter count"
-    printed = plain_text(capsys.readouterr().out)
-    assert "357,826,560" in printed
-    assert "2,097,152,000" in printed
-
-
-@pytest.mark.slow
 def test_the_docs_show_what_plan_says(qwen_half_b, capsys):
     page = (Path(__file__).parents[2] / "docs/training.md").read_text()
     command, said = page.split("plan --config qwen0.5b_2of4.yaml --fit_in", 1)[1].split("```", 3)[::2][:2]
@@ -205,33 +184,17 @@ def test_a_step_holds_what_was_planned(wide_llama, settings, accumulating):
         assert planned.peak == pytest.approx(there + peak_bytes(step, torch.device("cpu")), rel=0.06)
 
 
-def test_planning_leaves_the_learner_as_it_was(wide_llama):
-    learner = RoILightningModule(wide_llama)
-    step_bytes(learner, torch.bfloat16, (1, 16), False, True)
-    assert learner.lm is None
-    assert not learner.layers
-    assert not learner.activation_checkpointing
-
-
 # Making it fit.
 
 
 @pytest.mark.parametrize(
-    ("text", "size"),
-    [
-        ("80GB", 80e9),
-        ("22GiB", 22 * 2**30),
-        ("1.5 gb", 1.5e9),
-        ("512M", 512e6),
-        ("4096", 4096),
-        ("1TiB", 2**40),
-    ],
+    ("text", "size"), [("80GB", 80e9), ("22GiB", 22 * 2**30), ("1.5 gb", 1.5e9), ("4096", 4096)]
 )
 def test_sizes(text, size):
     assert parse_size(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "GB", "0GB", "-1GB", "80XB", "80GB of it"])
+@pytest.mark.parametrize("text", ["GB", "0GB", "80GB of it"])
 def test_no_sizes(text):
     with pytest.raises(UserError, match="is no size"):
         parse_size(text)
@@ -256,14 +219,13 @@ def test_the_gentlest_way_that_fits_is_told(lab, wide_llama, capsys, half_width)
     assert "add to the command line" in plain_text(capsys.readouterr().out)
 
 
-BY_STEPS = ["--data.windows_per_step", "16", "--trainer.validate_every_steps", "2"]
-COUNTED = [
-    pytest.param("null", BY_STEPS, id="windows and steps"),
-    pytest.param(2, ["--trainer.val_check_interval", "4"], id="micro-batches", marks=pytest.mark.slow),
-]
-
-
-@pytest.mark.parametrize(("accumulate", "more"), COUNTED)
+@pytest.mark.parametrize(
+    ("accumulate", "more"),
+    [
+        ("null", ("--data.windows_per_step", "16", "--trainer.validate_every_steps", "2")),
+        (2, ("--trainer.val_check_interval", "4")),
+    ],
+)
 def test_what_fits_learns_from_as_many_windows_and_validates_as_often(lab, accumulate, more, half_width):
     half_width(True)  # as the GPU that --fit_in asks about
     base = [
