@@ -3,7 +3,6 @@
     python benchmarks/plan_table.py                                  # every row, printed
     python benchmarks/plan_table.py qwen3_4b_2of4                    # of one configuration
     python benchmarks/plan_table.py --write docs/configurations.md   # between the page's markers
-    python benchmarks/plan_table.py --check docs/configurations.md   # fails if the page says something else
 
 No model is fetched: `shapes.json` has the published sizes of each and its number of parameters.
 """
@@ -126,22 +125,16 @@ def table(names: Sequence[str]) -> str:
 
 
 def main() -> int:
-    """Print, write or check the table."""
+    """Print or write the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("names", nargs="*", help="configurations; all of them if left out")
     parser.add_argument("--write", type=Path, metavar="PAGE")
-    parser.add_argument("--check", type=Path, metavar="PAGE")
     options = parser.parse_args()
     rows = table(options.names or list(configurations()))
     if options.write:
         options.write.write_text(_MARKED.sub(lambda _: rows, options.write.read_text()))
-    elif options.check:
-        said = options.check.read_text()
-        missing = [line for line in rows.splitlines() if line not in said]
-        sys.stdout.write("".join(f"{options.check} does not say {line}\n" for line in missing))
-        return 1 if missing else 0
     else:
         sys.stdout.write(rows)
     return 0

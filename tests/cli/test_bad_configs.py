@@ -41,7 +41,7 @@ TABLE = {
     # Files that are no configuration.
     "binary": (yaml(bytes(range(256))), fit, r"bad\.yaml' can't be read: 'utf-8'.*give a YAML file"),
     "a tab": (yaml("model:\n\tpattern: 2:4\n"), plan, r"bad\.yaml': Problems parsing .*token"),
-    "a folder": (folder, plan, r"no configuration 'configs\.yaml'.*a name like"),
+    "a folder": (folder, plan, r"no configuration 'configs\.yaml'.*or the name of one in"),
     "deep nesting": (
         yaml("a: " + "[" * 3000 + "]" * 3000),
         plan,
@@ -57,7 +57,7 @@ TABLE = {
     "an unknown overlay": (
         lambda bench: "overlays/maskllmm.yaml",
         plan,
-        "did you mean overlays/maskllm.yaml",
+        "did you mean overlays/maskllm",
     ),
     "another strategy": (
         yaml("trainer: {strategy: {class_path: lightning.pytorch.strategies.ModelParallelStrategy}}\n"),
@@ -142,7 +142,11 @@ TABLE = {
         plan_with,
         "held_out_fraction is nan",
     ),
-    "a negative seed": (overrides("--seed_everything", "-1"), plan_with, "seed_everything is -1; set it"),
+    "a negative seed": (
+        overrides("--seed_everything", "-1"),
+        plan_with,
+        "-1 is not in bounds.*give another value",
+    ),
     "no end": (yaml("trainer: {max_steps: null}\n"), fit, "trainer.max_steps is None; set it"),
     "a negative clip": (
         overrides("--trainer.gradient_clip_val", "-1"),

@@ -185,18 +185,8 @@ def test_the_users_own_files_come_first(tmp_path, monkeypatch):
 def test_an_unknown_name_offers_the_nearest(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     right = {"quickstrat.yaml": "quickstart", "qwen0.5_2of4": "qwen0.5b_2of4"}.get(name, "linear_anneal")
-    with pytest.raises(UserError, match=f"no configuration '{name}'.*did you mean.*{right}.yaml"):
+    with pytest.raises(UserError, match=f"no configuration '{name}'.*did you mean.*{right}"):
         find_config(name)
-
-
-@pytest.mark.parametrize("name", ["nope.yaml", "my_model", "zzz"])
-def test_a_name_like_none_lists_whole_configurations(tmp_path, monkeypatch, name):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(
-        UserError, match=r"a name like .*gemma2_9b_2of4.*quickstart.*smollm2_360m_2of4"
-    ) as told:
-        find_config(name)
-    assert "overlays/" not in str(told.value)
 
 
 # What a configuration extends.
@@ -240,7 +230,7 @@ def test_what_a_configuration_extends(tmp_path, monkeypatch, files, name, stems)
 BAD_CHAINS = {
     "nothing of that name": (
         {"a.yaml": "extends: qiuckstart\n"},
-        "'a.yaml' extends 'qiuckstart': .*quickstart.yaml",
+        "'a.yaml' extends 'qiuckstart': .*did you mean quickstart",
     ),
     "itself": ({"a.yaml": "extends: a\n"}, "'a.yaml' extends 'a', which extends it in turn; name"),
     "a circle": (
@@ -322,12 +312,6 @@ def test_later_configurations_and_overrides_win(lab):
     (lab.folder / "b.yaml").write_text("trainer: {max_steps: 9}\n")
     cli = instantiate("-c", "quickstart", "-c", "a.yaml", "-c", "b.yaml", "--model.lm", lab.model)
     assert (cli.trainer.max_steps, cli.datamodule.seq_len, cli.datamodule.batch_size) == (9, 16, 2)
-
-
-def test_an_unknown_configuration_is_a_failure(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert run("fit", "--config", "qiuckstart.yaml") != 0
-    assert "quickstart.yaml" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

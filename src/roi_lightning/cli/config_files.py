@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,7 +10,7 @@ import yaml
 from jsonargparse import ActionConfigFile  # type: ignore[attr-defined]
 from typing_extensions import override
 
-from roi_lightning.errors import UserError
+from roi_lightning.errors import UserError, did_you_mean
 
 # A line of its own, so that the rest of the file keeps its line numbers in the parser's messages.
 _EXTENDS: Final = re.compile(r"^extends:(.*)$", re.MULTILINE)
@@ -38,19 +37,14 @@ def find_config(name: str, *beside: Path) -> Path:
         for candidate in (folder / name, folder / f"{name}.yaml"):
             if candidate.expanduser().is_file():
                 return candidate.expanduser()
-    raise UserError(f"no configuration {name!r}, here or among those shipped; {_offer(name)}")
+    raise UserError(f"no configuration {name!r}, here or among those shipped{_offer(name)}")
 
 
 def _offer(name: str) -> str:
-    known = [path.relative_to(shipped_configs()) for path in sorted(shipped_configs().rglob("*.yaml"))]
-    spelled = {text: path for path in known for text in (path.stem, str(path.with_suffix("")))}
-    near = dict.fromkeys(
-        str(spelled[text]) for text in get_close_matches(name.removesuffix(".yaml"), spelled)
-    )
-    if near:
-        return f"did you mean {', '.join(near)}?"
-    models = {path.stem.rpartition("_")[0]: path.stem for path in reversed(known) if len(path.parts) == 1}
-    return f"give a file's path, or a name like {', '.join(reversed(models.values()))}"
+    shipped = shipped_configs()
+    known = [str(path.relative_to(shipped).with_suffix("")) for path in sorted(shipped.rglob("*.yaml"))]
+    near = did_you_mean(name.removesuffix(".yaml"), known)
+    return near or f"; give a file's path, or the name of one in {str(shipped)!r}"
 
 
 def own_settings(text: str) -> str:

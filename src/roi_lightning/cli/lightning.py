@@ -167,10 +167,8 @@ class RoICLI(LightningCLI):
 
     @override
     def _set_seed(self) -> None:
-        seed = self.config["seed_everything"]
-        if type(seed) is int and not 0 <= seed < 2**32:
-            raise UserError(f"seed_everything is {seed}; set it to 0 or above, below {2**32}")
-        super()._set_seed()
+        with plain_errors():
+            super()._set_seed()
 
     @override
     def instantiate_classes(self) -> None:
