@@ -201,7 +201,7 @@ def test_bad_command_lines(files, tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
         run(files[0], "--out", tmp_path / "out")
     assert stop.value.code == 2
-    assert "required: MASK" in capsys.readouterr().err
+    assert "required: masks" in capsys.readouterr().err
     assert run(files[0], tmp_path / "absent", "--out", tmp_path / "out") == 1
     assert capsys.readouterr().err.count("\n") == 1
     assert run(*files, "--out", tmp_path / "out", "--layers", "nothing_like_it") == 1

@@ -4,12 +4,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
+from torch import Tensor
 
-from roi_lightning.masks.layer_mask import LayerMask
+from roi_lightning.masks.layer_mask import LayerMask, unpack_bits
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.reports.style import (
@@ -28,20 +28,9 @@ from roi_lightning.reports.style import (
 CORNER: Final = 8
 
 
-def corner(mask: LayerMask, columns: int = CORNER) -> "np.ndarray[tuple[int, int], np.dtype[np.bool_]]":
-    """The top-left corner of a mask, kept = True.
-
-    Args:
-        mask: Of one layer.
-        columns: How many inputs to show.
-
-    Returns:
-        [outputs, inputs], whatever the orientation of the tensor on disk: 8 outputs by `columns` inputs, or as
-        many as there are.
-    """
-    shown = min(columns, mask.shape[1])
-    packed = mask.packed[:CORNER, : -(-shown // 8)].numpy()
-    return np.unpackbits(packed, axis=-1, count=shown, bitorder="little").astype(np.bool_)
+def corner(mask: LayerMask, columns: int = CORNER) -> Tensor:
+    """The top-left corner of a mask, boolean [outputs, inputs]: 8 by `columns`, or as many as there are."""
+    return unpack_bits(mask.packed[:CORNER], min(columns, mask.shape[1]))
 
 
 def mask_figure(masks: Mapping[str, MaskSet], reference: str, layers: Sequence[str]) -> Figure:
@@ -79,12 +68,10 @@ def mask_figure(masks: Mapping[str, MaskSet], reference: str, layers: Sequence[s
     return figure
 
 
-def _draw_cells(
-    axes: Axes, shown: "np.ndarray[tuple[int, int], np.dtype[np.bool_]]", pattern: NMPattern
-) -> None:
+def _draw_cells(axes: Axes, shown: Tensor, pattern: NMPattern) -> None:
     rows, columns = shown.shape
     axes.imshow(
-        shown,
+        shown.numpy(),
         cmap=ListedColormap([PRUNED, KEPT]),
         vmin=0,
         vmax=1,
