@@ -8,6 +8,7 @@ import re
 import shutil
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,14 +16,12 @@ from rich.console import Console
 
 from cli_helpers import plain_text, run
 from data_helpers import CHAT_TEMPLATE, write_jsonl
-from roi_lightning.cli import evaluate
 from roi_lightning.data import Corpus
-from roi_lightning.evaluation.models import resolve_models
+from roi_lightning.evaluation.config import PERPLEXITIES, ZERO_SHOT, EvalConfig
 from roi_lightning.evaluation.perplexity import read_text
 from roi_lightning.evaluation.report import as_json, caption
-from roi_lightning.evaluation.results_table import make_tables
-from roi_lightning.evaluation.run import Evaluation, shorten
-from roi_lightning.evaluation.tasks import TASKS, EvalConfig, choose_tasks
+from roi_lightning.evaluation.results_table import make_table
+from roi_lightning.evaluation.run import Evaluation
 from roi_lightning.export import write_export
 from roi_lightning.export.sidecar import read_sidecar, write_sidecar
 from roi_lightning.masks.mask_set import MaskSet
@@ -108,11 +107,8 @@ def test_all_kinds_of_tasks_in_one_run(place, tmp_path, capfd):
     assert found["settings"]["tasks"] == ["token_perplexity", "word_perplexity", "arc_easy", "piqa"]
     assert found["settings"]["lm_eval"].startswith("0.4.")
     assert found["settings"]["word_length"] == dict.fromkeys(map(str, arguments[:2]), 128)
-    assert found["settings"]["bos"] == dict.fromkeys(map(str, arguments[:2]))
-    assert "| ARC-E | PIQA | Average |" in (tmp_path / "o.md").read_text()
-    printed = capfd.readouterr()
-    assert printed.err == ""
-    assert "length-normalised" in printed.out
+    assert "| ARC-E ↑ | PIQA ↑ | Average ↑ |" in (tmp_path / "o.md").read_text()
+    assert "norm " in capfd.readouterr().out
 
 
 @needs_harness
@@ -212,8 +208,6 @@ def test_chats_that_can_t_be_measured_are_refused(chats, place, tmp_path, capsys
     assert "no chat template" in says(model=place.base)
     assert "--text holds chats" in says("--tasks", "token_perplexity_2048")
     assert "has an answer" in says(text=text.replace(file, unanswered))
-    assert "messages_field" in says(text=f"{{source: {file}, loss_on: answers}}")
-    assert "weight 2 of --text" in says(text=f"{{source: {file}, messages_field: messages, weight: 2}}")
     assert "hold no answer" in says("--limit", 1, seq_len=8)
 
 
@@ -235,10 +229,10 @@ def refused(capsys, tmp_path, *args):
         (["--batch_size", 0], "--batch_size is 0; give at least"),
         (["--seq_len", 1], "--seq_len is 1; give at least"),
         (["--seq_len", 129], "reads at most 128 tokens"),
-        (["--tasks", "token_perplexity_2048"], "leave it out"),
+        (["--tasks", "token_perplexity_2048"], "leave out token_perplexity_2048"),
         (["--device", "cuda:99"], "--device 'cuda:99'"),
         (["--device", "tpu"], "--device 'tpu'"),
-        (["--text", "absent.txt"], "'absent.txt' is no file"),
+        (["--seq_len", 64, "--text", "absent.txt"], "no file matches"),
         (["absent/model/name"], "'absent/model/name'"),
         (["absent.safetensors"], "no mask file at 'absent.safetensors'"),
         (["absent.gguf"], "no GGUF file"),
@@ -265,7 +259,6 @@ def test_all_is_checked_before_a_model_is_loaded(place, tmp_path, capsys):
     text = ["--text", place.text, "--seq_len", 64]
     short = tmp_path / "short.txt"
     short.write_text("a")
-    assert "leave it out" in refused(capsys, tmp_path, broken, *text, "--tasks", "token_perplexity_2048")
     assert "has 1 tokens" in refused(capsys, tmp_path, broken, "--text", short, "--seq_len", 64)
     assert "boolq.jsonl" in refused(
         capsys, tmp_path, broken, *text, "--tasks", "token_perplexity,boolq", "--task_data", place.data
@@ -317,10 +310,6 @@ def test_a_mask_of_updated_weights_is_refused(place, tmp_path, capsys):
     assert "evaluate the directory it came from" in line
 
 
-def test_a_model_given_twice_is_refused(place, tmp_path, capsys):
-    assert "more than once" in refused(capsys, tmp_path, place.base, place.base)
-
-
 def test_a_damaged_sidecar_is_refused(place, tmp_path, capsys):
     export = shutil.copytree(place.export, tmp_path / "export")
     sidecar = export / "roi_sparsity.json"
@@ -338,14 +327,6 @@ def test_destinations_are_checked_first(place, tmp_path, capsys):
     assert found["models"]
 
 
-def test_help_names_every_task(capsys):
-    with pytest.raises(SystemExit) as stop:
-        evaluate.main(["--help"])
-    assert stop.value.code == 0
-    named = plain_text(capsys.readouterr().out)
-    assert all(re.search(rf"\b{task}\b", named) for task in TASKS)
-
-
 # Figures made up: A is dense; B, C and D are sparse, D with updated weights.
 MADE_UP = {
     "A": {"token_perplexity": 10.0, "arc_easy": {"acc": 0.8, "acc_stderr": 0.02}, "boolq": {"acc": 0.7}},
@@ -354,12 +335,19 @@ MADE_UP = {
     "D": {"token_perplexity": 20.0, "arc_easy": {"acc": 0.6, "acc_stderr": 0.03}, "boolq": {"acc": 0.71}},
 }
 UPDATED = {"A": None, "B": False, "C": False, "D": True}
-MADE_UP_TASKS = choose_tasks("token_perplexity,arc_easy,boolq")
 
 
-def made_up(updated=UPDATED, dense="A", results=MADE_UP):
-    (table,) = make_tables(results, MADE_UP_TASKS, updated, dense)
-    return table, {name: dict(zip(table.labels, cells, strict=True)) for name, cells in table.rows.items()}
+def evaluation_of(results=MADE_UP, updated=UPDATED, dense="A", harness=None, **options):
+    models = [
+        SimpleNamespace(name=name, updated=updated[name], bos=None, word_length=4096) for name in results
+    ]
+    return Evaluation(models, EvalConfig(**options), results, dense, harness or {})
+
+
+def made_up(**options):
+    table = make_table(evaluation_of(**options))
+    rows = {name: dict(zip(table.head[2:], cells, strict=True)) for name, (_, cells) in table.rows.items()}
+    return table, rows
 
 
 def delta(cell):
@@ -368,36 +356,36 @@ def delta(cell):
 
 def test_the_table_s_values_deltas_and_errors():
     table, rows = made_up()
-    assert table.labels == ["token PPL", "ARC-E", "BoolQ", "Average"]
+    assert table.head == ["model", "W/U", "token PPL ↓", "ARC-E ↑", "BoolQ ↑"]
     assert {name: [cell.text for cell in row.values()] for name, row in rows.items()} == {
-        "A": ["10.00", "80.00", "70.00", "75.00"],
-        "B": ["12.50", "60.00", "65.00", "62.50"],
-        "C": ["inf", "70.00", "50.00", "60.00"],
-        "D": ["20.00", "60.00", "71.00", "65.50"],
+        "A": ["10.00", "80.00", "70.00"],
+        "B": ["12.50", "60.00", "65.00"],
+        "C": ["inf", "70.00", "50.00"],
+        "D": ["20.00", "60.00", "71.00"],
     }
     assert {name: [delta(cell) for cell in row.values()] for name, row in rows.items()} == {
-        "A": ["", "", "", ""],
-        "B": ["×1.25", "−20.00", "−5.00", "−12.50"],
-        "C": ["", "−10.00", "−20.00", "−15.00"],
-        "D": ["×2.00", "−20.00", "+1.00", "−9.50"],
+        "A": ["", "", ""],
+        "B": ["×1.25", "-20.00", "-5.00"],
+        "C": ["", "-10.00", "-20.00"],
+        "D": ["×2.00", "-20.00", "+1.00"],
     }
-    assert [rows[name]["ARC-E"].notes[-1] for name in "ABCD"] == ["±2.00", "±3.00", "±1.00", "±3.00"]
-    assert table.marks == {"A": "–", "B": "✗", "C": "✗", "D": "✓"}
+    assert [rows[name]["ARC-E ↑"].notes[-1] for name in "ABCD"] == ["±2.00", "±3.00", "±1.00", "±3.00"]
+    assert [mark for mark, _ in table.rows.values()] == ["–", "✗", "✗", "✓"]
 
 
 def test_the_best_and_second_of_the_sparse_rows_are_marked():
     _, rows = made_up()
     assert {name: [cell.rank for cell in row.values()] for name, row in rows.items()} == {
-        "A": ["", "", "", ""],
-        "B": ["best", "second", "second", "second"],
-        "C": ["", "best", "", ""],
-        "D": ["second", "second", "best", "best"],
+        "A": ["", "", ""],
+        "B": ["best", "second", "second"],
+        "C": ["", "best", ""],
+        "D": ["second", "second", "best"],
     }
 
 
 def test_without_sparse_rows_all_compete_and_without_a_dense_row_nothing_is_compared():
     _, rows = made_up(updated=dict.fromkeys("ABCD"))
-    assert [rows[name]["token PPL"].rank for name in "ABCD"] == ["best", "second", "", ""]
+    assert [rows[name]["token PPL ↓"].rank for name in "ABCD"] == ["best", "second", "", ""]
     _, rows = made_up(updated=dict.fromkeys("ABCD", False), dense=None)
     assert not any(delta(cell) for row in rows.values() for cell in row.values())
     _, rows = made_up(results={name: MADE_UP[name] for name in "AB"})
@@ -406,32 +394,31 @@ def test_without_sparse_rows_all_compete_and_without_a_dense_row_nothing_is_comp
 
 def test_an_infinite_dense_model_is_no_measure():
     _, rows = made_up(dense="C")
-    assert not any(delta(row["token PPL"]) for row in rows.values())
-    assert delta(rows["B"]["ARC-E"]) == "−10.00"
+    assert not any(delta(row["token PPL ↓"]) for row in rows.values())
+    assert delta(rows["B"]["ARC-E ↑"]) == "-10.00"
 
 
-def test_a_single_accuracy_has_no_average():
-    results = {"A": {"boolq": {"acc": 0.5}}}
-    (table,) = make_tables(results, choose_tasks("boolq"), {"A": None}, "A")
-    assert table.labels == ["BoolQ"]
-
-
-def test_length_normalised_accuracies_have_a_table_of_their_own():
-    scored = {"acc": 0.5, "acc_norm": 0.25, "acc_norm_stderr": 0.1}
-    results = {"A": {"arc_easy": scored, "piqa": {**scored, "acc_norm": 0.75}, "race": {"acc": 1.0}}}
-    main, normed = make_tables(results, choose_tasks("arc_easy,piqa,race"), {"A": None}, "A")
-    assert main.labels == ["ARC-E", "PIQA", "RACE", "Average"]
-    assert normed.labels == ["ARC-E", "PIQA", "Average"]
-    assert [cell.text for cell in normed.rows["A"]] == ["25.00", "75.00", "50.00"]
+def test_columns_of_other_tasks_have_their_own_scale_and_direction():
+    """A group stands for its members, a task's first metric for its others."""
+    dense = {"a": {"acc,x": 0.5, "acc_stderr,x": 0.1, "acc,y": 0.6, "f1,x": 0.3}, "b": {"bits_per_byte": 2.0}}
+    other = {"a": {"acc,x": 0.25, "acc,y": 0.7, "f1,x": 0.3}, "b": {"bits_per_byte": 1.5}}
+    results = {
+        name: found | {"g": {"acc": 0.5}, "m": {"acc": 0.5}} for name, found in (("A", dense), ("B", other))
+    }
+    harness = {"higher_is_better": {"b": {"bits_per_byte": False}}}
+    harness |= {"groups": {"g": {}}, "group_subtasks": {"g": ["m"], "bag": ["b"]}}
+    _, rows = made_up(results=results, harness=harness)
+    assert list(rows["A"]) == ["a acc,x ↑", "a acc,y ↑", "b bits_per_byte ↓", "g acc ↑"]
+    assert [cell.text for cell in rows["A"].values()] == ["50.00", "60.00", "2.0000", "50.00"]
+    assert [cell.notes for cell in rows["B"].values()] == [("-25.00",), ("+10.00",), ("-0.5000",), ("+0.00",)]
+    assert rows["A"]["a acc,x ↑"].notes == ("±10.00",)
 
 
 def test_json_comes_back_as_it_was_with_infinity_spelled_out(tmp_path):
-    (tmp_path / "some.txt").touch()
-    config = EvalConfig(tasks="token_perplexity,arc_easy,boolq", text=tmp_path / "some.txt", limit=3)
-    evaluation = Evaluation(MADE_UP, config.chosen, {})
-    found = json.loads(json.dumps(as_json(evaluation, config, "A", device="cpu"), allow_nan=False))
+    evaluation = evaluation_of(tasks="token_perplexity,arc_easy,boolq", text=tmp_path / "some.txt", limit=3)
+    found = json.loads(json.dumps(as_json(evaluation, device="cpu"), allow_nan=False))
     assert found["models"]["C"]["token_perplexity"] == "inf"
-    assert found["models"]["B"] == MADE_UP["B"] | {"average": {"acc": pytest.approx(0.625)}}
+    assert found["models"]["B"] == MADE_UP["B"]
     assert found["settings"]["limit"] == 3
     assert found["settings"]["text"] == str(tmp_path / "some.txt")
     assert (found["settings"]["dense"], found["settings"]["device"]) == ("A", "cpu")
@@ -439,44 +426,11 @@ def test_json_comes_back_as_it_was_with_infinity_spelled_out(tmp_path):
 
 def test_markdown_says_the_same_as_the_terminal():
     table, _ = made_up()
-    lines = table.markdown().splitlines()
-    header, aligned, *rows = [line.strip("| ").split(" | ") for line in lines if line.startswith("|")]
-    assert header == ["model", "W/U", "token PPL", "ARC-E", "BoolQ", "Average"]
+    header, aligned, *rows = [line.strip("| ").split(" | ") for line in table.markdown().splitlines()]
+    assert header == table.head
     assert len(aligned) == len(header) == len(rows[0])
     assert rows[1][:3] == ["B", "✗", "**12.50**<br><sub>×1.25</sub>"]
-    assert rows[3][3] == "<u>60.00</u><br><sub>−20.00</sub><br><sub>±3.00</sub>"
-    assert lines[0] == "**perplexity ↓, accuracy in % ↑**"
-
-
-def wide_results():
-    """Seven rows over every task, some with long names."""
-    names = ["dense", *(f"/a/long/way/to/the/runs/of/method_{i}/export" for i in range(6))]
-    scored = {"acc": 0.5, "acc_stderr": 0.01, "acc_norm": 0.5, "acc_norm_stderr": 0.01}
-    figures = {t.name: scored if t.kind == "questions" else 1234.5 for t in TASKS.values()}
-    results = {name: dict(figures) for name in names}
-    return results, {name: None if name == "dense" else False for name in names}
-
-
-@pytest.mark.parametrize("width", [120, 160, 250])
-def test_tables_fit_the_terminal_and_show_every_value_whole(width):
-    results, updated = wide_results()
-    console = Console(width=width, file=io.StringIO())
-    for table in make_tables(results, list(TASKS.values()), updated, "dense"):
-        table.print(console)
-    text = console.file.getvalue()
-    assert max(map(len, text.splitlines())) <= width
-    assert text.count("1,234") == 3 * 7
-    assert text.count(" 50.00") == 7 * (7 + 1 + 7 + 1)
-    assert "…" not in text
-
-
-def test_names_are_cut_on_the_left():
-    assert shorten("runs/one/export", 15) == "runs/one/export"
-    assert shorten("runs/one/export", 10) == "…ne/export"
-
-
-def test_bold_underlined_and_dim_reach_the_terminal():
-    table, _ = made_up()
+    assert rows[3][3] == "<u>60.00</u><br><sub>-20.00</sub><br><sub>±3.00</sub>"
     console = Console(width=100, file=io.StringIO(), force_terminal=True, color_system="standard")
     table.print(console)
     text = console.file.getvalue()
@@ -485,23 +439,46 @@ def test_bold_underlined_and_dim_reach_the_terminal():
     assert "\x1b[2m×1.25\x1b[0m" in text
 
 
-def test_the_length_of_the_word_perplexity_is_said_of_every_model(place, tmp_path):
-    long = str(tiny_llama(tmp_path / "long", max_position_embeddings=8192))
-    models = resolve_models([str(place.base), long], None)
-    config = EvalConfig(tasks="word_perplexity")
-    nothing = Evaluation({}, config.chosen, {})
-    assert f"word PPL: 128 ({place.base}), 4,096 ({long}) tokens at once" in caption(
-        nothing, config, None, models
-    )
-    assert "word PPL: 4,096 tokens at once" in caption(nothing, config, None, models[1:])
-    found = as_json(nothing, config, None, models)["settings"]
-    assert found["word_length"] == {str(place.base): 128, long: 4096}
+@pytest.mark.parametrize("width", [120, 160])
+def test_a_wide_table_fits_the_terminal_and_shows_every_value_whole(width):
+    names = ["dense", *(f"/a/long/way/to/the/runs/of/method_{i}/export" for i in range(6))]
+    scored = {"acc": 0.5, "acc_stderr": 0.01, "acc_norm": 0.4}
+    figures = dict.fromkeys(PERPLEXITIES, 1234.5) | dict.fromkeys([*ZERO_SHOT, "average"], scored)
+    updated = {name: None if name == "dense" else False for name in names}
+    console = Console(width=width, file=io.StringIO())
+    make_table(evaluation_of(dict.fromkeys(names, figures), updated, "dense")).print(console)
+    text = console.file.getvalue()
+    assert max(map(len, text.splitlines())) <= width
+    assert text.count("1,234") == 3 * 7
+    assert text.count(" 50.00") == 8 * 7
+    assert text.count("40.00 ") == 8 * 7
+    assert "…" not in text
 
 
 def test_the_caption_says_how_it_was_measured():
-    config = EvalConfig(tasks="token_perplexity,boolq", seq_len=77, limit=5)
-    said = caption(Evaluation({}, config.chosen, {}), config, "base")
-    assert "WikiText-2" in said
-    assert "77 tokens" in said
-    assert "ratio to base" in said
+    said = caption(evaluation_of(tasks="token_perplexity,word_perplexity", seq_len=77, limit=5))
+    assert "the WikiText-2 test text in windows of 77 tokens" in said
+    assert "word PPL: tokens at once 4,096 (A), 4,096 (B)" in said
+    assert "ratio to A" in said
     assert "first 5" in said
+
+
+@needs_harness
+def test_a_ruined_model_is_infinitely_perplexed_by_words(place, tmp_path):
+    ruined = load_language_model(resolve_model(str(place.base)), "float32")
+    with torch.no_grad():
+        ruined.model.norm.weight.mul_(1e5)
+    ruined.save_pretrained(tmp_path / "ruined")
+    tiny_tokenizer().save_pretrained(tmp_path / "ruined")
+    found = measure(
+        place,
+        tmp_path / "o.json",
+        tmp_path / "ruined",
+        "--tasks",
+        "word_perplexity",
+        "--task_data",
+        place.data,
+        "--limit",
+        1,
+    )
+    assert found["models"][str(tmp_path / "ruined")]["word_perplexity"] == "inf"

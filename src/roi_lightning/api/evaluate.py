@@ -6,11 +6,9 @@ from typing import Any
 from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from roi_lightning.evaluation.harness import Metrics
+from roi_lightning.evaluation.config import EvalConfig
 from roi_lightning.evaluation.models import EvaluatedModel
-from roi_lightning.evaluation.report import with_averages
-from roi_lightning.evaluation.run import evaluate_models
-from roi_lightning.evaluation.tasks import EvalConfig
+from roi_lightning.evaluation.run import Metrics, evaluate_models
 from roi_lightning.models.freezing import frozen_view
 from roi_lightning.models.source import ModelSource
 
@@ -36,10 +34,8 @@ def evaluate(
     Raises:
         UserError: For whatever can't be measured.
     """
-    config = EvalConfig(text=text, **options)
     view = frozen_view(lm).eval()
     source = ModelSource(type(lm).__name__, "memory")
     model = EvaluatedModel(source.spec, source, None, None, view.config, tokenizer)
-    results = with_averages(evaluate_models([model], config, lambda _: view))
-    metrics: dict[str, Metrics] = results[source.spec]
-    return metrics
+    config = EvalConfig(text=text, **options)
+    return evaluate_models([model], config, lambda _: view).results[model.name]

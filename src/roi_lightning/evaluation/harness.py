@@ -1,204 +1,77 @@
-"""lm-evaluation-harness: its tasks on local files or from the hub, run quietly on our scorer."""
+"""Tasks of lm-evaluation-harness: opened before any model is loaded, then asked by way of our scorer."""
 
+import functools
+import logging
 import random
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
 from numbers import Real
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
+import yaml
 from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
+from roi_lightning.data.corpora import uncounted
 from roi_lightning.errors import UserError, reason
-from roi_lightning.evaluation.local_data import DataReader, no_local_data
-from roi_lightning.evaluation.quiet import changed, quiet
-from roi_lightning.evaluation.registry import load, unsafe
-from roi_lightning.evaluation.tasks import TASKS, EvalConfig, Task
+from roi_lightning.evaluation.config import EvalConfig
 from roi_lightning.utils.progress import working
 
-# A perplexity, or figures by name; those of a group's members lie below `subtasks`.
-Metrics = float | dict[str, Any]
-# What the harness' own program uses where nothing else is asked for.
-_SEED: Final = 0
-_OTHER_SEED: Final = 1234
+# Where the tasks of the tables are defined: the harness' whole list has 14,000 names and takes ten seconds to read.
+_FOLDERS: Final = ("arc", "hellaswag", "piqa", "race", "sciq", "super_glue/boolq", "wikitext")
+# The harness' own; its metrics without a formula for the error take so many resamplings.
+_SEED, _OTHER_SEED, _RESAMPLINGS = 0, 1234, 100
 
 
-@dataclass(frozen=True)
-class OpenedTask:
-    """A task or group that the harness has read; it may be used for several models.
-
-    Attributes:
-        task: What it is in tables and JSON.
-        tasks: The harness' objects that ask questions, by name.
-        groups: Those that average over them, the outermost first.
-    """
-
-    task: Task
-    tasks: dict[str, Any]
-    groups: dict[str, Any]
-
-    @property
-    def outermost(self) -> str:
-        """What the harness calls it."""
-        return next(iter(self.groups or self.tasks))
-
-    @property
-    def longest_answer(self) -> int:
-        """The most tokens that a model writes; 0 if it only scores."""
-        from lm_eval.models.utils import normalize_gen_kwargs
-
-        writing = [t for t in self.tasks.values() if t.get_config("output_type") == "generate_until"]
-        lengths = [normalize_gen_kwargs(t.get_config("generation_kwargs"))["max_gen_toks"] for t in writing]
-        return max(lengths, default=0)
-
-    @property
-    def protocol(self) -> dict[str, dict[str, Any]]:
-        """By name, how the harness' tasks ask: the number of examples and the definition's version."""
-        return {
-            name: {"num_fewshot": task.get_config("num_fewshot"), "version": task.VERSION}
-            for name, task in self.tasks.items()
-        }
-
-
-def open_tasks(
-    tasks: Sequence[Task], data: Path | str | None, num_fewshot: int | None = None
-) -> dict[str, OpenedTask]:
-    """Read the questions and documents of every task; a first one is put together on trial.
+def open_tasks(names: Sequence[str], data: Path | str | None, num_fewshot: int | None) -> dict[str, Any]:
+    """Read the questions of tasks.
 
     Args:
-        tasks: Harness tasks.
-        data: Folder with local files (`local_data`); None for the hub.
-        num_fewshot: Examples before every question; None for none, or a harness task's own number.
+        names: Tasks, groups and tags of the harness, or YAML files.
+        data: Folder of TASK.jsonl, the questions, and TASK.SPLIT.jsonl, the examples; None for the hub.
+        num_fewshot: Examples before every question, but of tasks whose definition says 0; None for their own number.
 
     Returns:
-        By name, in order. A tag, or a group without figures of its own, gives its members their own places.
+        What `lm_eval.evaluate` takes, for any number of models.
 
     Raises:
-        UserError: If the data of a task can't be had or have other fields than the task needs, or a task needs
-            software that is missing, runs code, or shows pictures.
+        UserError: If a name is unknown, or questions can't be had or don't fit the definition.
     """
-    if not tasks:
-        return {}
-    opened: dict[str, OpenedTask] = {}
-    for task in tasks:
-        with quiet(), _seeded():
-            for one in _open(task, None if data is None else Path(data), num_fewshot):
-                if one.task.name in opened:
-                    raise UserError(
-                        f"--tasks: {one.task.name!r} comes twice, also in {task.name!r}; leave one out"
-                    )
-                opened[one.task.name] = one
-    return opened
-
-
-def _open(task: Task, data: Path | None, num_fewshot: int | None) -> list[OpenedTask]:
-    from lm_eval.api.task import ConfigurableTask
-
-    def shots(own: int | None) -> int:
-        # The harness never overrides a zero in a definition, and takes none for zero.
-        if own == 0 or task.kind == "documents" or (num_fewshot is None and task.kind == "questions"):
-            return 0
-        return (own or 0) if num_fewshot is None else num_fewshot
-
-    # Local files of one task are read at once.
-    telling = (
-        nullcontext(_say_nothing) if data and task.kind != "harness" else working(f"opening {task.name}")
-    )
-    reader = DataReader(ConfigurableTask.download, task.name, data, shots)
     try:
-        with telling as say, changed(ConfigurableTask, "download", reader.reporting(say)):
-            loaded = load(_definition(task))
-        for name, one in loaded["tasks"].items():
-            reader.task = name
-            if data is not None and name not in reader.local:
-                raise no_local_data(name)
-            _prepare(one, shots(one.get_config("num_fewshot")))
+        with _seeded(), working("opening tasks"), TemporaryDirectory() as folder:
+            known, specs = _known(names), list(names)
+            if data is not None:
+                local = functools.partial(_local, data=Path(data), folder=Path(folder), shots=num_fewshot)
+                specs = [local(known.task_index[x]) if x in known.task_index else x for x in names]
+            loaded: dict[str, Any] = known.load(specs)
     except UserError:
         raise
-    except ImportError as error:
-        said = f"{type(error).__name__}: {reason(error)}"
-        raise UserError(f"task {task.name!r} needs software that is missing ({said}); install it") from error
-    except Exception as error:
-        said = f"{type(error).__name__}: {reason(error)}"
-        raise UserError(f"task {reader.task!r} can't be set up from {reader.origin} ({said})") from error
-    return [_named(task, unit) for unit in _with_figures(loaded)]
+    except Exception as error:  # whatever definitions, their code and their data can raise
+        raise UserError(
+            f"--tasks {','.join(names)}: {type(error).__name__}: {reason(error)}; check the names (see `lm_eval ls "
+            "tasks`) and the network, or the fields of the files in --task_data"
+        ) from error
+    for task in loaded["tasks"].values():
+        own = task.get_config("num_fewshot")
+        task.set_config("num_fewshot", (own or 0) if own == 0 or num_fewshot is None else num_fewshot)
+    return loaded
 
 
-def _say_nothing(_: str) -> None:
-    pass
-
-
-def _definition(task: Task) -> str:
-    import lm_eval.tasks
-
-    stock = Path(lm_eval.tasks.__file__).parent
-    return task.definition if task.kind == "harness" else str(stock / task.definition)
-
-
-def _prepare(task: Any, shots: int) -> None:
-    """Set the number of examples, and put the first question together."""
-    if getattr(task, "UNSAFE_CODE", False):
-        raise unsafe(task.task_name)
-    if getattr(task, "MULTIMODAL", False):
-        raise UserError(f"task {task.task_name!r} shows pictures or plays sounds; leave it out")
-    task.set_config(key="num_fewshot", value=shots)
-    if shots:
-        task.set_fewshot_seed(_OTHER_SEED)
-        task.fewshot_context(task.eval_docs[0], num_fewshot=shots)
-
-
-def _with_figures(loaded: Any) -> list[Any]:
-    """The outermost tasks and groups that have figures of their own."""
-    top = list(loaded["groups"].values())[:1] or loaded["tasks"].values()
-
-    def below(item: Any) -> Iterator[Any]:
-        if getattr(item, "has_aggregation", True):
-            yield item
-        else:
-            for child in item:
-                yield from below(child)
-
-    return [found for item in top for found in below(item)]
-
-
-def _named(task: Task, unit: Any) -> OpenedTask:
-    if hasattr(unit, "has_aggregation"):
-        tasks = {one.task_name: one for one in unit.get_all_tasks()}
-        groups = {group.name: group for group in (unit, *unit.get_all_groups())}
-        metrics = [metric.metric for metric in unit.aggregate_metric_list]
-        return OpenedTask(_renamed(task, unit.name, metrics, tasks.values()), tasks, groups)
-    metrics = list(unit.higher_is_better())[:1]
-    return OpenedTask(_renamed(task, unit.task_name, metrics, [unit]), {unit.task_name: unit}, {})
-
-
-def _renamed(task: Task, name: str, metrics: Sequence[str], asking: Any) -> Task:
-    """The task that stands for what the harness calls `name`; a member of a group may be one of our own."""
-    if task.kind != "harness":
-        return task
-    if name in TASKS:
-        return TASKS[name]
-    better: dict[str, bool] = {}
-    for one in asking:
-        better |= one.higher_is_better()
-    shown = {metric: bool(better.get(metric, True)) for metric in metrics}
-    return replace(task, name=name, label=name, shown=shown)
-
-
-def run_task(
-    opened: OpenedTask,
+def run_tasks(
+    tasks: dict[str, Any],
     lm: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     config: EvalConfig,
     *,
     max_length: int | None = None,
     description: str = "",
-) -> Metrics:
-    """Measure one task on one model.
+) -> dict[str, Any]:
+    """Ask a model.
 
     Args:
-        opened: From `open_tasks`.
+        tasks: From `open_tasks`.
         lm: The model on its device.
         tokenizer: Its own.
         config: How to ask, and how much.
@@ -206,53 +79,108 @@ def run_task(
         description: For the progress report.
 
     Returns:
-        The word perplexity. Of other tasks and of groups, every metric by the harness' name (`acc`,
-        `exact_match,strict-match`) as it gives it, where there is one the standard error (`acc_stderr`), and the
-        number of `samples`; of a group also those of its members, as `subtasks`.
+        What `lm_eval.evaluate` does.
+
+    Raises:
+        UserError: If the harness refuses: tasks that run code or show pictures, answers longer than the model reads.
     """
-    from lm_eval.evaluator import evaluate
+    from lm_eval import evaluate
 
     from roi_lightning.evaluation.harness_model import SlicedHFLM
 
-    with quiet(description), _seeded():
-        model = SlicedHFLM(lm, tokenizer, max_length, config.batch_size, description)
-        for task in opened.tasks.values():
-            task.set_fewshot_seed(_OTHER_SEED)
-        found = evaluate(
-            lm=model,
-            task_dict={"tasks": opened.tasks, "groups": opened.groups},
-            limit=config.first,
-            log_samples=False,
-            system_instruction=config.system_instruction,
-            apply_chat_template=config.apply_chat_template,
-            fewshot_as_multiturn=config.apply_chat_template,
-        )
-    if opened.task.kind == "documents":
-        return float(found["results"][opened.outermost]["word_perplexity,none"])
-    return _figures(opened.outermost, found)
+    try:
+        with _seeded():
+            for task in tasks["tasks"].values():
+                task.set_fewshot_seed(_OTHER_SEED)
+            results: dict[str, Any] = evaluate(
+                lm=SlicedHFLM(lm, tokenizer, max_length, config.batch_size, description),
+                task_dict=tasks,
+                limit=config.first,
+                bootstrap_iters=_RESAMPLINGS,
+                log_samples=False,
+                system_instruction=config.system_instruction,
+                apply_chat_template=config.apply_chat_template,
+                fewshot_as_multiturn=config.apply_chat_template,
+            )
+    except UserError:
+        raise
+    except (AssertionError, ValueError) as error:
+        raise UserError(f"{description}: {reason(error)}") from error
+    return results
 
 
-def _figures(name: str, found: Any) -> dict[str, Any]:
-    metrics = found["results"][name]
-    figures: dict[str, Any] = {
-        key.removesuffix(",none"): float(value)
-        for key, value in metrics.items()
-        if "," in key and isinstance(value, Real)
+def figures_of(results: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Every metric by task or group and the harness' name for it, its error as NAME_stderr, and the `samples`."""
+    return {
+        name: {
+            k.removesuffix(",none"): float(x) for k, x in metrics.items() if "," in k and isinstance(x, Real)
+        }
+        | {"samples": int(metrics.get("sample_len", 0))}
+        for name, metrics in results["results"].items()
     }
-    figures["samples"] = int(metrics.get("sample_len", 0))
-    if name in found["group_subtasks"]:
-        figures["subtasks"] = {child: _figures(child, found) for child in found["group_subtasks"][name]}
-    return figures
+
+
+@functools.cache
+def _task_manager(whole: bool) -> Any:
+    import lm_eval.tasks
+
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    if whole:
+        return lm_eval.tasks.TaskManager()
+    stock = Path(lm_eval.tasks.__file__).parent
+    folders = [str(stock / folder) for folder in _FOLDERS]
+    return lm_eval.tasks.TaskManager(include_path=folders, include_defaults=False)
+
+
+def _known(names: Sequence[str]) -> Any:
+    """The harness' list of tasks, as much of it as is needed."""
+    short = _task_manager(False)
+    return _task_manager(any(x not in short.task_index and not x.endswith((".yaml", ".yml")) for x in names))
+
+
+def _local(entry: Any, data: Path, folder: Path, shots: int | None) -> str:
+    """Write a definition that reads files where the one in the harness' list reads the hub; its path."""
+    questions = data / f"{entry.name}.jsonl"
+    if entry.kind.name != "TASK":
+        raise UserError(
+            f"--task_data has files of single tasks; name the tasks of {entry.name!r} instead of it"
+        )
+    if not questions.is_file():
+        raise UserError(
+            f"task {entry.name!r}: no file {str(questions)!r} in --task_data; give a folder with it"
+        )
+    examples = {x.suffixes[-2][1:]: str(x.resolve()) for x in sorted(data.glob(f"{entry.name}.*.jsonl"))}
+    in_definition = "samples" in (entry.cfg.get("fewshot_config") or {})
+    if (entry.cfg.get("num_fewshot") if shots is None else shots) and not examples and not in_definition:
+        raise UserError(
+            f"task {entry.name!r}: no file {entry.name}.train.jsonl with its examples in --task_data; add it, or use "
+            "--num_fewshot 0"
+        )
+    definition = {
+        "include": str(entry.yaml_path),
+        "task": entry.name,
+        "dataset_path": "json",
+        "dataset_name": None,
+        "dataset_kwargs": {"data_files": {"test": str(questions.resolve()), **examples}},
+        "custom_dataset": None,
+        "training_split": None,
+        "validation_split": None,
+        "test_split": "test",
+        "fewshot_split": next(iter(examples), None),
+    }
+    file = folder / f"{entry.name}.yaml"
+    file.write_text(yaml.safe_dump(definition))
+    return str(file)
 
 
 @contextmanager
 def _seeded() -> Iterator[None]:
-    """Random numbers as in the harness' own program, and afterwards those from before."""
+    """Random numbers as in the harness' own program, and afterwards those from before; no download is counted."""
     import numpy as np
     import torch
     from lightning.pytorch.utilities.seed import isolate_rng
 
-    with isolate_rng():
+    with isolate_rng(), uncounted():
         random.seed(_SEED)
         np.random.seed(_OTHER_SEED)  # noqa: NPY002 - the one that the harness seeds
         torch.manual_seed(_OTHER_SEED)

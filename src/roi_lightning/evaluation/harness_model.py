@@ -3,7 +3,6 @@
 Imported by `harness` only where a harness task runs: lm-evaluation-harness is an optional extra.
 """
 
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,23 +49,18 @@ class SlicedHFLM(HFLM):  # type: ignore[misc]
         batch_size: int,
         description: str,
     ) -> None:
-        # The parent would cut documents into calls of its batch size; one call for all can be sorted.
         super().__init__(
-            pretrained=lm,
-            backend="causal",
-            tokenizer=tokenizer,
-            max_length=max_length,
-            batch_size=sys.maxsize,
+            pretrained=lm, backend="causal", tokenizer=tokenizer, max_length=max_length, batch_size=batch_size
         )
         self._sequences, self._description = batch_size, description
 
     @override
-    def loglikelihood(self, requests: Any, disable_tqdm: bool = True) -> list[tuple[float, bool]]:
-        return super().loglikelihood(requests, disable_tqdm=True)  # type: ignore[no-any-return]
-
-    @override
     def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = True) -> list[float]:
-        return super().loglikelihood_rolling(requests, disable_tqdm=True)  # type: ignore[no-any-return]
+        # The parent would cut documents into calls of its batch size; one call for all can be sorted.
+        self.batch_size_per_gpu = sys.maxsize
+        scores: list[float] = super().loglikelihood_rolling(requests, disable_tqdm=disable_tqdm)
+        self.batch_size_per_gpu = self._sequences
+        return scores
 
     @override
     def _loglikelihood_tokens(self, requests: Sequence[Request], **_: Any) -> list[tuple[float, bool]]:
@@ -81,28 +75,6 @@ class SlicedHFLM(HFLM):  # type: ignore[misc]
         for batch in progress(batches, self._description):
             results |= self._score(batch)
         return [results[number] for number in range(len(requests))]
-
-    @override
-    def generate_until(self, requests: Any, disable_tqdm: bool = True) -> list[str]:
-        answers: dict[int, str] = {}
-        for batch in progress(self._writing_batches(requests), self._description):
-            written = super().generate_until([requests[number] for number in batch], disable_tqdm=True)
-            answers |= zip(batch, written, strict=True)
-        return [answers[number] for number in range(len(requests))]
-
-    def _writing_batches(self, requests: Any) -> list[list[int]]:
-        """The numbers of the requests that are written together, as the parent does it: the longest first."""
-        alike: dict[str, list[int]] = {}
-        for number, request in enumerate(requests):
-            alike.setdefault(json.dumps(request.args[1], sort_keys=True, default=str), []).append(number)
-        order = [(-len(self.tok_encode(request.args[0])), request.args[0]) for request in requests]
-        size = self._sequences
-        return [
-            ordered[i : i + size]
-            for numbers in alike.values()
-            for ordered in [sorted(numbers, key=order.__getitem__)]
-            for i in range(0, len(ordered), size)
-        ]
 
     def _prepare(self, number: int, request: Request) -> _Scored:
         _, context, continuation = request

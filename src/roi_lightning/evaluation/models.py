@@ -64,10 +64,14 @@ class EvaluatedModel:
         return min(_WORD_LENGTH, self.max_positions or _WORD_LENGTH)
 
     @property
+    def bos_id(self) -> int | None:
+        """The token that its tokenizer puts before a text; None for nothing."""
+        return find_bos(self.tokenizer)
+
+    @property
     def bos(self) -> str | None:
-        """What its tokenizer puts before a text; None for nothing."""
-        found = find_bos(self.tokenizer)
-        return None if found is None else str(self.tokenizer.convert_ids_to_tokens(found))
+        """The same as text."""
+        return None if self.bos_id is None else str(self.tokenizer.convert_ids_to_tokens(self.bos_id))
 
     def check_weights(self) -> None:
         """Refuse a directory whose weight files are missing or damaged at first sight, or not as exported.

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
-from transformers.utils import logging as transformers_logging
 
 from roi_lightning.data.chats import ChatTokenizer
 from roi_lightning.data.corpora import Corpus, load_documents, read_rows
@@ -77,7 +76,7 @@ def read_text(corpus: Corpus | None) -> EvalText | EvalChats:
         UserError: If it can't be read, or the hub can't be reached.
     """
     if corpus is None:
-        rows = _wikitext()
+        rows = [row["text"] for row in load_documents(WIKITEXT)]
         # The hub's rows are the lines of the original file, but for the blank ones, which held a space there.
         return EvalText("".join(row or " \n" for row in rows), "\n\n".join(rows))
     file, what = Path(corpus.source), f"--text {corpus.source!r}"
@@ -88,27 +87,14 @@ def read_text(corpus: Corpus | None) -> EvalText | EvalChats:
         filled = [row for row in rows if row]
         if not filled:
             raise UserError(f"{what} holds no text; check the file")
-        return (
-            EvalChats(corpus, filled)
-            if corpus.messages_field
-            else EvalText("\n\n".join(filled), "\n\n".join(rows))
-        )
+        if corpus.messages_field:
+            return EvalChats(corpus, filled)
+        return EvalText("\n\n".join(filled), "\n\n".join(rows))
     try:
         text = file.read_bytes().decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{what} can't be read as UTF-8 text ({error}); convert it") from error
     return EvalText(text, "\n\n".join(line if line.strip() else "" for line in io.StringIO(text)))
-
-
-def _wikitext() -> list[str]:
-    try:
-        return [row["text"] for row in load_documents(WIKITEXT)]
-    except UserError as error:
-        reason = next(iter(str(error.__cause__ or error).splitlines()), "no reason given")
-        raise UserError(
-            f"the WikiText-2 test text could not be fetched from the hub ({reason}); "
-            "give a text file with --text"
-        ) from error
 
 
 @dataclass(frozen=True)
@@ -142,12 +128,8 @@ class Cut:
 
         A BOS that every window begins with is left out.
         """
-        before = transformers_logging.get_verbosity()
-        transformers_logging.set_verbosity_error()  # it warns that no model reads so much at once
-        try:
-            return torch.tensor(tokenizer(text)["input_ids"], dtype=torch.int64)[self.bos is not None :]
-        finally:
-            transformers_logging.set_verbosity(before)
+        ids = tokenizer(text, verbose=False)["input_ids"]  # it would warn that no model reads so much at once
+        return torch.tensor(ids, dtype=torch.int64)[self.bos is not None :]
 
     def batches(self, ids: Tensor, size: int) -> list[Tensor]:
         """The windows of a text, int64 [tokens], as batches [up to `size`, length], the tail by itself.

@@ -1,10 +1,11 @@
 """Measure several models on several tasks: everything checked first, then one model in memory at a time."""
 
 import gc
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import product
-from typing import Any
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,11 +13,14 @@ from transformers.modeling_utils import PreTrainedModel
 
 from roi_lightning.data.packing import as_batch
 from roi_lightning.errors import UserError
-from roi_lightning.evaluation.harness import Metrics, OpenedTask, open_tasks, run_task
+from roi_lightning.evaluation.config import PERPLEXITIES, PROTOCOL_2048, WORDS, ZERO_SHOT, EvalConfig
+from roi_lightning.evaluation.harness import figures_of, open_tasks, run_tasks
 from roi_lightning.evaluation.models import EvaluatedModel
-from roi_lightning.evaluation.perplexity import EvalChats, EvalText, read_text, token_perplexity
-from roi_lightning.evaluation.tasks import PROTOCOL_2048, EvalConfig, Task
+from roi_lightning.evaluation.perplexity import Cut, EvalChats, EvalText, read_text, token_perplexity
 from roi_lightning.utils.progress import progress
+
+# A perplexity, or figures by name.
+Metrics = float | dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -24,18 +28,25 @@ class Evaluation:
     """What was measured.
 
     Attributes:
-        results: By model, by task: a perplexity, or figures by name (`run_task`).
-        tasks: Which have their own figures; members of a tag, and of a task group without any, instead of it.
-        protocol: By name, how lm-evaluation-harness' tasks asked: the number of examples and the version.
+        models: In the order of the rows.
+        config: How it was measured.
+        results: By model and task a perplexity, or figures by name, accuracies as fractions of 1.
+        dense: The name of the model that the others are compared with; None for no comparison.
+        harness: What lm-evaluation-harness says of its tasks (`lm_eval.evaluate`); empty without any.
     """
 
+    models: Sequence[EvaluatedModel]
+    config: EvalConfig
     results: dict[str, dict[str, Metrics]]
-    tasks: list[Task]
-    protocol: dict[str, dict[str, Any]]
+    dense: str | None = None
+    harness: dict[str, Any] = field(default_factory=dict)
 
 
 def evaluate_models(
-    models: Sequence[EvaluatedModel], config: EvalConfig, load: Callable[[EvaluatedModel], PreTrainedModel]
+    models: Sequence[EvaluatedModel],
+    config: EvalConfig,
+    load: Callable[[EvaluatedModel], PreTrainedModel],
+    dense: str | None = None,
 ) -> Evaluation:
     """All metrics of all models.
 
@@ -43,105 +54,114 @@ def evaluate_models(
         models: From `resolve_models`.
         config: What to measure.
         load: Gives a model on its device, in eval mode.
+        dense: The name of the model that the others are compared with.
 
     Raises:
-        UserError: If the text or a task's data can't be had, or a model is too short for a window or an answer or has
-            no chat template where one is needed, all before a model is loaded; or if a model can't be read.
+        UserError: If the text or a task's data can't be had, or a model is too short for a window or has no chat
+            template where one is needed, all before a model is loaded; or if a model can't be read or asked.
     """
-    prepared = _Prepared(models, config)
-    results = {}
+    prepared = _prepare(models, config)
+    results, harness = {}, dict[str, Any]()
     for model in models:
         lm = load(model)
-        results[model.name] = {task.name: prepared.measure(model, lm, task) for task in prepared.tasks}
+        results[model.name], harness = _measure(model, lm, prepared, config)
         del lm
         gc.collect()  # a model's modules refer to each other in circles
         torch.cuda.empty_cache()
-    protocol = {name: how for opened in prepared.opened.values() for name, how in opened.protocol.items()}
-    return Evaluation(results, prepared.tasks, protocol)
+    return Evaluation(models, config, results, dense, harness)
 
 
-class _Prepared:
-    """Everything that is measured on, read and checked.
+class _Prepared(NamedTuple):
+    """Everything that is measured on.
 
     Attributes:
-        batches: By model and task, the text as windows of the model's tokens, as the model takes them (`as_batch`).
-        opened: By task, the harness' questions or documents.
-        tasks: All, in the order of the columns.
+        windows: By model and token perplexity, the text as the model takes it (`as_batch`).
+        documents: Of the word perplexity, as `open_tasks` gives them; None for none.
+        tasks: The other tasks of the harness, likewise.
     """
 
-    def __init__(self, models: Sequence[EvaluatedModel], config: EvalConfig) -> None:
-        self.config = config
-        pairs = list(product(models, [task for task in config.chosen if task.kind == "windows"]))
-        for model, task in pairs:
-            self._check_length(model, task)
-        self.batches: dict[tuple[str, str], list[dict[str, Tensor]]] = {}
-        if pairs:
-            text = read_text(config.corpus)
-            for model, task in pairs:
-                self.batches[model.name, task.name] = self._windows(model, task, text)
-        for model in models:
-            self._check_chat(model)
-        self.opened = open_tasks(config.harness_tasks, config.task_data, config.num_fewshot)
-        for model, opened in product(models, self.opened.values()):
-            self._check_answers(model, opened)
-        windows = [task for task in config.chosen if task.kind == "windows"]
-        self.tasks = [*windows, *(opened.task for opened in self.opened.values())]
-        for model in models:
-            model.check_weights()
+    windows: dict[str, dict[str, list[dict[str, Tensor]]]]
+    documents: dict[str, Any] | None
+    tasks: dict[str, Any] | None
 
-    def _windows(
-        self, model: EvaluatedModel, task: Task, text: EvalText | EvalChats
-    ) -> list[dict[str, Tensor]]:
-        cut = self.config.cut(task, model.tokenizer)
-        if isinstance(text, EvalChats):
-            ids = text.encode(model.tokenizer)
-        else:
-            ids = cut.encode(model.tokenizer, text.rows if task.name == PROTOCOL_2048 else text.whole)
-        counted = [batch for batch in cut.batches(ids, self.config.batch_size) if (batch[:, 1:] >= 0).any()]
-        if not counted:
-            raise UserError(f"the first windows of {self.config.text} hold no answer; raise --limit")
-        return [as_batch(batch) for batch in counted]
 
-    def _check_chat(self, model: EvaluatedModel) -> None:
-        if self.config.apply_chat_template and getattr(model.tokenizer, "chat_template", None) is None:
+def _prepare(models: Sequence[EvaluatedModel], config: EvalConfig) -> _Prepared:
+    names = [name for name in config.names if name in PERPLEXITIES and name != WORDS]
+    cuts = {model.name: {name: _cut(config, name, model) for name in names} for model in models}
+    text = read_text(config.corpus) if names else EvalText("", "")
+    windows = {
+        model.name: {name: _batches(config, model, text, cut) for name, cut in cuts[model.name].items()}
+        for model in models
+    }
+    for model in models:
+        if config.apply_chat_template and getattr(model.tokenizer, "chat_template", None) is None:
             raise UserError(
                 f"model {model.name!r}: its tokenizer has no chat template; leave out --apply_chat_template"
             )
+    documents = open_tasks(["wikitext"], config.task_data, None) if WORDS in config.names else None
+    others = config.harness_names
+    tasks = open_tasks(others, config.task_data, config.num_fewshot) if others else None
+    for model in models:
+        model.check_weights()
+    return _Prepared(windows, documents, tasks)
 
-    def _check_answers(self, model: EvaluatedModel, opened: OpenedTask) -> None:
-        limit, wanted = model.max_positions, opened.longest_answer
-        if limit is not None and wanted >= limit:
-            raise UserError(
-                f"model {model.name!r} reads at most {limit} tokens and the answers of {opened.task.name} may have "
-                f"{wanted}; leave it out"
-            )
 
-    def _check_length(self, model: EvaluatedModel, task: Task) -> None:
-        length = self.config.cut(task, model.tokenizer).length
-        if length > (model.max_positions or length):
-            remedy = "lower --seq_len" if task.name == "token_perplexity" else "leave it out"
-            raise UserError(
-                f"model {model.name!r} reads at most {model.max_positions} tokens and the windows of "
-                f"{task.name} have {length}; {remedy}"
-            )
-
-    def measure(self, model: EvaluatedModel, lm: PreTrainedModel, task: Task) -> Metrics:
-        """One model, loaded, on one task."""
-        description = f"{shorten(model.name, 32)}: {task.name}"
-        if task.kind == "windows":
-            batches = self.batches[model.name, task.name]
-            windows = progress([batch["input_ids"] for batch in batches], description)
-            return token_perplexity(lm, windows, [batch.get("labels") for batch in batches])
-        return run_task(
-            self.opened[task.name],
-            lm,
-            model.tokenizer,
-            self.config,
-            max_length=model.word_length if task.kind == "documents" else None,
-            description=description,
+def _cut(config: EvalConfig, name: str, model: EvaluatedModel) -> Cut:
+    """How a text becomes windows; each begins with the model's BOS, in Wanda's protocol only the first."""
+    bos = model.bos_id if name != PROTOCOL_2048 else None
+    cut = Cut(config.seq_len, limit=config.first, bos=bos)
+    if name == PROTOCOL_2048:
+        cut = Cut(2048, keep_tail=False, limit=config.first)
+    if cut.length > (model.max_positions or cut.length):
+        raise UserError(
+            f"model {model.name!r} reads at most {model.max_positions} tokens and the windows of {name} have "
+            f"{cut.length}; lower --seq_len, or leave out {PROTOCOL_2048}"
         )
+    return cut
 
 
-def shorten(name: str, width: int) -> str:
-    """A name cut on the left: the end of a path is what tells it from others."""
-    return name if len(name) <= width else "…" + name[len(name) - width + 1 :]
+def _batches(
+    config: EvalConfig, model: EvaluatedModel, text: EvalText | EvalChats, cut: Cut
+) -> list[dict[str, Tensor]]:
+    if isinstance(text, EvalChats):
+        ids = text.encode(model.tokenizer)
+    else:
+        ids = cut.encode(model.tokenizer, text.whole if cut.keep_tail else text.rows)
+    counted = [batch for batch in cut.batches(ids, config.batch_size) if (batch[:, 1:] >= 0).any()]
+    if not counted:
+        raise UserError(f"the first windows of {config.text} hold no answer; raise --limit")
+    return [as_batch(batch) for batch in counted]
+
+
+def _measure(
+    model: EvaluatedModel, lm: PreTrainedModel, prepared: _Prepared, config: EvalConfig
+) -> tuple[dict[str, Metrics], dict[str, Any]]:
+    """The metrics of a model by task, and what the harness says of its tasks."""
+    metrics: dict[str, Metrics] = {}
+    harness: dict[str, Any] = {}
+    label = model.name if len(model.name) <= 32 else f"…{model.name[-31:]}"
+    for name, batches in prepared.windows[model.name].items():
+        ids = progress([batch["input_ids"] for batch in batches], f"{label}: {name}")
+        metrics[name] = token_perplexity(lm, ids, [batch.get("labels") for batch in batches])
+    if prepared.documents is not None:
+        metrics[WORDS] = _word_perplexity(model, lm, prepared.documents, config, f"{label}: {WORDS}")
+    if prepared.tasks is not None:
+        harness = run_tasks(prepared.tasks, lm, model.tokenizer, config, description=f"{label}: tasks")
+        figures = figures_of(harness)
+        metrics |= figures
+        accuracies = [figures[name]["acc"] for name in ZERO_SHOT if name in figures]
+        if len(accuracies) > 1:
+            metrics["average"] = {"acc": fmean(accuracies)}
+    return metrics, harness
+
+
+def _word_perplexity(
+    model: EvaluatedModel, lm: PreTrainedModel, documents: dict[str, Any], config: EvalConfig, label: str
+) -> float:
+    try:
+        results = run_tasks(
+            documents, lm, model.tokenizer, config, max_length=model.word_length, description=label
+        )
+    except OverflowError:  # the harness takes exp of whatever a ruined model needs per word
+        return math.inf
+    return figures_of(results)["wikitext"]["word_perplexity"]
