@@ -7,10 +7,12 @@ import torch
 
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.samplers import (
+    Categorical,
     Draw,
     GumbelSubset,
     GumbelTopK,
     StraightThrough,
+    categorical_eager,
     subset_eager,
     top_k_eager,
     triton_launch,
@@ -29,7 +31,9 @@ def both_ways(sampler, spec, draw, kept_norm, dtype=torch.float32):
     weight, upstream, logits = (x.detach() for x in tensors(sampler, spec, dtype, SHAPE))
     pattern, key = NMPattern(spec), noise_key(draw.seed, draw.index, "layer")
     args = DrawArgs(pattern.n, pattern.m, *key, draw.lam, draw.tau, kept_norm, True)
-    if isinstance(sampler, GumbelSubset):
+    if isinstance(sampler, Categorical):
+        ways = categorical_eager, triton_launch.categorical
+    elif isinstance(sampler, GumbelSubset):
         ways = subset_eager, triton_launch.subset
     else:
         push = 1.0 if sampler.push_down == "paper" else 1 / draw.tau
@@ -53,9 +57,11 @@ def errors(sampler, spec, draw, kept_norm):
 def main(every=False):
     """All cases, or of each sampler and pattern one of the four settings in turn."""
     found = {}
-    samplers = GumbelTopK(), GumbelTopK("scaled"), StraightThrough(), GumbelSubset()
+    samplers = GumbelTopK(), GumbelTopK("scaled"), StraightThrough(), GumbelSubset(), Categorical()
     settings = list(product(TEMPERATURES.items(), (False, True)))
     for number, (sampler, spec) in enumerate(product(samplers, PATTERNS)):
+        if isinstance(sampler, Categorical) and spec == "4:8":
+            spec = "2:8"  # its kernel is for few candidates
         turn = (number + number // len(PATTERNS)) % len(settings)
         for (name, (lam, tau)), kept_norm in settings if every else settings[turn : turn + 1]:
             case = f"{sampler} {spec} {name} kept norm {kept_norm}"
@@ -68,6 +74,10 @@ def main(every=False):
     for kernel in (triton_launch.top_k, triton_launch.subset):
         kernel.masked_weight(torch.ones(4, 8), bad, args, out.zero_())
         found.setdefault("nan", []).append(bool(out.isnan().all()))
+    triton_launch.categorical.masked_weight(
+        torch.ones(4, 8), torch.full((6, 4, 2), torch.nan), args, out.zero_()
+    )
+    found["nan"].append(bool(out.isnan().all()))
     found["nan"].append(triton_launch.kernels.disabled)
     print(json.dumps(found))
 

@@ -16,7 +16,6 @@ from roi_lightning.samplers import (
     KeptNorm,
     StraightThrough,
     categorical_eager,
-    compiled_categorical,
     top_k_eager,
 )
 from roi_lightning.samplers.base import DrawArgs
@@ -313,84 +312,3 @@ def test_noise_goes_on_beyond_the_range_of_int32():
     index = torch.arange((groups - 3) * 70, groups * 70).view(3, 70).T.to(torch.int32)
     wanted = gumbel(index, noise_key(1, 2, "layer")).softmax(0)
     torch.testing.assert_close(categorical_eager._drawn(logits, last, args), wanted)
-    ints, _ = compiled_categorical._numbers(logits, last, args)
-    assert ints[0] == index[0, 0]
-
-
-# Compiled. A layer this large is just worth it.
-LARGE = 320, 256
-
-
-@pytest.fixture
-def fresh_switch(monkeypatch):
-    monkeypatch.setattr(compiled_categorical.kernels, "disabled", False)
-    yield
-    assert not compiled_categorical.kernels.disabled
-
-
-def both_ways(spec, draw, dtype=torch.float32, kept_norm=False, shape=LARGE):
-    """Drawn weight and logits' gradient, compiled and eager."""
-    pattern = NMPattern(spec)
-    weight, upstream = normal(*shape, seed=1).to(dtype), normal(*shape, seed=2).to(dtype)
-    logits, factor = new_logits(shape, pattern), torch.tensor(0.3)
-    args = DrawArgs(pattern.n, pattern.m, *noise_key(3, 7, "layer"), draw.lam, draw.tau, kept_norm, True)
-    for kernel in (compiled_categorical, categorical_eager):
-        out, gradient = torch.empty_like(weight), torch.empty_like(logits)
-        assert kernel.masked_weight(weight, logits, args, out)
-        assert kernel.logits_gradient(weight, logits, upstream, factor, args, gradient)
-        yield out, gradient
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kept_norm", [True, False])
-def test_compiled_draws_are_the_eager_ones_up_to_rounding(kept_norm, fresh_switch):
-    for lam, tau in TEMPERATURES:
-        fast, slow = both_ways("2:4", Draw(3, 7, lam, tau), kept_norm=kept_norm)
-        allowed = 1e-6 + 4e-6 / tau
-        assert relative_error(fast[0], slow[0]) < allowed
-        assert relative_error(fast[1], slow[1]) < allowed
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("spec", ["1:4", "2:8"])
-def test_compiled_other_patterns_and_bf16(spec, fresh_switch):
-    fast, slow = both_ways(spec, Draw(3, 7, 0.01, 2.0), torch.bfloat16)
-    # Where rounding to bf16 falls the other way, an entry differs by its last place.
-    torch.testing.assert_close(fast[0], slow[0], rtol=2**-7, atol=1e-6)
-    assert (fast[0] != slow[0]).float().mean() < 0.01
-    assert relative_error(fast[1], slow[1]) < 1e-5
-
-
-@pytest.mark.slow
-def test_layers_of_all_sizes_share_compiled_code(fresh_switch, monkeypatch):
-    draw, graphs = Draw(3, 7, 0.01, 2.0), torch._dynamo.utils.counters["stats"]
-    list(both_ways("2:4", draw, kept_norm=True))
-    before = graphs["unique_graphs"]
-    list(both_ways("2:4", draw, kept_norm=True, shape=(1000, 520)))
-    monkeypatch.setattr(top_k_eager, "_CPU_CHUNK", 1 << 15)
-    fast, slow = both_ways("2:4", draw, kept_norm=True, shape=(333, 412))
-    assert relative_error(fast[1], slow[1]) < 1e-5
-    assert graphs["unique_graphs"] == before
-
-
-def test_many_candidates_are_not_compiled(monkeypatch):
-    monkeypatch.setattr(compiled_categorical, "_compiled", lambda function: pytest.fail("compiled"))
-    args = DrawArgs(4, 8, 1, 2, 0.1, 0.1, False, True)
-    weight, logits = torch.ones(LARGE), new_logits(LARGE, NMPattern("4:8"))
-    assert not compiled_categorical.masked_weight(weight, logits, args, torch.empty_like(weight))
-
-
-def test_a_machine_that_cannot_compile_says_so_once(monkeypatch, caplog):
-    def no_compiler(function):
-        raise RuntimeError("no C++ compiler found\nand much more")
-
-    monkeypatch.setattr(compiled_categorical, "_compiled", no_compiler)
-    monkeypatch.setattr(compiled_categorical.kernels, "disabled", False)
-    args = DrawArgs(2, 4, 1, 2, 0.1, 0.1, False, True)
-    weight, logits = torch.ones(LARGE), new_logits(LARGE, NMPattern("2:4"))
-    for _ in range(2):
-        assert not compiled_categorical.masked_weight(weight, logits, args, torch.empty_like(weight))
-    (record,) = caplog.records
-    assert "eagerly" in record.message
-    assert "no C++ compiler found" in record.message
-    assert "much more" not in record.message

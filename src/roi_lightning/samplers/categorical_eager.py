@@ -18,8 +18,8 @@ from roi_lightning.samplers.top_k_eager import MIN_EXPONENT, chunk_size
 
 def masked_weight(weight: Tensor, logits: Tensor, args: DrawArgs, out: Tensor) -> bool:
     """Write weight * mask into `out`; see `ops.Kernel`."""
-    logits, weight, out = (by_group(x, args) for x in (logits, weight, out))
-    for part in slices(logits):
+    logits, weight, out = (_by_group(x, args) for x in (logits, weight, out))
+    for part in _slices(logits):
         mask = soft_mask(_drawn(logits, part, args), args.n, args.m)
         # The product is taken in fp32 and rounded once to the weight's dtype.
         out[part] = (mask * weight[part].T.float()).T
@@ -30,8 +30,8 @@ def logits_gradient(
     weight: Tensor, logits: Tensor, grad: Tensor, factor: Tensor, args: DrawArgs, out: Tensor
 ) -> bool:
     """Write the gradient of the logits into `out`; see `ops.Kernel`."""
-    logits, weight, grad, out = (by_group(x, args) for x in (logits, weight, grad, out))
-    for part in slices(logits):
+    logits, weight, grad, out = (_by_group(x, args) for x in (logits, weight, grad, out))
+    for part in _slices(logits):
         elements = weight[part].T.float()
         of_mask = grad[part].T.float() * elements
         drawn = _drawn(logits, part, args)
@@ -42,23 +42,20 @@ def logits_gradient(
     return True
 
 
-def by_group(tensor: Tensor, args: DrawArgs) -> Tensor:
+def _by_group(tensor: Tensor, args: DrawArgs) -> Tensor:
     """Contiguous logits as a view [C, G]; contiguous tensors of the weight's shape as one [G, M]."""
     return tensor.flatten(1) if tensor.ndim == 3 else tensor.view(-1, args.m)
 
 
-def slices(logits: Tensor) -> Iterator[slice]:
-    """Nearly equal slices of the groups of logits [C, G].
-
-    At least two: a slice then never has the strides of the whole, for which code would be compiled again.
-    """
+def _slices(logits: Tensor) -> Iterator[slice]:
+    """Nearly equal _slices of the groups of logits [C, G]."""
     groups = logits.shape[1]
-    count = min(groups, max(2, -(-logits.numel() // chunk_size(logits))))
+    count = min(groups, -(-logits.numel() // chunk_size(logits)))
     for i in range(count):
         yield slice(i * groups // count, (i + 1) * groups // count)
 
 
-def first_index(logits: Tensor, part: slice) -> int:
+def _first_index(logits: Tensor, part: slice) -> int:
     """The noise index of a slice's first logit, wrapped to int32 as the others are."""
     first: int = part.start * len(logits)
     return (first + (1 << 31)) % (1 << 32) - (1 << 31)
@@ -69,7 +66,7 @@ def _drawn(logits: Tensor, part: slice, args: DrawArgs) -> Tensor:
     own = logits[:, part]
     groups = torch.arange(own.shape[1], dtype=torch.int32, device=logits.device)
     among = torch.arange(len(own), dtype=torch.int32, device=logits.device).unsqueeze(1)
-    noise = gumbel(groups * len(own) + first_index(logits, part) + among, (args.key0, args.key1))
+    noise = gumbel(groups * len(own) + _first_index(logits, part) + among, (args.key0, args.key1))
     return probabilities(noise.add_(own / args.lam), args.tau)
 
 

@@ -53,15 +53,6 @@ def gumbel(index: Tensor, key: tuple[int, int]) -> Tensor:
     return uniform(index, key).log_().neg_().log_().neg_()
 
 
-def gumbel_of(index: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """`gumbel` with the keys as int32 scalars and nothing done in place: for code that is compiled."""
-    x = index + first
-    x = (x ^ _shift(x, 16)) * MIX_A
-    x = ((x ^ _shift(x, 15)) + second) * MIX_B
-    bits = _shift(x ^ _shift(x, 16), 9)
-    return -torch.log(-torch.log((bits.to(torch.float32) + 0.5) * 2.0**-23))
-
-
 def _mix(index: Tensor, key: tuple[int, int]) -> Tensor:
     x = index.add(key[0])
     x.bitwise_xor_(_shift(x, 16)).mul_(MIX_A)

@@ -13,7 +13,6 @@ from torch.library import custom_op
 
 from roi_lightning.samplers import (
     categorical_eager,
-    compiled_categorical,
     cpu_kernels,
     subset_eager,
     top_k_eager,
@@ -150,7 +149,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 top_k_weight = _define("top_k", top_k_eager, cpu=cpu_kernels.top_k, cuda=triton_launch.top_k)
 categorical_weight = _define(
-    "categorical", categorical_eager, cpu=cpu_kernels.categorical, cuda=compiled_categorical
+    "categorical", categorical_eager, cpu=cpu_kernels.categorical, cuda=triton_launch.categorical
 )
 subset_weight = _define("subset", subset_eager, cpu=cpu_kernels.subset, cuda=triton_launch.subset)
 # Of the backward passes.

@@ -20,10 +20,10 @@ MIN_EXPONENT = tl.constexpr(_MIN_EXPONENT)
 TINY = tl.constexpr(1.17549435e-38)
 BEHIND = tl.constexpr(-3e38)
 # A draw's keys are any numbers: kernels of their own for multiples of 16 would be compiled in the middle of a run.
-_jit = triton.jit(do_not_specialize=["key0", "key1"])
+jit = triton.jit(do_not_specialize=["key0", "key1"])
 
 
-@_jit
+@jit
 def masked_weight(
     logits,
     weight,
@@ -42,7 +42,7 @@ def masked_weight(
     TILE: tl.constexpr,
 ):
     """Write weight * mask into `out`; the mask is a relaxed one, or the hard top-N of its keys."""
-    offset, inside, element = _offsets(groups, M, WIDTH, TILE)
+    offset, inside, element = offsets(groups, M, WIDTH, TILE)
     key = _keys(logits, offset, inside, element, key0, key1, over_lam, M)
     if HARD:
         mask = _hard_mask(key, element, N, WIDTH)
@@ -55,7 +55,7 @@ def masked_weight(
     tl.store(out + offset, (value.to(tl.float32) * mask).to(value.dtype, fp_downcast_rounding="rtne"), inside)
 
 
-@_jit
+@jit
 def logits_gradient(
     logits,
     weight,
@@ -77,7 +77,7 @@ def logits_gradient(
     TILE: tl.constexpr,
 ):
     """Write the gradient of the logits into `out`."""
-    offset, inside, element = _offsets(groups, M, WIDTH, TILE)
+    offset, inside, element = offsets(groups, M, WIDTH, TILE)
     key = _keys(logits, offset, inside, element, key0, key1, over_lam, M)
     value = tl.load(weight + offset, inside, 0.0).to(tl.float32)
     of_mask = tl.load(grad + offset, inside, 0.0).to(tl.float32) * value
@@ -116,8 +116,8 @@ def _subset_mask(key, over_tau, element, M: tl.constexpr, N: tl.constexpr, WIDTH
     """Σ_c p_c · candidate_c."""
     best = tl.sum(key * _hard_mask(key, element, N, WIDTH), 1)
     total, mask = tl.zeros_like(best), tl.zeros_like(key)
-    for c in tl.static_range(_count(M, N)):
-        kept = _candidate(element, c, M, N)
+    for c in tl.static_range(count(M, N)):
+        kept = candidate(element, c, M, N)
         e = _odds(key, kept, best, over_tau)
         total += e
         mask += e[:, None] * kept
@@ -131,8 +131,8 @@ def _subset_gradient(
     best = tl.sum(key * _hard_mask(key, element, N, WIDTH), 1)
     mean = tl.sum(of_mask * mask, 1)  # of what the candidates' gradients are
     total, of_keys = tl.zeros_like(best), tl.zeros_like(key)
-    for c in tl.static_range(_count(M, N)):
-        kept = _candidate(element, c, M, N)
+    for c in tl.static_range(count(M, N)):
+        kept = candidate(element, c, M, N)
         e = _odds(key, kept, best, over_tau)
         total += e
         of_keys += (e * (tl.sum(of_mask * kept, 1) - mean))[:, None] * kept
@@ -147,12 +147,14 @@ def _odds(key, kept, best, over_tau):
 
 
 @triton.jit
-def _candidate(element, c: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
+def candidate(element, c: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
+    """1 for the elements that candidate c keeps, else 0."""
     return ((_bits(c, M, N) >> element) & 1).to(tl.float32)
 
 
 @triton.constexpr_function
-def _count(m, n):
+def count(m, n):
+    """How many candidates there are."""
     return len(list(combinations(range(m), n)))
 
 
@@ -162,7 +164,8 @@ def _bits(c, m, n):
 
 
 @triton.jit
-def _offsets(groups, M: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr):
+def offsets(groups, M: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr):
+    """Of a program's elements: where they lie, which of them there are, and their places in a group."""
     group = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     element = tl.arange(0, WIDTH)[None, :]
     return (group * M)[:, None] + element, (group < groups)[:, None] & (element < M), element
@@ -170,12 +173,13 @@ def _offsets(groups, M: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr):
 
 @triton.jit
 def _keys(logits, offset, inside, element, key0, key1, over_lam, M: tl.constexpr):
-    key = tl.load(logits + offset, inside, 0.0) * over_lam + _gumbel(offset.to(tl.uint32), key0, key1)
+    key = tl.load(logits + offset, inside, 0.0) * over_lam + gumbel(offset.to(tl.uint32), key0, key1)
     return tl.where(element < M, key, BEHIND)
 
 
 @triton.jit
-def _gumbel(index, key0, key1):
+def gumbel(index, key0, key1):
+    """`noise.gumbel`."""
     x = index + key0.to(tl.uint32, bitcast=True)
     x = (x ^ (x >> 16)) * A
     x = ((x ^ (x >> 15)) + key1.to(tl.uint32, bitcast=True)) * B

@@ -1,4 +1,4 @@
-"""RoI's passes over weights on NVIDIA GPUs, through `triton_kernels`, where Triton is installed."""
+"""The samplers' passes over weights on NVIDIA GPUs, through Triton's kernels, where Triton is installed."""
 
 import importlib
 import logging
@@ -25,14 +25,16 @@ class TritonKernel:
     """The passes of one sampler; see `ops.Kernel`.
 
     Attributes:
-        subset: Whether the relaxation goes over whole masks.
+        module: Where the kernels are, in this package.
         code_size: What the code grows with, by M and N.
         max_size: Beyond, compiling would take minutes.
+        subset: Of `triton_kernels`: whether the relaxation goes over whole masks.
     """
 
-    subset: bool
+    module: str
     code_size: Callable[[int, int], int]
     max_size: int
+    subset: bool | None = None
 
     def masked_weight(self, weight: Tensor, logits: Tensor, args: DrawArgs, out: Tensor) -> bool:
         """Write weight * mask into `out`."""
@@ -51,22 +53,27 @@ class TritonKernel:
             return False
         width = 1 << (args.m - 1).bit_length()
         tile, groups = max(1, _TILE // width), tensors[1].numel() // args.m
-        numbers = groups, args.key0, args.key1, 1 / args.lam, 1 / args.tau, args.push
-        constants |= {"HARD": args.hard, "SUBSET": self.subset}
+        numbers: tuple[float, ...] = groups, args.key0, args.key1, 1 / args.lam, 1 / args.tau
+        if self.subset is not None:
+            numbers += (args.push,)
+            constants |= {"HARD": args.hard, "SUBSET": self.subset}
         sizes = {"M": args.m, "N": args.n, "WIDTH": width, "TILE": tile}
 
         def launch() -> None:
             with torch.cuda.device_of(tensors[1]):
-                getattr(_module(), name)[-(-groups // tile),](*tensors, *numbers, **sizes, **constants)
+                getattr(_module(self.module), name)[-(-groups // tile),](
+                    *tensors, *numbers, **sizes, **constants
+                )
 
         return kernels.attempt(launch)
 
 
 @cache
-def _module() -> Any:
+def _module(name: str) -> Any:
     # Imported when first needed: it needs Triton, which machines without a GPU may lack.
-    return importlib.import_module("roi_lightning.samplers.triton_kernels")
+    return importlib.import_module(f"roi_lightning.samplers.{name}")
 
 
-top_k = TritonKernel(subset=False, code_size=mul, max_size=256)
-subset = TritonKernel(subset=True, code_size=comb, max_size=128)
+top_k = TritonKernel("triton_kernels", code_size=mul, max_size=256, subset=False)
+subset = TritonKernel("triton_kernels", code_size=comb, max_size=128, subset=True)
+categorical = TritonKernel("triton_categorical", code_size=comb, max_size=32)
