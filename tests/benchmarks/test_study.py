@@ -73,7 +73,7 @@ def test_fit_understands_a_cell_as_it_is_meant(lab, texts):
     assert type(cli.model.state.sampler).__name__ == "StraightThrough"
     assert (cli.model.lam.start, cli.model.lam.end, cli.model.tau.end) == (0.005, 0.001, 0.05)
     assert (str(cli.model.pattern), cli.model.seed) == ("1:4", 3)
-    assert cli.model.prior == str(settled.prior("1:4"))
+    assert cli.model.start.prior == str(settled.prior("1:4"))
     trainer, data = cli.trainer, cli.datamodule
     trainer.count_micro_batches(data)
     per_step = trainer.accumulate_grad_batches * data.batch_size * data.seq_len

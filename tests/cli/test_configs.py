@@ -74,8 +74,8 @@ def check_the_papers_numbers(model, data, trainer):
     group = optimizer.param_groups[0]
     assert {key: tuple(group[key]) if key == "betas" else group[key] for key in wanted} == wanted
     assert model.lr_end == 1e-4
-    assert model.init_std == 0.01
-    assert model.prior == "none"
+    assert model.start.init_std == 0.01
+    assert model.start.prior == "none"
     assert model.state.sampler == GumbelTopK()
     assert trainer.precision == "32-true"
     assert trainer.validate_every_steps == 250
@@ -109,7 +109,7 @@ def test_what_the_overlays_change(lab):
     assert (small.trainer.accumulate_grad_batches, small.datamodule.batch_size) == (4, 1)
     assert small.trainer.val_check_interval == 50 * 4
     assert small.trainer.max_steps * 4 * small.datamodule.seq_len < 1e6
-    assert small.model.prior == "activation"
+    assert small.model.start.prior == "activation"
     assert 0 < small.model.distillation < 1
     linear = instantiate(*start, "-c", "overlays/small_budget.yaml").model
     assert (linear.tau, linear.lam) == (Linear(0.2, 0.05, 0.75), Linear(0.005, 0.002, 0.75))
@@ -125,7 +125,7 @@ def test_a_million_tokens_from_a_prior_that_draws_hardly_leave(lab):
     cli.trainer.count_micro_batches(cli.datamodule)
     tokens = cli.trainer.max_steps * cli.datamodule.windows_per_step * cli.datamodule.seq_len
     assert 0.9e6 < tokens < 1.1e6
-    model, strength = cli.model, cli.model.prior_strength
+    model, strength = cli.model, cli.model.start.prior_strength
     logits = torch.tensor([strength, strength, -strength, -strength]).repeat(1000)[None]
     ones, prior = torch.ones_like(logits), (logits > 0).float()
     last = cli.trainer.max_steps

@@ -58,7 +58,7 @@ def test_a_sampler_alone_leaves_the_schedules_as_they_are(lab):
 def test_randomness_at_the_start_flips_what_readme_says(init_std, flipped, tmp_path):
     module = RoILightningModule(str(tiny_llama(tmp_path)), prior="magnitude", init_std=init_std)
     module.configure_model()
-    module.initialise_logits()
+    module.start.initialise(module, module.layers)
     masks = {name: (mask, module.prior_masks[name].to_bool()) for name, mask in module.hard_masks()}
     kept = sum(int(prior.sum()) for _, prior in masks.values())
     lost = sum(int((prior & ~mask).sum()) for mask, prior in masks.values())

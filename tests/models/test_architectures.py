@@ -320,7 +320,7 @@ def test_idle_experts_keep_their_logits(lab):
     model = tiny_qwen3_moe(lab.folder / "m", num_experts=16)
     start = RoILightningModule(str(model))
     start.configure_model()
-    start.initialise_logits()
+    start.start.initialise(start, start.layers)
     learner = few_tokens(lab, model=model, max_steps=1)
     moved = {
         name

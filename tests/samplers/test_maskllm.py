@@ -16,6 +16,7 @@ from roi_lightning.cli.lightning import build
 from roi_lightning.cli.plan import make_plan
 from roi_lightning.errors import UserError
 from roi_lightning.learning.callbacks import MaskMonitor
+from roi_lightning.learning.logits import LogitStart
 from roi_lightning.learning.roi import RoILightningModule
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.masks.pattern import NMPattern
@@ -148,9 +149,9 @@ def test_the_overlay_has_the_published_numbers_and_keeps_the_rest(lab, base):
     assert [model.tau.at(step, 2000) for step in (0, 1000, 2000)] == pytest.approx([4, 2.025, 0.05])
     group = model.optimizer([torch.nn.Parameter(torch.zeros(1))]).param_groups[0]
     assert (group["lr"], tuple(group["betas"]), group["weight_decay"]) == (5e-4, (0.9, 0.95), 0.1)
-    assert (model.lr_end, model.kept_norm, model.prior) == (5e-5, 1e-5, "sparsegpt")
+    assert (model.lr_end, model.kept_norm, model.start.prior) == (5e-5, 1e-5, "sparsegpt")
     # One more member in common: α σ = 3 * 0.01.
-    assert 2 * model.prior_strength == pytest.approx(3 * model.init_std)
+    assert 2 * model.start.prior_strength == pytest.approx(3 * model.start.init_std)
     assert model.dtype_name == ("bfloat16" if base.startswith("qwen") else "auto")
     cli.model.preflight(cli.trainer)
 
@@ -241,13 +242,13 @@ def test_one_of_four_learns_what_roi_learns(lab, monkeypatch):
     """Whole runs that start with the same logits: C(4, 1) candidates are the four members."""
     pattern, start = NMPattern("1:4"), {}
 
-    def random_start(self, name, like):
-        generator = torch.Generator().manual_seed(noise_key(0, -1, name)[0] & 0xFFFFFFFF)
-        members = torch.randn(self.layers[name].weight.shape, generator=generator) * 0.01
-        start[name] = members
-        return members if like.ndim == 2 else pattern.group(members).movedim(-1, 0).contiguous()
+    def random_start(self, seed, layer):
+        generator = torch.Generator().manual_seed(noise_key(seed, -1, layer.name)[0] & 0xFFFFFFFF)
+        members = torch.randn(layer.weight.shape, generator=generator) * 0.01
+        start[layer.name] = members
+        return members if layer.logits.ndim == 2 else pattern.group(members).movedim(-1, 0).contiguous()
 
-    monkeypatch.setattr(RoILightningModule, "_random_logits", random_start)
+    monkeypatch.setattr(LogitStart, "_random", random_start)
     options = {"pattern": "1:4", "dtype": "float32", "lr": 1e-3, "prior": "magnitude", "kept_norm": 1e-5}
     schedules = {"lam": LinearScale(), "tau": Linear(4.0, 0.5, 1.0)}
     maskllm, _ = lab.learn(3, sampler=Categorical(), **options, **schedules)

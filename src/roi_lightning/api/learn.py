@@ -21,7 +21,6 @@ from roi_lightning.errors import UserError
 from roi_lightning.learning.base import MaskLearningModule
 from roi_lightning.learning.callbacks import MaskMonitor
 from roi_lightning.learning.callbacks.progress import with_progress
-from roi_lightning.learning.logits import LogitLearningModule
 from roi_lightning.learning.optim import check_trainer
 from roi_lightning.learning.roi import RoILightningModule
 from roi_lightning.learning.trainer import RoITrainer
@@ -94,7 +93,7 @@ def learn(
         batch_size: Windows of a micro-batch.
         windows_per_step: Windows of an optimizer step, a multiple of `batch_size`.
         learning_rate: AdamW's; a cosine leads to a tenth of it.
-        prior: Where logits start, see `LogitLearningModule`.
+        prior: Where logits start, see `RoILightningModule`.
         sampler: How RoI draws masks.
         tau: RoI's softmax temperature by optimizer step.
         lam: RoI's sampling temperature by optimizer step.
@@ -114,7 +113,7 @@ def learn(
     Raises:
         UserError: For whatever can't be learned, or learned on; before text is read where that can be known.
     """
-    own = _options_of_logits(learner, {"prior": prior}, {"sampler": sampler, "tau": tau, "lam": lam})
+    own = _options_of_roi(learner, {"prior": prior}, {"sampler": sampler, "tau": tau, "lam": lam})
     rates = {"optimizer": _optimizer(learning_rate), "lr_end": learning_rate / 10}
     chosen = {
         "pattern": pattern,
@@ -163,16 +162,16 @@ def _make(kind: Made[_T], source: str, options: dict[str, Any]) -> _T:
     return make(source, **options | own)
 
 
-def _options_of_logits(
-    learner: Made[MaskLearningModule], prior: dict[str, Any], of_roi: dict[str, Any]
+def _options_of_roi(
+    learner: Made[MaskLearningModule], prior: dict[str, Any], drawing: dict[str, Any]
 ) -> dict[str, Any]:
-    """What only RoI and other learners of logits have options for; refused to the rest unless it was left out."""
+    """What only RoI and what extends it have options for; refused to the rest unless it was left out."""
     kind = learner.func if isinstance(learner, partial) else learner
-    bases = kind.__mro__ if isinstance(kind, type) else ()
-    taken = prior if LogitLearningModule in bases else {}
-    taken = _START | taken | of_roi if RoILightningModule in bases else taken
+    taken: dict[str, Any] = {}
+    if isinstance(kind, type) and issubclass(kind, RoILightningModule):
+        taken = prior if kind.fixed_options else _START | prior | drawing
     defaults = signature(learn).parameters
-    for name, value in (prior | of_roi).items():
+    for name, value in (prior | drawing).items():
         if name not in taken and value != defaults[name].default:
             raise UserError(
                 f"{name} is an option of RoILightningModule and means nothing to {kind.__name__}; leave it out, or "

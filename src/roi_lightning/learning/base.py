@@ -1,13 +1,14 @@
-"""The LightningModule that every method extends: frozen model, optimizer, checkpoints, masks for export.
+"""The LightningModule that every method extends: frozen model, step and loss, optimizer, checkpoints, masks.
 
 A method says how its parameters are attached to the layers, how a training step draws, and what its hard masks are;
 everything else happens here, so that two methods differ in nothing but themselves.
 """
 
-from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import lightning.pytorch as pl
 import torch
@@ -17,11 +18,15 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
+from torchmetrics import MeanMetric
 from transformers.modeling_utils import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 from typing_extensions import override
 
-from roi_lightning.learning.fsdp import shard
+from roi_lightning.errors import UserError
+from roi_lightning.learning.fsdp import attach_sharded
+from roi_lightning.learning.losses import next_token_logits, next_token_nll, objective
+from roi_lightning.learning.nonfinite import check_step
 from roi_lightning.learning.optim import (
     Decay,
     check_optimizer,
@@ -30,10 +35,8 @@ from roi_lightning.learning.optim import (
     decay_to,
     keep_configured,
 )
-from roi_lightning.learning.priors import NAMED_PRIORS
 from roi_lightning.learning.recipe import Recipe, options, run_recipe, spelled
 from roi_lightning.learning.resume import align_loops, check_belongs, mark_checkpoint
-from roi_lightning.learning.steps import MaskedSteps
 from roi_lightning.masks.layer_mask import LayerMask
 from roi_lightning.masks.layer_patterns import LayerPatterns, Pattern, mixed_pattern
 from roi_lightning.masks.mask_set import MaskSet
@@ -48,11 +51,13 @@ from roi_lightning.models.source import ModelSource, resolve_model
 from roi_lightning.models.stored_tensors import tensor_sha256
 from roi_lightning.models.weight_names import stored_weights
 from roi_lightning.oneshot import Magnitude, prune_layers
-from roi_lightning.samplers.masked_linear import MaskedLinear
+from roi_lightning.samplers.masked_linear import LayerState, MaskedLinear, fixed_masks, in_mode
 
 
-class MaskLearningModule(MaskedSteps):
+class MaskLearningModule(pl.LightningModule, ABC):
     """Learns a mask over the linear layers of a frozen causal language model.
+
+    A training step minimises the objective in `sample` mode; validation is under the hard masks.
 
     Args:
         lm: Hub id, directory, or GGUF file (`gguf:PATH`, or `smollm2-135m`).
@@ -77,16 +82,27 @@ class MaskLearningModule(MaskedSteps):
         seed: Of initial values and noise; linked to `seed_everything` on the command line.
 
     Raises:
-        UserError: From `preflight`, before any weight is read.
+        UserError: If `distillation` is no such share.
 
     Attributes:
-        given_pattern: Of all layers, or by glob as it was given; `pattern` is by full names once the model is built.
-        kept_of_prunable: How many weights the patterns keep, of how many; those of layers left dense are in both.
         learns: What the learned parameters are called where they are counted.
+        differentiates: Whether a step has a backward pass.
+        lm: None until the model is built.
+        layers: The masked layers by name.
+        state: Which all of them share.
+        pattern: Of all layers, or by glob; by full names once the model is built.
+        kept_of_prunable: How many weights the patterns keep, of how many; those of layers left dense are in both.
+        dense_layers: The number of weights of each layer that its pattern leaves dense.
+        prior_masks: From which the learned parameters started, by layer.
+        run_recipe: Of the run, once it begins.
+        loaded_step: The optimizer step of the checkpoint that was loaded, if any was.
     """
 
     learns: str = "parameters"
+    differentiates: ClassVar[bool] = True
     lm: PreTrainedModel | None
+    layers: Mapping[str, MaskedLinear]
+    state: LayerState
 
     def __init__(
         self,
@@ -107,26 +123,35 @@ class MaskLearningModule(MaskedSteps):
         trust_remote_code: bool = False,
         seed: int = 0,
     ) -> None:
-        super().__init__(distillation)
+        super().__init__()
+        if not 0 <= distillation <= 1:
+            raise UserError(
+                f"model.distillation is {distillation}; set it to a fraction of the loss, from 0 to 1"
+            )
         self.source: ModelSource = resolve_model(lm, revision)
         self.pattern: Pattern = mixed_pattern(NMPattern(pattern), patterns or {})
-        self.given_pattern = self.pattern
+        self._pattern_options = _spelled_patterns(self.pattern)
         self.dtype_name, self.seed = dtype, seed
         self.targets, self.ignore = list(targets), list(ignore)
         self.optimizer, self.lr_end = optimizer, lr_end
         self.lr_schedule, self.lr_warmup = lr_schedule, lr_warmup
-        self.activation_checkpointing = activation_checkpointing
+        self.distillation, self.activation_checkpointing = distillation, activation_checkpointing
         self.attn_implementation, self.trust_remote_code = attn_implementation, trust_remote_code
         self.lm, self.layers = None, {}
         # In a tuple, or torch would take it for a part of this module.
         self._in_memory: tuple[PreTrainedModel, ...] = ()
-        # Known once the model is built: weights by layer of those that their pattern leaves dense.
         self.dense_layers: dict[str, int] = {}
         self.kept_of_prunable = (0, 0)
         self.prior_masks: dict[str, LayerMask] = {}
-        self.run_recipe: Recipe = {}  # of the run, once it begins
+        self.run_recipe: Recipe = {}
+        self.loaded_step = 0
         # Checkpoints hold what is learned; the frozen weights come from the model itself.
         self.strict_loading = False
+        self._validated: int | None = None
+        self._val_nll = MeanMetric()
+        self._losses_finite: Tensor | bool = True
+        self._micro_batches: list[tuple[Tensor, int]] = []  # since the last optimizer step
+        self._validation_masks: AbstractContextManager[None] | None = None
 
     # What a method adds.
 
@@ -135,6 +160,10 @@ class MaskLearningModule(MaskedSteps):
         self, lm: PreTrainedModel, layers: dict[str, nn.Linear | Conv1D]
     ) -> Mapping[str, MaskedLinear]:
         """Replace the layers by learning ones; returns these by the same names."""
+
+    @abstractmethod
+    def prepare_step(self, batch_idx: int) -> None:
+        """Set up the forward pass of one micro-batch."""
 
     @property
     @abstractmethod
@@ -225,7 +254,7 @@ class MaskLearningModule(MaskedSteps):
         chosen = self.choose(lm)
         self.pattern, self.kept_of_prunable = chosen.pattern, (chosen.kept, chosen.prunable)
         self.dense_layers = {name: layer.weight.numel() for name, layer in chosen.dense.items()}
-        self.layers = self._attached(lm, chosen.pruned)
+        self.layers = attach_sharded(lm, self.device_mesh, chosen.pruned, self.attach)
         self.lm = lm
         learned = sum(p.numel() for p in lm.parameters() if p.requires_grad)
         kept, prunable = self.kept_of_prunable
@@ -235,27 +264,76 @@ class MaskLearningModule(MaskedSteps):
             f"{share if self.mixed_patterns else ''}"
         )
 
-    def _attached(
-        self, lm: PreTrainedModel, layers: dict[str, nn.Linear | Conv1D]
-    ) -> Mapping[str, MaskedLinear]:
-        if self.device_mesh is None:
-            return self.attach(lm, layers)
-        attached: dict[str, MaskedLinear] = {}
-
-        def attach_to(block: str) -> None:
-            mine = {name: layer for name, layer in layers.items() if name.startswith(f"{block}.")}
-            attached.update(self.attach(lm, mine))
-
-        shard(lm, self.device_mesh["data_parallel"], attach_to)
-        return attached
-
     @property
-    @override
     def model(self) -> PreTrainedModel:
         """The language model, built if need be."""
         self.configure_model()
         assert self.lm is not None
         return self.lm
+
+    # The step and its loss.
+
+    @override
+    def training_step(self, batch: Mapping[str, Tensor], batch_idx: int) -> Tensor:
+        self._micro_batches.append((batch["input_ids"], batch_idx))
+        self.prepare_step(batch_idx)
+        loss, divergence = objective(
+            self.model, batch["input_ids"], self.distillation, self.dense(), batch.get("labels")
+        )
+        # Looked at once per optimizer step: asking here would make the host wait for every micro-batch.
+        self._losses_finite = self._losses_finite & loss.detach().isfinite()
+        self.log("train/loss", loss.detach(), prog_bar=True, sync_dist=True)
+        if divergence is not None:
+            self.log("train/divergence", divergence.detach(), sync_dist=True)
+        return loss
+
+    @override
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        check_step(
+            self.trainer, self._losses_finite, self.named_parameters(), self.layers, self._repeat_forward
+        )
+        self._losses_finite = True
+        self._micro_batches.clear()
+
+    def _repeat_forward(self) -> None:
+        """The forward passes since the last optimizer step, on the same text with the same masks."""
+        with torch.no_grad(), self.trainer.precision_plugin.train_step_context():
+            for input_ids, batch_idx in self._micro_batches:
+                self.prepare_step(batch_idx)
+                next_token_logits(self.model, input_ids)
+
+    @override
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        super().optimizer_step(*args, **kwargs)
+        # The loop frees gradients only after the next forward pass, which needs that memory.
+        self.zero_grad()
+
+    @override
+    def on_validation_start(self) -> None:
+        self._validation_masks = self.under_masks()
+        self._validation_masks.__enter__()
+
+    @override
+    def validation_step(self, batch: Mapping[str, Tensor], batch_idx: int) -> None:
+        nll, count = next_token_nll(self.model, batch["input_ids"], batch.get("labels"))
+        self._val_nll.update(nll / count, weight=count)
+
+    @override
+    def on_validation_epoch_end(self) -> None:
+        if not self.trainer.sanity_checking:
+            self._validated = self.trainer.global_step
+        nll = self._val_nll.compute()
+        self._val_nll.reset()
+        self.log("val/nll", nll, sync_dist=True)
+        self.log("val/perplexity", nll.exp(), prog_bar=True, sync_dist=True)
+
+    @override
+    def on_validation_end(self) -> None:
+        assert self._validation_masks is not None
+        self._validation_masks.__exit__(None, None, None)
+        self._validation_masks = None
+
+    # The optimizer.
 
     @override
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
@@ -297,7 +375,7 @@ class MaskLearningModule(MaskedSteps):
         settings: dict[str, object] = {
             "lm": self.source.spec,
             "revision": self.source.revision,
-            **_spelled_patterns(self.given_pattern),
+            **self._pattern_options,
             "dtype": self.dtype_name,
             "targets": self.targets,
             "ignore": self.ignore,
@@ -331,17 +409,36 @@ class MaskLearningModule(MaskedSteps):
 
     @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        steps = self.trainer.max_steps
-        mark_checkpoint(checkpoint, self.pattern, self.source.spec, self.run_recipe, steps)
+        mark_checkpoint(
+            checkpoint,
+            self.pattern,
+            lm=self.source.spec,
+            recipe=self.run_recipe,
+            max_steps=self.trainer.max_steps,
+            validated=self._validated,
+        )
 
     @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.configure_model()
         check_belongs(checkpoint, self.pattern, self.state_dict())
+        self.loaded_step = checkpoint["global_step"]
         if self._trainer is not None and self.trainer.training:
             align_loops(checkpoint, self.trainer.accumulate_grad_batches)
 
-    # Export.
+    # Masks.
+
+    def hard_masks(self) -> Iterator[tuple[str, Tensor]]:
+        """Layer name and boolean mask [out, in], one layer at a time."""
+        return ((name, layer.hard_mask()) for name, layer in self.layers.items())
+
+    def under_masks(self, masks: Mapping[str, Tensor] | None = None) -> AbstractContextManager[None]:
+        """Run the model under given masks by layer name, or under its own hard ones."""
+        return fixed_masks(self.layers, masks)
+
+    def dense(self) -> AbstractContextManager[None]:
+        """Run the model unpruned."""
+        return in_mode(self.state, "dense")
 
     @cached_property
     def stored_weights(self) -> dict[str, str]:
@@ -372,10 +469,7 @@ class MaskLearningModule(MaskedSteps):
     @property
     def prior_name(self) -> str | None:
         """What the prior is called in tables; None where there is none."""
-        if not self.prior_masks:
-            return None
-        prior = getattr(self, "prior", "prior")
-        return prior if prior in NAMED_PRIORS else "prior"
+        return "prior" if self.prior_masks else None
 
     def mask_set(
         self,

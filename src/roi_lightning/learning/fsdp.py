@@ -6,38 +6,54 @@ Lightning's strategy for it, data-parallel over all ranks, with this project's c
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from lightning.pytorch.strategies import ModelParallelStrategy
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 from transformers.modeling_utils import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 from typing_extensions import override
 
 from roi_lightning.learning.checkpoint_io import read_checkpoint, write_checkpoint, write_sharded
 from roi_lightning.models.layers import decoder_blocks
 from roi_lightning.utils.dtensor import distribute_like
 
+_Linear = nn.Linear | Conv1D
+_Layer = TypeVar("_Layer", bound=nn.Module)
+_Attach = Callable[[PreTrainedModel, dict[str, _Linear]], Mapping[str, _Layer]]
 
-def shard(lm: PreTrainedModel, mesh: DeviceMesh, prepare: Callable[[str], None]) -> None:
-    """Shard a model over the ranks of a mesh, in place: each decoder block by itself, then what is outside them.
+
+def attach_sharded(
+    lm: PreTrainedModel, mesh: DeviceMesh | None, layers: dict[str, _Linear], attach: _Attach[_Layer]
+) -> Mapping[str, _Layer]:
+    """Attach what is learned, and shard the model, in place: each decoder block by itself, then what is outside.
 
     Args:
         lm: Every parameter becomes a `DTensor`, cut along its first dimension.
-        mesh: Of one dimension.
-        prepare: Called with the name of every block before that is sharded, to attach what is learned: a rank then
-            never holds all of it.
+        mesh: Lightning's; None leaves the model whole.
+        layers: Those to learn on, by name.
+        attach: Replaces some of them. Called for every block before that is sharded: a rank then never holds all
+            that is learned.
+
+    Returns:
+        The learning layers by name.
     """
-    blocks = decoder_blocks(lm)
+    if mesh is None:
+        return attach(lm, layers)
+    ranks, blocks = mesh["data_parallel"], decoder_blocks(lm)
+    attached: dict[str, _Layer] = {}
     for name, block in lm.get_submodule(blocks).named_children():
-        prepare(f"{blocks}.{name}")
-        fully_shard(block, mesh=mesh)
-    fully_shard(lm, mesh=mesh)
+        own = {key: layer for key, layer in layers.items() if key.startswith(f"{blocks}.{name}.")}
+        attached.update(attach(lm, own))
+        fully_shard(block, mesh=ranks)
+    fully_shard(lm, mesh=ranks)
+    return attached
 
 
 class FSDP2Strategy(ModelParallelStrategy):

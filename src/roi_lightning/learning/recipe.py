@@ -84,25 +84,25 @@ def spelled(value: object) -> object:
     return f"{first[1]}({', '.join(f'{key[1:]}={entry!r}' for key, entry in rest)})"
 
 
-def check_same_run(here: Mapping[str, Any], there: Mapping[str, Any] | None, where: str) -> None:
+def check_same_run(here: Mapping[str, Any], there: Mapping[str, Any], where: str) -> None:
     """Refuse a checkpoint that was learned with other settings.
 
     Args:
         here: The recipe of this run.
-        there: That of the checkpoint; None if it holds none.
+        there: That of the checkpoint.
         where: The checkpoint.
 
     Raises:
         UserError: Naming what differs and the way to insist.
     """
-    meant = "resume with the settings of its run, or pass --allow_changed_settings if the change is meant"
-    if there is None:
-        raise UserError(f"checkpoint {where!r} does not say what it was learned with; {meant}")
     other = [name for name in sorted(here.keys() | there.keys()) if here.get(name) != there.get(name)]
     if other:
         more = f" and {len(other) - _NAMED} more" if len(other) > _NAMED else ""
         named = ", ".join(_difference(name, here.get(name), there.get(name)) for name in other[:_NAMED])
-        raise UserError(f"checkpoint {where!r} is of another run: {named}{more}; {meant}")
+        raise UserError(
+            f"checkpoint {where!r} is of another run: {named}{more}; resume with the settings of its run, or pass "
+            "--allow_changed_settings if the change is meant"
+        )
 
 
 def _difference(name: str, here: object, there: object) -> str:

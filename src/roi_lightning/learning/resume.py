@@ -18,15 +18,19 @@ from roi_lightning.masks.layer_patterns import LayerPatterns, Pattern
 from roi_lightning.utils.dtensor import all_finite
 
 _KEY: Final = "roi_lightning"
+_MARKS: Final = frozenset(("pattern", "lm", "recipe", "max_steps", "validated"))
 _COUNTERS: Final = ("ready", "started", "processed", "completed")
 
 
-def mark_checkpoint(
-    checkpoint: dict[str, Any], pattern: Pattern, lm: str, recipe: Recipe, max_steps: int
-) -> None:
-    """Note in a checkpoint which run it is of."""
-    mark = {"pattern": str(pattern), "lm": lm, "recipe": recipe, "max_steps": max_steps}
-    checkpoint[_KEY] = mark | _by_layer(pattern)
+def mark_checkpoint(checkpoint: dict[str, Any], pattern: Pattern, **facts: Any) -> None:
+    """Note in a checkpoint which run it is of.
+
+    Args:
+        checkpoint: About to be written.
+        pattern: Of the run's layers.
+        facts: `lm`, `recipe`, `max_steps`, and `validated`: the optimizer step after which it last validated, if any.
+    """
+    checkpoint[_KEY] = {"pattern": str(pattern), **facts} | _by_layer(pattern)
 
 
 def _by_layer(pattern: Pattern) -> dict[str, dict[str, str]]:
@@ -59,7 +63,7 @@ def check_resumable(path: str, recipe: Recipe, max_steps: int) -> None:
         UserError: Naming the file, what differs, and the remedy.
     """
     mark = _read_mark(path)
-    check_same_run(recipe, mark.get("recipe"), path)
+    check_same_run(recipe, mark["recipe"], path)
     if max_steps < mark["max_steps"]:
         raise UserError(
             f"checkpoint {path!r} is of a run of {mark['max_steps']} optimizer steps, and trainer.max_steps is "
@@ -104,9 +108,9 @@ def check_belongs(checkpoint: Mapping[str, Any], pattern: Pattern, learned: Mapp
             raise UserError(f"the checkpoint's {name!r} is not finite; resume from an earlier one")
 
 
-def stored_recipe(path: str) -> Recipe | None:
-    """The recipe that a checkpoint was learned with; None if it has none."""
-    recipe: Recipe | None = _read_mark(path).get("recipe")
+def stored_recipe(path: str) -> Recipe:
+    """The recipe that a checkpoint was learned with."""
+    recipe: Recipe = _read_mark(path)["recipe"]
     return recipe
 
 
@@ -129,7 +133,7 @@ def _read_mark(path: str) -> dict[str, Any]:
 
 def _is_ours(loaded: dict[str, Any]) -> bool:
     mark, state = loaded.get(_KEY), loaded.get("state_dict")
-    marked = isinstance(mark, dict) and mark.keys() >= {"pattern", "lm"} and "global_step" in loaded
+    marked = isinstance(mark, dict) and mark.keys() >= _MARKS and "global_step" in loaded
     return marked and isinstance(state, dict) and all(isinstance(value, Tensor) for value in state.values())
 
 
@@ -190,7 +194,8 @@ def align_loops(checkpoint: dict[str, Any], accumulate: int) -> None:
     """Set a checkpoint's counters to the end of its last optimizer step.
 
     Lightning counts micro-batches; a checkpoint may come from another number of ranks or between two steps, and
-    text and noise follow from the optimizer step alone.
+    text and noise follow from the optimizer step alone. It would also take a checkpoint of a step at which
+    validation is due for one that was written after it: one that was not counts as in the middle of it.
 
     Args:
         checkpoint: As loaded; changed in place.
@@ -203,6 +208,8 @@ def align_loops(checkpoint: dict[str, Any], accumulate: int) -> None:
         _count(fit["epoch_progress"][scope], 1, 0, 0)
         _count(fit["epoch_loop.batch_progress"][scope], batches, batches, batches - 1)
         _count(fit["epoch_loop.val_loop.batch_progress"][scope], 0, 0, 0)
+    if checkpoint[_KEY]["validated"] != step:
+        _count(fit["epoch_loop.val_loop.batch_progress"]["total"], 1, 0, 0)
     fit["epoch_loop.batch_progress"]["is_last_batch"] = False
     fit["epoch_loop.state_dict"]["_batches_that_stepped"] = step - 1
 

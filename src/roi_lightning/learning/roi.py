@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
+import lightning.pytorch as pl
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from transformers.modeling_utils import PreTrainedModel
@@ -12,14 +13,16 @@ from typing_extensions import override
 
 from roi_lightning.errors import UserError
 from roi_lightning.export.sidecar import WITH_WEIGHTS
-from roi_lightning.learning.logits import LogitLearningModule
+from roi_lightning.learning.base import MaskLearningModule
+from roi_lightning.learning.logits import LogitStart
+from roi_lightning.masks.layer_mask import LayerMask
 from roi_lightning.samplers import Draw, GumbelTopK, KeptNorm, Sampler
 from roi_lightning.samplers.joint_linear import JointLinear
 from roi_lightning.samplers.masked_linear import SharedState, SparseLinear, attach
 from roi_lightning.samplers.schedules import Exponential, Schedule
 
 
-class RoILightningModule(LogitLearningModule):
+class RoILightningModule(MaskLearningModule):
     """Reservoir of Importance: learn one logit per weight with relaxed Gumbel-Top-K masks.
 
     Args:
@@ -34,15 +37,30 @@ class RoILightningModule(LogitLearningModule):
             line over the run. 0 in RoI's paper.
         lr_weights: Train the weights along with the logits, at this learning rate in the first step; it falls to the
             same fraction as the optimizer's own. Left out, they are frozen, as in the paper.
-        kwargs: As in `LogitLearningModule`.
+        init_std: Standard deviation of the random logits at the start, N(0, 0.01) in RoI's paper.
+        prior: Where the logits start besides: `none`, `magnitude`, `activation` (Wanda's score on the dense
+            model's activations, one pass), `wanda` or `sparsegpt` (layer after layer, see `oneshot`; the weights
+            stay the base's), a mask file, or an exported directory.
+        prior_strength: Added to the logits of weights the prior keeps and taken from the others.
+        prior_margin: Added likewise when the mask is hardened, so that a weight takes the place of one that the prior
+            keeps only if it leads by more than twice this. It plays no part in training.
+        prior_windows: Training windows on which `activation`, `wanda` and `sparsegpt` are measured.
+        kwargs: As in `MaskLearningModule`.
 
     Raises:
-        UserError: If `kept_norm` or `lr_weights` is no such number, or the sampler can't learn the pattern.
+        UserError: If a number can't be used, there is no such prior, or the sampler can't learn the pattern.
+
+    Attributes:
+        stronger_prior: What gives a prior more weight in the first draws, in words.
+        fixed_options: Those of drawing that a subclass sets itself.
     """
 
-    stronger_prior = (
+    stronger_prior: ClassVar[str] = (
         "raise model.prior_strength, lower model.lam.start, or add --config overlays/small_budget.yaml"
     )
+    fixed_options: ClassVar[tuple[str, ...]] = ()
+    layers: Mapping[str, SparseLinear]
+    state: SharedState
 
     def __init__(
         self,
@@ -54,9 +72,15 @@ class RoILightningModule(LogitLearningModule):
         draw_per: Literal["micro_batch", "step"] = "micro_batch",
         kept_norm: float = 0.0,
         lr_weights: float | None = None,
+        init_std: float = 0.01,
+        prior: str = "none",
+        prior_strength: float = 0.015,
+        prior_margin: float = 0.0,
+        prior_windows: int = 24,
         **kwargs: Any,
     ) -> None:
         super().__init__(lm, **kwargs)
+        self.start = LogitStart(init_std, prior, prior_strength, prior_margin, prior_windows)
         if not 0 <= kept_norm < math.inf:
             raise UserError(f"model.kept_norm is {kept_norm}; set it to a factor of the loss, 0 or above")
         if lr_weights is not None and not 0 < lr_weights < math.inf:
@@ -73,10 +97,11 @@ class RoILightningModule(LogitLearningModule):
             sampler.logits_shape((1, pattern.m), pattern)
 
     @override
-    def attach(self, lm: PreTrainedModel, layers: dict[str, nn.Linear | Conv1D]) -> dict[str, SparseLinear]:
-        if self.lr_weights is None:
-            return attach(lm, layers, self.state, SparseLinear)
-        return dict(attach(lm, layers, self.state, JointLinear))
+    def attach(
+        self, lm: PreTrainedModel, layers: dict[str, nn.Linear | Conv1D]
+    ) -> Mapping[str, SparseLinear]:
+        kind = SparseLinear if self.lr_weights is None else JointLinear
+        return attach(lm, layers, self.state, kind)
 
     @property
     @override
@@ -99,18 +124,28 @@ class RoILightningModule(LogitLearningModule):
         step, total = self.trainer.global_step, self.trainer.max_steps
         return {"anneal/tau": self.tau.at(step, total), "anneal/lambda": self.lam.at(step, total)}
 
-    @property
+    # Starting.
+
     @override
-    def first_lam(self) -> float:
-        return self.lam.at(0, self.trainer.max_steps)
+    def preflight(self, trainer: pl.Trainer) -> None:
+        self.start.check_strategy(trainer, self.source.spec, self.pattern)
+        super().preflight(trainer)
+
+    @override
+    def check_settings(self) -> None:
+        super().check_settings()
+        self.start.check(self.pattern)
 
     @override
     def on_fit_start(self) -> None:
         super().on_fit_start()
-        total = self.trainer.max_steps
+        sampler, total = self.state.sampler, self.trainer.max_steps
+        if self.trainer.ckpt_path is None:
+            self.start.warn_if_weak(sampler, self.pattern, self.lam.at(0, total), self.stronger_prior)
+            self.start.initialise(self, self.layers)
         tau = max(self.tau.at(0, total), self.tau.at(total, total))
         for pattern in self.pattern.distinct:
-            if advice := self.state.sampler.advice(pattern, tau):
+            if advice := sampler.advice(pattern, tau):
                 rank_zero_info(advice)
 
     # Stepping.
@@ -145,9 +180,28 @@ class RoILightningModule(LogitLearningModule):
     def settings(self) -> dict[str, object]:
         names = ("sampler", "tau", "lam", "draw_per", "kept_norm")
         weights = {} if self.lr_weights is None else {"lr_weights": self.lr_weights}
-        return super().settings() | {name: getattr(self, name) for name in names} | weights
+        sampling = {name: getattr(self, name) for name in names if name not in self.fixed_options}
+        return super().settings() | self.start.settings() | sampling | weights
 
-    # Export.
+    # Checkpoints and export.
+
+    @override
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["prior_masks"] = {name: mask.packed for name, mask in self.prior_masks.items()}
+
+    @override
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_load_checkpoint(checkpoint)
+        for name, packed in checkpoint["prior_masks"].items():
+            layer = self.layers[name]
+            outputs, inputs = layer.weight.shape
+            self.start.keep(self, layer, LayerMask(packed.cpu(), (outputs, inputs), layer.transposed))
+
+    @property
+    @override
+    def prior_name(self) -> str | None:
+        return self.start.name if self.prior_masks else None
 
     @override
     def updates(self) -> dict[str, Tensor]:

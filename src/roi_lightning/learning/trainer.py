@@ -3,11 +3,11 @@
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
-from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.accelerators import Accelerator, MPSAccelerator
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities import rank_zero_info
@@ -17,7 +17,7 @@ from roi_lightning.data import CalibrationDataModule
 from roi_lightning.errors import UserError
 from roi_lightning.export import check_destination
 from roi_lightning.learning.base import MaskLearningModule
-from roi_lightning.learning.callbacks.interruption import DueValidation, Preemption
+from roi_lightning.learning.callbacks.interruption import Preemption
 from roi_lightning.learning.callbacks.write_masks import SparseExport, export_learned
 from roi_lightning.learning.checkpoint_io import PlainCheckpointIO, read_checkpoint
 from roi_lightning.learning.fsdp import FSDP2Strategy
@@ -27,8 +27,6 @@ from roi_lightning.learning.resume import check_checkpoint, check_resumable, new
 from roi_lightning.learning.run_folder import CONFIG, claim_folder, keep_checkpoints_in_folder
 from roi_lightning.utils.atomic_io import check_writable
 from roi_lightning.utils.devices import denormals_as_zero
-
-_Callback = TypeVar("_Callback", bound=Callback)
 
 
 class RoITrainer(Trainer):
@@ -90,11 +88,6 @@ class RoITrainer(Trainer):
             counted = data if isinstance(data, CalibrationDataModule) else None
             count_micro_batches(self, self._given, counted, self.world_size)
 
-    def _windows_per_step(self, data: CalibrationDataModule) -> int:
-        if self._given.accumulate_grad_batches is None and data.windows_per_step is not None:
-            return data.windows_per_step  # also where other devices learned than the ones here
-        return data.batch_size * self.accumulate_grad_batches * self.world_size
-
     @override
     def fit(  # type: ignore[override]
         self,
@@ -130,7 +123,6 @@ class RoITrainer(Trainer):
         self.count_micro_batches(data)
         assert isinstance(model, MaskLearningModule)
         recipe = run_recipe(model, self, datamodule)
-        self._callback(DueValidation)
         keep_checkpoints_in_folder(self)
         ckpt_path = self._checkpoint(ckpt_path, resume, recipe, allow_changed_settings)
         self._check_strategy()
@@ -171,23 +163,18 @@ class RoITrainer(Trainer):
         """
         if ckpt_path is not None:
             check_checkpoint(ckpt_path)
-        self._callback(DueValidation)  # or Lightning would warn of its place in the checkpoint
         self._keep_plain()
         with denormals_as_zero():
             return super().validate(model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
-
-    def _callback(self, kind: type[_Callback]) -> _Callback:
-        """The callback of a kind, made if there is none."""
-        callbacks: list[Callback] = self.callbacks  # type: ignore[attr-defined]
-        if not any(isinstance(callback, kind) for callback in callbacks):
-            callbacks.insert(0, kind())
-        return next(callback for callback in callbacks if isinstance(callback, kind))
 
     def _checkpoint(
         self, path: str | None, resume: str | None, recipe: Recipe, allow_changed_settings: bool
     ) -> str | None:
         """The checkpoint to start from, checked."""
-        preemption = self._callback(Preemption)
+        preemption = next((x for x in self.callbacks if isinstance(x, Preemption)), None)  # type: ignore[attr-defined]
+        if preemption is None:
+            preemption = Preemption()
+            self.callbacks.insert(0, preemption)  # type: ignore[attr-defined]
         if allow_changed_settings and path is None:
             raise UserError("allow_changed_settings is about a checkpoint; name one with --ckpt_path")
         if resume == "auto":
@@ -255,16 +242,13 @@ class RoITrainer(Trainer):
         if not allow_changed_settings:
             # The text need not be at hand.
             own = without_text(run_recipe(model, self, None))
-            check_same_run(own, None if learned_with is None else without_text(learned_with), ckpt_path)
+            check_same_run(own, without_text(learned_with), ckpt_path)
         checkpoint = read_checkpoint(Path(ckpt_path))
         model.on_load_checkpoint(checkpoint)
         model.load_state_dict(checkpoint["state_dict"], strict=False)
-        step, text = checkpoint["global_step"], dict[str, object]()
+        model.run_recipe = learned_with
         if isinstance(datamodule, CalibrationDataModule):
-            text = datamodule.facts(step * self._windows_per_step(datamodule))
-        recipe, updates = learned_with or {}, model.updates()
-        masks = model.mask_set(updates=updates)
-        path = export_learned(
-            model, self, masks, Path(out), step, text, recipe, updates=updates, overwrite=overwrite
-        )
+            self.count_micro_batches(datamodule)
+            self.datamodule = datamodule
+        path = export_learned(model, self, Path(out), overwrite=overwrite)
         rank_zero_info(f"wrote and verified {path}")

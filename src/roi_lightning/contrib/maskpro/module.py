@@ -13,13 +13,14 @@ from transformers.pytorch_utils import Conv1D
 from typing_extensions import override
 
 from roi_lightning.errors import UserError
-from roi_lightning.learning.logits import LogitLearningModule
 from roi_lightning.learning.losses import objective
+from roi_lightning.learning.roi import RoILightningModule
 from roi_lightning.masks.layer_mask import unpack_bits
 from roi_lightning.samplers import Draw, StraightThrough
 from roi_lightning.samplers.log_probability import log_probability_gradient
 from roi_lightning.samplers.masked_linear import SharedState, SparseLinear, attach
 from roi_lightning.samplers.noise import noise_key
+from roi_lightning.samplers.schedules import Constant
 from roi_lightning.utils.dtensor import distribute_like, full_tensor
 
 # Probabilities are softmax(logits): no temperature but the logits' own scale.
@@ -85,7 +86,7 @@ class MovingAverage:
         return self.total / self.weight if self.weight else None
 
 
-class MaskProModule(LogitLearningModule):
+class MaskProModule(RoILightningModule):
     """MaskPro: learn one logit per weight by a policy gradient, in the memory of a forward pass.
 
     Of each group N elements are drawn without replacement, with probabilities softmax(logits); the mask is the N
@@ -107,10 +108,10 @@ class MaskProModule(LogitLearningModule):
     - What is learned is fp32, whatever the weights are, and the gradient is made whole for the optimizer.
 
     Args:
-        prior_strength: As in `LogitLearningModule`.
+        prior_strength: As in `RoILightningModule`.
         average: How much of δ stays from one step to the next: MaskPro's α, 0.99.
         renew_every: Optimizer steps after which the reference mask is renewed; None keeps the first.
-        kwargs: As in `LogitLearningModule`.
+        kwargs: As in `RoILightningModule`.
 
     Raises:
         UserError: If `average` is not a fraction below 1 or `renew_every` not a number of steps, and for what helps a
@@ -118,6 +119,8 @@ class MaskProModule(LogitLearningModule):
     """
 
     differentiates = False
+    stronger_prior = "raise model.prior_strength"
+    fixed_options = ("sampler", "tau", "lam", "draw_per", "kept_norm")
     layers: Mapping[str, ComparedLinear]
     state: ComparedState
 
@@ -130,7 +133,18 @@ class MaskProModule(LogitLearningModule):
         renew_every: int | None = 100,
         **kwargs: Any,
     ) -> None:
-        super().__init__(lm, prior_strength=prior_strength, **kwargs)
+        fixed = Constant(_LAM)
+        super().__init__(
+            lm,
+            sampler=StraightThrough(),
+            tau=fixed,
+            lam=fixed,
+            draw_per="step",
+            kept_norm=0.0,
+            lr_weights=None,
+            prior_strength=prior_strength,
+            **kwargs,
+        )
         if not 0 <= average < 1:
             raise UserError(f"model.average is {average}; set it to 0 or above and below 1, for example 0.99")
         if renew_every is not None and renew_every < 1:
@@ -143,7 +157,7 @@ class MaskProModule(LogitLearningModule):
                 "to false"
             )
         self.average, self.renew_every = average, renew_every
-        self.state = ComparedState(self.pattern, sampler=StraightThrough())
+        self.state = ComparedState(self.pattern, sampler=self.sampler)
         self._delta = MovingAverage(average)
         self._residuals: list[Tensor] = []  # of the micro-batches since the last optimizer step
 
@@ -156,10 +170,9 @@ class MaskProModule(LogitLearningModule):
     def method(self) -> str:
         return "maskpro"
 
-    @property
     @override
-    def first_lam(self) -> float:
-        return _LAM
+    def annealing(self) -> dict[str, float]:
+        return {}
 
     # Starting.
 

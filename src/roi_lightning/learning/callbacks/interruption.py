@@ -1,14 +1,13 @@
-"""Interrupted runs lose nothing: a checkpoint on SIGTERM, and the validation that was due when a run resumes."""
+"""Interrupted runs lose nothing: a checkpoint on SIGTERM."""
 
 import signal
 import threading
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final
+from typing import Final
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.loops.evaluation_loop import RestartStage
 from lightning.pytorch.utilities import rank_zero_info
 from typing_extensions import override
 
@@ -95,37 +94,6 @@ class Preemption(Callback):
         if old and any(_written(path) > _written(old) for path in newer):
             trainer.strategy.remove_checkpoint(old)
             self.resumed_from = None
-
-
-class DueValidation(Callback):
-    """Keeps in every checkpoint at which step validation was last done; a resumed run does first what is due.
-
-    Lightning takes a checkpoint of a step at which validation is due for one that was written after it.
-    """
-
-    def __init__(self) -> None:
-        self._validated: int | None = None
-        self._resumed = False
-
-    @override
-    def state_dict(self) -> dict[str, Any]:
-        return {"validated": self._validated}
-
-    @override
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._validated, self._resumed = state_dict["validated"], True
-
-    @override
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._resumed and self._validated != trainer.global_step:
-            # Lightning itself checks whether validation is due; this has it start one that is from its beginning.
-            loop = trainer.fit_loop.epoch_loop.val_loop
-            loop.restarting, loop._restart_stage = False, RestartStage.RESTARTED_MID_EVALUATION
-
-    @override
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not trainer.sanity_checking:
-            self._validated = trainer.global_step
 
 
 def _save_now(trainer: Trainer) -> Path:

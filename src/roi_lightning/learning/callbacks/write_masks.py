@@ -15,7 +15,6 @@ from roi_lightning.learning.base import MaskLearningModule
 from roi_lightning.learning.callbacks.base import FinishCallback
 from roi_lightning.learning.recipe import callback_recipes, fingerprint
 from roi_lightning.learning.run_folder import EXPORT, MASK, MASKS, run_folder
-from roi_lightning.masks.mask_set import MaskSet
 
 
 class HardenMasks(FinishCallback):
@@ -100,55 +99,62 @@ class SparseExport(FinishCallback):
     @override
     def finish(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, MaskLearningModule)
-        masks, updates, recipe = pl_module.final_masks, pl_module.final_updates, pl_module.run_recipe
-        if not trainer.is_global_zero:
-            return
-        perplexity = trainer.callback_metrics.get("val/perplexity")
-        data, steps = trainer.datamodule, trainer.global_step  # type: ignore[attr-defined]
-        text: dict[str, object] = {}
-        if isinstance(data, CalibrationDataModule):
-            text = data.facts(steps * trainer.accumulate_grad_batches * trainer.world_size * data.batch_size)
-        self.path = export_learned(
-            pl_module,
-            trainer,
-            pl_module.mask_set(masks, updates),
-            self.destination(trainer),
-            steps,
-            text,
-            recipe,
-            updates=updates,
-            perplexity=None if perplexity is None else {"held-out": float(perplexity)},
-            overwrite=self.overwrite,
-            run=fingerprint(recipe),
-        )
+        run, out = fingerprint(pl_module.run_recipe), self.destination(trainer)
+        self.path = export_learned(pl_module, trainer, out, overwrite=self.overwrite, run=run)
         rank_zero_info(f"exported and verified: {self.path}")
 
 
 def export_learned(
     learner: MaskLearningModule,
     trainer: Trainer,
-    masks: MaskSet,
     out: Path,
-    steps: int,
-    text: Mapping[str, object],
-    recipe: Mapping[str, Any],
-    **options: Any,
-) -> Path:
-    """Write what a learner has learned, with how it was learned for the sidecar and the card.
+    *,
+    overwrite: bool = False,
+    run: str | None = None,
+) -> Path | None:
+    """Write what a learner has learned, in a fit or up to the checkpoint it has loaded; every rank has to call it.
 
     Args:
-        learner: On any model, configured as in the run.
-        trainer: Likewise.
-        masks: From its `mask_set`.
+        learner: Its masks, its weights if it has changed any, and how they were learned are written.
+        trainer: Its own.
         out: The directory to make.
-        steps: Optimizer steps made.
-        text: What to record of the text.
-        recipe: Of the run.
-        options: Of `write_export`.
+        overwrite: Replace an earlier export at `out`.
+        run: The fingerprint of a run whose own earlier export is replaced all the same.
 
     Returns:
-        The directory, absolute.
+        The directory, absolute; None on other ranks than the first.
+
+    Raises:
+        UserError: If `out` can't be used, or the result does not verify.
     """
-    method = learner.training_facts() | callback_recipes(trainer)
-    training = {"steps": steps, **method, **text, "fingerprint": fingerprint(recipe)}
-    return write_export(learner.base, masks, out, training=training, **options)
+    masks, updates = learner.final_masks, learner.final_updates
+    if not trainer.is_global_zero:
+        return None
+    steps, perplexity = (
+        trainer.global_step or learner.loaded_step,
+        trainer.callback_metrics.get("val/perplexity"),
+    )
+    training = {
+        "steps": steps,
+        **learner.training_facts(),
+        **callback_recipes(trainer),
+        **_text_facts(trainer, steps),
+        "fingerprint": fingerprint(learner.run_recipe),
+    }
+    return write_export(
+        learner.base,
+        learner.mask_set(masks, updates),
+        out,
+        updates=updates,
+        training=training,
+        perplexity=None if perplexity is None else {"held-out": float(perplexity)},
+        overwrite=overwrite,
+        run=run,
+    )
+
+
+def _text_facts(trainer: Trainer, steps: int) -> dict[str, object]:
+    data = trainer.datamodule  # type: ignore[attr-defined]
+    if not isinstance(data, CalibrationDataModule):
+        return {}
+    return data.facts(steps * trainer.accumulate_grad_batches * trainer.world_size * data.batch_size)
