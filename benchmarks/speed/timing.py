@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -13,8 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.profiler import profile
 from typing_extensions import override
-
-from roi_lightning.utils.progress import progress
 
 # Enough for caches that the operating system doesn't report.
 _MIN_BYTES: Final = 256 << 20
@@ -98,11 +97,14 @@ def results_in_turns(
 ) -> dict[str, list[_Result]]:
     """What every task returns in every round; each runs once before, and what it returns then is dropped."""
     results: dict[str, list[_Result]] = {name: [] for name in tasks}
-    turns = [(count, name) for count in range(rounds + 1) for name in tasks]
-    for count, name in progress(turns, description, timed=True):
-        result = tasks[name]()
-        if count:
-            results[name].append(result)
+    for count in range(rounds + 1):
+        sys.stderr.write(
+            f"{description}: round {count} of {rounds}\n"
+        )  # no bar, whose thread would be timed too
+        for name, task in tasks.items():
+            result = task()
+            if count:
+                results[name].append(result)
     return results
 
 

@@ -31,7 +31,7 @@ def model_card(masks: MaskSet, description: Mapping[str, Any]) -> str:
         _front_matter(masks, hub_id),
         f"# {base}, {masks.pattern} sparse{' (mixed patterns)' if masks.is_mixed else ''}",
         _summary(masks, description, base),
-        markdown_table(["kind of layer", "layers", "weights", "kept", *_patterns_head(masks)], _kinds(masks)),
+        _kinds(masks),
         _LOADING,
         _facts("## Perplexity", description.get("perplexity")),
         _facts("## How the mask was made", training),
@@ -130,18 +130,17 @@ def _rest(masks: MaskSet, training: Mapping[str, Any]) -> str:
     return f"The kept weights of {len(masks.updated)} layers were adjusted to make up for the loss."
 
 
-def _kinds(masks: MaskSet) -> list[list[str]]:
+def _kinds(masks: MaskSet) -> str:
+    """A table of the kinds of layer."""
     weights = {name: layer.total for name, layer in masks.layers.items()} | masks.dense
     kept = by_kind({name: layer.kept for name, layer in masks.layers.items()} | masks.dense)
     layers, total = by_kind(dict.fromkeys(weights, 1)), by_kind(weights)
-    return [
+    rows = [
         [f"`{k}`", str(layers[k]), f"{total[k]:,}", f"{kept[k] / total[k]:.1%}", *_patterns_of(masks, k)]
         for k in dict.fromkeys(map(kind_of, weights))
     ]
-
-
-def _patterns_head(masks: MaskSet) -> list[str]:
-    return ["patterns"] if masks.is_mixed else []
+    more = ["patterns"] if masks.is_mixed else []
+    return markdown_table(["kind of layer", "layers", "weights", "kept", *more], rows)
 
 
 def _patterns_of(masks: MaskSet, kind: str) -> list[str]:

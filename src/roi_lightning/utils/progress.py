@@ -54,24 +54,22 @@ class Lines:
         self._stream.flush()
 
 
-def progress(items: Sequence[T], description: str, *, timed: bool = False) -> Iterable[T]:
+def progress(items: Sequence[T], description: str) -> Iterable[T]:
     """Report on standard error while items are worked through.
 
     Args:
         items: The pieces of work, about equally long.
         description: What is being done to them.
-        timed: Whether the work is timed: then nothing is drawn while it is done.
     """
-    return _bar(items, description, not timed) if sys.stderr.isatty() else _lines(items, description)
+    return _bar(items, description) if sys.stderr.isatty() else _lines(items, description)
 
 
-def _bar(items: Sequence[T], description: str, auto_refresh: bool) -> Iterator[T]:
+def _bar(items: Sequence[T], description: str) -> Iterator[T]:
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), _Pace())
     with Progress(
         *columns,
         TimeRemainingColumn(),
         console=Console(stderr=True),
-        auto_refresh=auto_refresh,
         transient=True,
         speed_estimate_period=600,
     ) as bar:
