@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from transformers.modeling_utils import PreTrainedModel
 
 from benchmarks.speed.baselines import PlainMaskLLM, PlainRoI
+from benchmarks.speed.models import random_weights
 from benchmarks.speed.script import Row, Script, Table, add_device, positive, times
 from benchmarks.speed.timing import Ratio, Task, in_turns, peak_bytes
 from roi_lightning.learning.losses import next_token_nll
 from roi_lightning.masks.pattern import NMPattern
-from roi_lightning.models.freezing import enable_checkpointing, random_language_model
+from roi_lightning.models.freezing import enable_checkpointing, frozen_view
 from roi_lightning.models.layers import prunable_layers
 from roi_lightning.models.loading import load_language_model
 from roi_lightning.models.source import resolve_model
@@ -138,7 +139,8 @@ def _measure(args: argparse.Namespace) -> Iterator[Ratio]:
 def _language_model(args: argparse.Namespace) -> Any:
     source = resolve_model(args.lm)
     if args.random:
-        lm = random_language_model(source, args.device, args.dtype)
+        dtype = torch.bfloat16 if args.dtype == "auto" else getattr(torch, args.dtype)
+        lm = frozen_view(random_weights(source, args.device, dtype))
     else:
         lm = load_language_model(source, args.dtype, device=args.device)
         lm.to(args.device)

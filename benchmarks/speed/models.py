@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Final
 
 import torch
+from transformers import AutoModelForCausalLM
 from transformers.modeling_utils import PreTrainedModel
 
 from roi_lightning.errors import UserError
 from roi_lightning.export.sidecar import read_sidecar
 from roi_lightning.models.config import load_config, max_positions
-from roi_lightning.models.freezing import meta_language_model, plain_random_model
+from roi_lightning.models.freezing import meta_language_model
 from roi_lightning.models.layers import input_dim, prunable_layers
 from roi_lightning.models.source import SIDECAR, ModelSource
 from roi_lightning.runtime import Accelerated, accelerate
@@ -63,11 +64,18 @@ def check_source(source: ModelSource, length: int) -> None:
 
 def random_model(source: ModelSource) -> PreTrainedModel:
     """A model of the source's shape with random 2:4 weights in bfloat16."""
-    lm = plain_random_model(source, torch.device("cpu"))
+    lm = random_weights(source, torch.device("cpu"), torch.bfloat16)
     lm.eval()
     for layer in prunable_layers(lm).values():
         weight = layer.weight.data
         weight.masked_fill_(~PATTERN.top(weight.abs(), input_dim(layer)), 0)
+    return lm
+
+
+def random_weights(source: ModelSource, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
+    """A model of the source's shape with random weights; none is read."""
+    with torch.device(device):
+        lm: PreTrainedModel = AutoModelForCausalLM.from_config(load_config(source), dtype=dtype)
     return lm
 
 

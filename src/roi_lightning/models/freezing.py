@@ -1,4 +1,4 @@
-"""Frozen language models: of one in memory, of random weights, or of shapes alone."""
+"""Frozen language models: of one in memory, or of shapes alone."""
 
 import io
 import sys
@@ -14,9 +14,8 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from roi_lightning.errors import UserError
-from roi_lightning.models.config import DType, compute_dtype, load_config, reason
+from roi_lightning.models.config import compute_dtype, reason
 from roi_lightning.models.experts import is_router, split_experts
-from roi_lightning.models.source import ModelSource
 
 _DROPOUTS: Final = ("dropout", "pdrop", "layerdrop")
 _JITTERS: Final = ("jitter_noise", "input_jitter_noise")
@@ -51,28 +50,6 @@ def meta_language_model(config: PreTrainedConfig, trust_remote_code: bool = Fals
             f"no causal language model of type {kind!r} can be made: {reason(error)}; give another model"
         ) from error
     split_experts(lm)
-    return lm
-
-
-def random_language_model(
-    source: ModelSource, device: torch.device, dtype: DType = "auto"
-) -> PreTrainedModel:
-    """A frozen model of the source's shape with random weights, for `auto` in bfloat16 or what stands in for it.
-
-    No weight is read; see `compute_dtype`.
-    """
-    lm = plain_random_model(source, device, dtype)
-    if dtype == "auto":
-        cast_to_compute(lm, device)
-    split_experts(lm)
-    return freeze(lm)
-
-
-def plain_random_model(source: ModelSource, device: torch.device, dtype: DType = "auto") -> PreTrainedModel:
-    """What `AutoModelForCausalLM.from_config` gives; nothing of it is replaced, and no weight is read."""
-    kind = torch.bfloat16 if dtype == "auto" else getattr(torch, dtype)
-    with torch.device(device):
-        lm: PreTrainedModel = AutoModelForCausalLM.from_config(load_config(source), dtype=kind)
     return lm
 
 
