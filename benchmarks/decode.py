@@ -34,10 +34,10 @@ from benchmarks.speed.timing import (
     seconds,
     weight_bytes,
 )
+from roi_lightning.contrib.packed.format import PATTERN
 from roi_lightning.models.config import load_tokenizer
 from roi_lightning.models.loading import plain_language_model
 from roi_lightning.models.source import resolve_model
-from roi_lightning.runtime.packed_format import PATTERN
 
 _DENSE: Final = "dense"
 _PACKED: Final = "packed"

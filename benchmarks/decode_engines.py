@@ -25,7 +25,7 @@ from transformers.modeling_utils import PreTrainedModel
 
 from benchmarks.speed.generation import GenerationConfig, generate
 from benchmarks.speed.timing import BufferRead, results_in_turns, seconds
-from roi_lightning.runtime import accelerate, from_packed
+from roi_lightning.contrib.packed import accelerate, from_packed
 from roi_lightning.utils.atomic_io import write_json
 from roi_lightning.utils.tables import print_table
 

@@ -19,9 +19,9 @@ from benchmarks.speed.models import Shape, model_shapes, parse_shapes
 from benchmarks.speed.products import DENSE, PACKED, ColdCacheLoop, Weights
 from benchmarks.speed.script import Row, Script, Table, numbers
 from benchmarks.speed.timing import BufferRead, Speedup, cold_bytes, results_in_turns, seconds
+from roi_lightning.contrib.packed.format import PATTERN
 from roi_lightning.errors import UserError
 from roi_lightning.models.source import resolve_model
-from roi_lightning.runtime.packed_format import PATTERN
 
 _READ: Final = "read"
 _AUTOMATIC: Final = "linear.packed_over_dense"

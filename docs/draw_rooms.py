@@ -21,7 +21,6 @@ ORDER: Final = (
     "samplers",
     "oneshot",
     "export",
-    "runtime",
     "evaluation",
     "learning",
     "reports",

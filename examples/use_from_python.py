@@ -18,7 +18,8 @@ from tempfile import mkdtemp
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from roi_lightning.api import accelerate, apply, evaluate, learn, prune
+from roi_lightning.api import apply, evaluate, learn, prune
+from roi_lightning.contrib.packed import accelerate
 from roi_lightning.models.source import resolve_model
 
 folder = Path(mkdtemp())

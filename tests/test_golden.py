@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM
 
 from cli_helpers import make_lab, run
 from golden.make import HERE, PAIRS, masks
+from roi_lightning.contrib.packed import from_packed
 from roi_lightning.masks.mask_set import MaskSet
-from roi_lightning.runtime import from_packed
 
 lab = pytest.fixture(make_lab)
 

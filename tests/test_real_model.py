@@ -11,9 +11,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks import small_budget
 from roi_lightning.__main__ import main
+from roi_lightning.contrib.packed import accelerate, from_packed
 from roi_lightning.models.loading import load_language_model
 from roi_lightning.models.source import resolve_model
-from roi_lightning.runtime import accelerate, from_packed
 from unpacking import unpacked
 
 pytestmark = [

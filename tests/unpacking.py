@@ -4,7 +4,7 @@ from copy import deepcopy
 
 from torch import nn
 
-from roi_lightning.runtime import PackedLinear, unpack
+from roi_lightning.contrib.packed import PackedLinear, unpack
 
 
 def unpacked(lm):

@@ -10,14 +10,14 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.modeling_utils import PreTrainedModel
 
+from roi_lightning.contrib.packed import Accelerated, accelerate
+from roi_lightning.contrib.packed.format import PATTERN
 from roi_lightning.errors import UserError
 from roi_lightning.export.sidecar import read_sidecar
 from roi_lightning.models.config import load_config, max_positions
 from roi_lightning.models.freezing import meta_language_model
 from roi_lightning.models.layers import input_dim, prunable_layers
 from roi_lightning.models.source import SIDECAR, ModelSource
-from roi_lightning.runtime import Accelerated, accelerate
-from roi_lightning.runtime.packed_format import PATTERN
 
 Shape = tuple[int, int]
 _SHAPE: Final = re.compile(r"([1-9]\d*)x([1-9]\d*)")

@@ -10,8 +10,8 @@ from torch.nn import functional as F
 
 from benchmarks.speed.models import Shape
 from benchmarks.speed.timing import seconds
-from roi_lightning.runtime import Packed, PackedLinear, cpu_kernels, pack
-from roi_lightning.runtime.packed_format import PATTERN
+from roi_lightning.contrib.packed import Packed, PackedLinear, kernels, pack
+from roi_lightning.contrib.packed.format import PATTERN
 
 DENSE: Final = "dense"
 PACKED: Final = "packed"
@@ -56,21 +56,21 @@ class Weights:
             `dense`; `packed`, the automatic choice; and the kernels that it chooses from for so many rows.
         """
         self._packed[0](x)  # finds out whether there are kernels
-        loops = {"loop": _loop} if not cpu_kernels.kernels.disabled else {}
-        kernels = {**loops, "unpacked": _unpacked}
+        loops = {"loop": _loop} if not kernels.kernels.disabled else {}
+        ways = {**loops, "unpacked": _unpacked}
         return {
             DENSE: [partial(F.linear, weight=weight) for weight in self._dense],
             PACKED: [*self._packed],
-            **{name: [partial(kernel, layer) for layer in self._packed] for name, kernel in kernels.items()},
+            **{name: [partial(kernel, layer) for layer in self._packed] for name, kernel in ways.items()},
         }
 
 
 def _loop(layer: PackedLinear, x: Tensor) -> object:
-    return cpu_kernels.multiply(x, *layer.packed, None)
+    return kernels.multiply(x, *layer.packed, None)
 
 
 def _unpacked(layer: PackedLinear, x: Tensor) -> Tensor:
-    return F.linear(x, cpu_kernels.unpack(*layer.packed))
+    return F.linear(x, kernels.unpack(*layer.packed))
 
 
 class ColdCacheLoop:

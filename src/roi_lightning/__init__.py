@@ -11,12 +11,10 @@ if TYPE_CHECKING:
     from roi_lightning.api.prune import prune
     from roi_lightning.data import CalibrationDataModule
     from roi_lightning.learning.roi import RoILightningModule
-    from roi_lightning.runtime import accelerate
 
 __all__ = [
     "CalibrationDataModule",
     "RoILightningModule",
-    "accelerate",
     "apply",
     "evaluate",
     "keep_zeros",

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cli_helpers import Lab, run
-from roi_lightning.api import accelerate, apply, evaluate, learn, prune
+from roi_lightning.api import apply, evaluate, learn, prune
 from roi_lightning.api.learn import _START
 from roi_lightning.cli.config_files import find_config
 from roi_lightning.errors import UserError
@@ -311,17 +311,6 @@ def test_a_model_that_is_not_all_there_is_refused(lab):
         lm = type(loaded)(loaded.config)
     with pytest.raises(UserError, match="is on meta"):
         prune(lm, method="magnitude")
-
-
-def test_accelerate_swaps_the_pruned_layers(lab, learned):
-    lm, tokenizer = load(lab.model)
-    apply(lm, learned)
-    ids = tokenizer("the cat", return_tensors="pt").input_ids
-    with torch.no_grad():
-        dense = lm(ids).logits
-        done = accelerate(lm)
-        assert torch.allclose(lm(ids).logits.float(), dense.float(), atol=0.05, rtol=0.05)
-    assert len(done.packed) == len(learned.layers)
 
 
 def run_example(folder, monkeypatch, capsys, model, steps):

@@ -5,10 +5,10 @@ from itertools import combinations
 import pytest
 import torch
 
+from roi_lightning.contrib.packed import Packed, pack, unpack
+from roi_lightning.contrib.packed.format import check_indices, is_near, quantize
 from roi_lightning.errors import UserError
 from roi_lightning.masks.pattern import NMPattern
-from roi_lightning.runtime import Packed, pack, unpack
-from roi_lightning.runtime.packed_format import check_indices, is_near, quantize
 
 
 def sparse(rows, columns, dtype=torch.bfloat16):

@@ -23,7 +23,7 @@ from roi_lightning.export import write_export  # noqa: E402
 from roi_lightning.masks.mask_set import MaskSet  # noqa: E402
 from roi_lightning.masks.layer_mask import LayerMask  # noqa: E402
 from roi_lightning.masks.pattern import NMPattern  # noqa: E402
-from roi_lightning.runtime import write_packed  # noqa: E402
+from roi_lightning.contrib.packed import write_packed  # noqa: E402
 from roi_lightning.models.source import resolve_model
 from roi_lightning.models.stored_tensors import StoredTensors
 from tiny_models import tiny_qwen2  # noqa: E402

@@ -12,13 +12,13 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from cli_helpers import make_lab, run
 from roi_lightning.api import apply, evaluate, learn
 from roi_lightning.api import prune as prune_in_memory
+from roi_lightning.contrib.packed import PackedLinear, from_packed, write_packed
 from roi_lightning.evaluation.models import resolve_models
 from roi_lightning.export import write_export
 from roi_lightning.learning.callbacks import SparseExport
 from roi_lightning.models.config import compute_dtype
 from roi_lightning.models.loading import load_language_model
 from roi_lightning.models.source import resolve_model
-from roi_lightning.runtime import PackedLinear, from_packed, write_packed
 from tiny_models import random_masks, tiny_gguf, tiny_mixtral, tiny_qwen2
 
 lab = pytest.fixture(make_lab)

@@ -1,4 +1,4 @@
-"""Use from Python, without the command line: six functions on a transformers model in memory.
+"""Use from Python, without the command line: functions on a transformers model in memory.
 
     from roi_lightning.api.apply import apply
     from roi_lightning.api.evaluate import evaluate
@@ -9,7 +9,7 @@
     apply(lm, masks)
     print(evaluate(lm, tokenizer, "my_book.txt"))
 
-Only `apply` and `accelerate` change the model they are given; `keep_zeros` keeps its zeros while other code trains
+Only `apply` changes the model it is given; `keep_zeros` keeps its zeros while other code trains
 it.
 
 Masks go by the names that the weights have on disk. A model that was loaded from a directory or the hub, and still
@@ -24,6 +24,5 @@ from roi_lightning.api.evaluate import evaluate
 from roi_lightning.api.keep_zeros import KeptZeros, keep_zeros
 from roi_lightning.api.learn import learn
 from roi_lightning.api.prune import PruneResult, prune
-from roi_lightning.runtime import accelerate
 
-__all__ = ["KeptZeros", "PruneResult", "accelerate", "apply", "evaluate", "keep_zeros", "learn", "prune"]
+__all__ = ["KeptZeros", "PruneResult", "apply", "evaluate", "keep_zeros", "learn", "prune"]

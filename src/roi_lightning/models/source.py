@@ -14,11 +14,8 @@ from roi_lightning.utils.entry_points import added
 from roi_lightning.utils.extras import require
 
 _HUB_ID: Final = re.compile(r"[\w.-]+(/[\w.-]+)?")
-# The order of a permuted model's channels.
-PERMUTATION_FILE: Final = "roi_permutation.safetensors"
 _WANTED: Final = (
     "model*.safetensors",  # not every safetensors: some repositories hold the weights in a second layout
-    PERMUTATION_FILE,
     *("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py"),
     *("LICENSE*", "NOTICE*", "USE_POLICY*", "README.md"),
 )

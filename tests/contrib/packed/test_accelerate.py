@@ -1,0 +1,275 @@
+"""Models with packed layers against the dense ones."""
+
+import logging
+import warnings
+import weakref
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM
+from transformers.pytorch_utils import Conv1D
+
+from roi_lightning.contrib.packed import accelerate, unpack
+from roi_lightning.errors import UserError
+from roi_lightning.masks.pattern import NMPattern
+from roi_lightning.models.freezing import frozen_view
+from roi_lightning.models.layers import input_dim, prunable_layers
+from roi_lightning.models.loading import load_language_model
+from roi_lightning.models.source import resolve_model
+from roi_lightning.samplers import GumbelTopK
+from roi_lightning.samplers.masked_linear import SharedState, SparseLinear, attach
+from tiny_models import tiny_gpt2, tiny_llama, tiny_mixtral, tiny_qwen2
+
+BUILDERS = [tiny_llama, tiny_qwen2, tiny_gpt2]
+
+
+def prune(lm, pattern="2:4", layers=None):
+    """Zero weights by magnitude, in place."""
+    rule = NMPattern(pattern)
+    with torch.no_grad():
+        for layer in (layers or prunable_layers(lm)).values():
+            dim = input_dim(layer)
+            if layer.weight.shape[dim] % rule.m == 0:
+                layer.weight.masked_fill_(~rule.top(layer.weight.abs(), dim), 0)
+    return lm
+
+
+@pytest.fixture(scope="module")
+def sparse(tmp_path_factory):
+    """Copies of small models whose layers are 2:4."""
+    made = {
+        builder: prune(AutoModelForCausalLM.from_pretrained(builder(tmp_path_factory.mktemp("lm"))).eval())
+        for builder in BUILDERS
+    }
+    return lambda builder=tiny_llama: deepcopy(made[builder])
+
+
+def ids(rows=2, length=9):
+    return torch.randint(0, 250, (rows, length), generator=torch.Generator().manual_seed(0))
+
+
+@torch.no_grad()
+def logits(lm):
+    return lm(ids()).logits
+
+
+@pytest.mark.parametrize("builder", BUILDERS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_model_computes_what_it_did(builder, dtype, sparse):
+    lm = sparse(builder).to(dtype)
+    before, exact = logits(lm), logits(deepcopy(lm).double())
+    accelerate(lm)
+    error, rounding = ((x.double() - exact).norm() / exact.norm() for x in (logits(lm), before))
+    assert error < 1.2 * rounding + torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("builder", BUILDERS)
+def test_every_layer_is_packed_and_said_to_be(builder, sparse):
+    lm = sparse(builder)
+    dense = {name: (layer.weight.detach().clone(), layer) for name, layer in prunable_layers(lm).items()}
+    result = accelerate(lm)
+    assert result.packed.keys() == dense.keys()
+    assert not result.left
+    for name, (weight, layer) in dense.items():
+        assert lm.get_submodule(name) is result.packed[name]
+        own = unpack(result.packed[name].packed)
+        assert torch.equal(own, weight.T if isinstance(layer, Conv1D) else weight)
+    assert result.bytes_before == sum(weight.nbytes for weight, _ in dense.values())
+    size = lm.dtype.itemsize
+    assert result.bytes_after * 8 * size == result.bytes_before * (4 * size + 1)
+    names = {name.rpartition(".")[2] for name in lm.state_dict() if name.rpartition(".")[0] in dense}
+    assert {"weight", "weight_indices"} <= names <= {"weight", "weight_indices", "bias"}
+
+
+def held(lm):
+    """Bytes of all memory that a model's tensors lie in."""
+    storages = {
+        x.untyped_storage().data_ptr(): x.untyped_storage().nbytes()
+        for x in (*lm.parameters(), *lm.buffers())
+    }
+    return sum(storages.values())
+
+
+def test_the_dense_weights_are_freed(sparse):
+    lm = sparse(tiny_qwen2)
+    weights = [weakref.ref(layer.weight) for layer in prunable_layers(lm).values()]
+    before = held(lm)
+    result = accelerate(lm)
+    assert not any(weight() is not None for weight in weights)
+    assert held(lm) == before - result.bytes_before + result.bytes_after
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_stacks_of_experts_are_freed(left, tmp_path):
+    lm = load_language_model(resolve_model(str(tiny_mixtral(tmp_path)))).eval()
+    dense = dict(list(prunable_layers(lm).items())[-left:]) if left else {}
+    prune(lm, layers={name: layer for name, layer in prunable_layers(lm).items() if name not in dense})
+    before, exact, of_dense = (
+        held(lm),
+        logits(lm),
+        {name: layer.weight.clone() for name, layer in dense.items()},
+    )
+    result = accelerate(lm)
+    assert list(result.left) == list(dense)
+    assert held(lm) == before - result.bytes_before + result.bytes_after
+    assert all(torch.equal(lm.get_submodule(name).weight, weight) for name, weight in of_dense.items())
+    torch.testing.assert_close(logits(lm), exact)
+
+
+@pytest.mark.parametrize("pruned", [("experts", "self_attn"), ("self_attn",), ()])
+def test_experts_are_split_where_any_is_packed(pruned, tmp_path):
+    """transformers holds the experts of a block in one tensor."""
+    lm = AutoModelForCausalLM.from_pretrained(tiny_mixtral(tmp_path)).eval()
+    layers = prunable_layers(frozen_view(lm))  # with the same weights
+    chosen = {name: layer for name, layer in layers.items() if any(part in name for part in pruned)}
+    if pruned:
+        prune(lm, layers=chosen)
+    whole = [module for name, module in lm.named_modules() if name.endswith("experts")]
+    exact = logits(lm)
+    if pruned:
+        result = accelerate(lm)
+        assert result.packed.keys() == chosen.keys()
+        assert result.left.keys() == layers.keys() - chosen.keys()
+    else:
+        with pytest.raises(UserError, match="layers are dense"):
+            accelerate(lm)
+    now = [module for name, module in lm.named_modules() if name.endswith("experts")]
+    assert len(now) == len(whole) > 0
+    assert all((mine is its) == ("experts" not in pruned) for mine, its in zip(now, whole, strict=True))
+    torch.testing.assert_close(logits(lm), exact)
+
+
+def test_a_weight_of_several_layers_is_packed_once(sparse):
+    lm = sparse()
+    one, other = lm.model.layers[0].mlp, lm.model.layers[1].mlp
+    other.up_proj.weight = one.up_proj.weight
+    other.down_proj = one.down_proj
+    before, exact = held(lm), logits(lm)
+    result = accelerate(lm)
+    assert held(lm) == before - result.bytes_before + result.bytes_after
+    assert other.up_proj.weight.data_ptr() == one.up_proj.weight.data_ptr()
+    assert other.down_proj is one.down_proj
+    torch.testing.assert_close(logits(lm), exact)
+
+
+def test_layers_that_are_not_2_of_4_stay_dense(sparse, caplog):
+    lm = sparse()
+    block, head = lm.model.layers[1], lm.lm_head
+    block.self_attn.q_proj.weight.data[3, 8:11] = 1
+    block.self_attn.k_proj.weight.data[:] = 1
+    head.weight = lm.model.layers[0].self_attn.q_proj.weight
+    exact = logits(lm)
+    with caplog.at_level(logging.WARNING):
+        result = accelerate(lm)
+    attention = "model.layers.1.self_attn"
+    not_sparse = "the weight is not 2:4 sparse"
+    assert result.left == {
+        "model.layers.0.self_attn.q_proj": "lm_head has the same weight",
+        f"{attention}.q_proj": not_sparse,
+        f"{attention}.k_proj": not_sparse,
+    }
+    assert len(result.packed) == 11
+    for record, parts in zip(
+        caplog.records,
+        [("1 of 14", "layers.0.self_attn.q_proj", "lm_head"), ("2 of 14", f"{attention}.q_proj", not_sparse)],
+        strict=True,
+    ):
+        assert all(part in record.message for part in parts), record.message
+    torch.testing.assert_close(logits(lm), exact)
+
+
+def test_inputs_that_do_not_come_in_fours_stay_dense(tmp_path):
+    lm = AutoModelForCausalLM.from_pretrained(tiny_llama(tmp_path, intermediate_size=130)).eval()
+    result = accelerate(prune(lm))
+    reason = "130 inputs do not come in fours"
+    assert result.left == {f"model.layers.{i}.mlp.down_proj": reason for i in range(2)}
+
+
+def dense(lm):
+    for layer in prunable_layers(lm).values():
+        nn.init.ones_(layer.weight)
+    return lm
+
+
+def learning(lm):
+    state = SharedState(NMPattern("2:4"), sampler=GumbelTopK())
+    attach(lm, prunable_layers(lm), state, SparseLinear)
+    return lm
+
+
+def accelerated(lm):
+    accelerate(lm)
+    return lm
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (
+            lambda lm: prune(dense(lm), "4:8"),
+            "none of 14 layers .*layers keep 4 of 8.*only 2:4 can be accelerated",
+        ),
+        (lambda lm: prune(dense(lm), "3:4"), "layers keep 3 of 4"),
+        (dense, "layers are dense.*prune or learn with --pattern 2:4"),
+        (lambda lm: lm.double(), "the weight is torch.float64"),
+        (lambda lm: lm.to("meta"), "the weight is not in memory"),
+        (lambda lm: lm.train(), "train mode.*eval"),
+        (learning, "learning a mask; export it"),
+        (accelerated, "14 layers of this model are packed already"),
+    ],
+)
+def test_models_that_cannot_be_accelerated_are_left_alone(spoil, message, sparse):
+    lm = spoil(sparse())
+    modules = list(lm.modules())
+    with pytest.raises(UserError, match=message):
+        accelerate(lm)
+    assert all(mine is its for mine, its in zip(lm.modules(), modules, strict=True))
+
+
+def test_a_sparser_pattern_is_2_of_4_too(sparse):
+    lm = prune(sparse(), "1:4")
+    exact = logits(lm)
+    assert not accelerate(lm).left
+    torch.testing.assert_close(logits(lm), exact)
+
+
+def test_what_transformers_could_not_read_is_not_saved(sparse, tmp_path):
+    lm = accelerated(sparse())
+    with pytest.raises(UserError, match="roi-lightning pack"):
+        lm.save_pretrained(tmp_path / "out")
+    with pytest.raises(UserError, match="runs packed and can't be saved"):
+        deepcopy(lm).save_pretrained(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("builder", BUILDERS)
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_the_same_tokens_are_generated(builder, mode, sparse):
+    lm = sparse(builder).float()
+    options = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 256, "eos_token_id": None}
+    with mode():
+        before = lm.generate(ids(), attention_mask=torch.ones_like(ids()), **options)
+        accelerate(lm)
+        assert torch.equal(lm.generate(ids(), attention_mask=torch.ones_like(ids()), **options), before)
+
+
+def test_gradients_of_inputs_pass_through(sparse):
+    gradients = []
+    for lm in (sparse(), accelerated(sparse())):
+        embedded = lm.get_input_embeddings()(ids()).detach().requires_grad_()
+        lm(inputs_embeds=embedded).logits.logsumexp(-1).sum().backward()
+        gradients.append(embedded.grad)
+    torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_a_compiled_model_has_no_breaks(mode, sparse):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's compiler meets torch's own deprecated parts
+        lm = accelerated(sparse(tiny_qwen2).float())
+        with mode():
+            compiled = torch.compile(lm, fullgraph=True)(ids()).logits
+    torch.testing.assert_close(compiled.detach(), logits(lm))

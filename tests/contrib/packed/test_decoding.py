@@ -1,0 +1,348 @@
+"""Decoding in one C++ call for each token: what a model's own blocks compute, whatever is done to it or its cache."""
+
+import copy
+import logging
+import pickle
+from functools import partial
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, DynamicCache, StaticCache
+
+from roi_lightning.contrib.packed import PackedLinear, accelerate
+from roi_lightning.contrib.packed import token_decoder as token
+from roi_lightning.contrib.packed.cache import PreallocatedLayer
+from roi_lightning.contrib.packed.decoding import fuse_decoding
+from roi_lightning.contrib.packed.format import quantize
+from roi_lightning.masks.pattern import NMPattern
+from roi_lightning.models.layers import input_dim, prunable_layers
+from roi_lightning.utils import cpp_extension
+from tiny_models import tiny_gemma2, tiny_gpt2, tiny_llama, tiny_mistral, tiny_mixtral, tiny_qwen2, tiny_qwen3
+
+# Steps of sixteen and of thirty-two values both leave a rest.
+ODD = {"hidden_size": 80, "intermediate_size": 144, "num_attention_heads": 5, "num_key_value_heads": 1}
+ROPE = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+MODELS = {
+    "llama": tiny_llama,
+    "llama, odd sizes": partial(tiny_llama, **ODD),
+    "llama, biases": partial(tiny_llama, attention_bias=True, mlp_bias=True),
+    "llama, yarn": partial(tiny_llama, rope_parameters=ROPE),
+    "mistral": partial(tiny_mistral, sliding_window=None),
+    "qwen2": partial(tiny_qwen2, dtype=torch.float32),
+    "qwen3": tiny_qwen3,
+}
+
+
+def dense(builder, folder, dtype=torch.float32):
+    """A model whose layers are 2:4 but for the first one's queries."""
+    lm = AutoModelForCausalLM.from_pretrained(builder(folder), dtype=dtype).eval()
+    rule = NMPattern("2:4")
+    with torch.no_grad():
+        for name, layer in prunable_layers(lm).items():
+            if "layers.0.self_attn.q_proj" not in name:
+                layer.weight.masked_fill_(~rule.top(layer.weight.abs(), input_dim(layer)), 0)
+        for parameter in lm.parameters():  # norms and biases that do something
+            if parameter.ndim == 1:
+                parameter.add_(torch.linspace(-0.3, 0.3, len(parameter)))
+    return lm
+
+
+def fused(lm, int8=False):
+    lm = copy.deepcopy(lm)
+    assert accelerate(lm).not_fused is None
+    for name, layer in list(lm.named_modules()):
+        if int8 and isinstance(layer, PackedLinear):
+            lm.set_submodule(name, PackedLinear(quantize(layer.packed), layer.bias))
+    return lm
+
+
+def text(length=40, rows=1):
+    return torch.randint(0, 250, (rows, length), generator=torch.Generator().manual_seed(1))
+
+
+def start(lm, ids, length=7):
+    """A cache with the first tokens of a text."""
+    past = DynamicCache(config=lm.config)
+    lm(ids[:, :length], past_key_values=past)
+    return past
+
+
+def continued(lm, ids, past, first=7, **options):
+    """The logits of each next token, one call for each: [1, tokens, vocabulary]."""
+    tokens = range(first, ids.shape[1])
+    return torch.cat([lm(ids[:, i : i + 1], past_key_values=past, **options).logits for i in tokens], 1)
+
+
+def is_fused(past):
+    return all(isinstance(layer, PreallocatedLayer) for layer in past.layers)
+
+
+@pytest.fixture(autouse=True)
+def no_gradients():
+    with torch.no_grad():
+        yield
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    return dense(tiny_llama, tmp_path_factory.mktemp("llama"))
+
+
+@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_are_those_of_reading_the_text_at_once(tmp_path, name, int8):
+    lm, ids = fused(dense(MODELS[name], tmp_path / "lm"), int8), text()
+    past = start(lm, ids)
+    found = continued(lm, ids, past)
+    assert is_fused(past)
+    torch.testing.assert_close(found, lm(ids).logits[:, 7:], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_it_is_as_near_to_the_exact_logits_as_the_model_itself(tmp_path, dtype):
+    exact = dense(partial(tiny_llama, dtype=dtype), tmp_path / "lm", dtype).float()
+    ids, wanted = text(), exact(text()).logits[:, 7:]
+    lm = fused(copy.deepcopy(exact).to(dtype))
+    past = start(lm, ids)
+    found = continued(lm, ids, past)
+    assert is_fused(past)
+    assert found.dtype == dtype
+    rounding = (copy.deepcopy(exact).to(dtype)(ids).logits[:, 7:].float() - wanted).norm()
+    assert (found.float() - wanted).norm() < 1.2 * rounding
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"do_sample": True, "temperature": 0.7}, {"num_beams": 3}, {"repetition_penalty": 1.3}],
+    ids=str,
+)
+@pytest.mark.parametrize("rows", [1, 2])
+def test_generation_is_the_model_s_own(llama, options, rows):
+    both = []
+    for lm in (llama, fused(llama)):
+        torch.manual_seed(0)
+        both.append(lm.generate(text(9, rows), max_new_tokens=20, min_new_tokens=20, **options))
+    assert torch.equal(*both)
+
+
+def test_caches_grow_beyond_their_room(llama, monkeypatch):
+    monkeypatch.setattr(token, "_SPARE", 3)
+    lm, ids = fused(llama), text(100)
+    past = start(lm, ids, 2)
+    found = continued(lm, ids, past, 2)
+    torch.testing.assert_close(found, llama(ids).logits[:, 2:], rtol=1e-4, atol=1e-5)
+    assert past.get_seq_length() == 100
+    own = DynamicCache(config=llama.config)
+    llama(ids, past_key_values=own)
+    for mine, its in zip(past.layers, own.layers, strict=True):
+        torch.testing.assert_close(mine.keys, its.keys)
+        torch.testing.assert_close(mine.values, its.values)
+
+
+def test_a_cache_may_be_changed_in_between(llama):
+    lm, ids = fused(llama), text()
+    wanted = llama(ids).logits
+    past = start(lm, ids)
+    continued(lm, ids[:, :20], past)
+    past.crop(-10)  # some tokens taken back
+    assert past.get_seq_length() == 10
+    branch = copy.deepcopy(past)  # two ways on
+    torch.testing.assert_close(continued(lm, ids, past, 10), wanted[:, 10:], rtol=1e-4, atol=1e-5)
+    lm(ids[:, 10:15], past_key_values=branch)  # several tokens at once
+    torch.testing.assert_close(continued(lm, ids, branch, 15), wanted[:, 15:], rtol=1e-4, atol=1e-5)
+    assert is_fused(branch)
+    past.reset()
+    lm(ids[:, :5], past_key_values=past)
+    torch.testing.assert_close(continued(lm, ids, past, 5), wanted[:, 5:], rtol=1e-4, atol=1e-5)
+
+
+def test_two_texts_in_turns(llama):
+    lm, texts = fused(llama), (text(30), text(30).flip(1))
+    pasts = [start(lm, ids) for ids in texts]
+    for i in range(7, 30):
+        for ids, past in zip(texts, pasts, strict=True):
+            found = lm(ids[:, i : i + 1], past_key_values=past).logits[:, 0]
+            wanted = llama(ids[:, : i + 1]).logits[:, -1]
+            torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_positions_are_those_asked_for(llama):
+    lm, ids = fused(llama), text()
+    both = []
+    for model in (llama, lm):
+        past = start(model, ids)
+        places = torch.tensor([[500]]), torch.tensor([[11]])
+        both.append([model(ids[:, :1], past_key_values=past, position_ids=x).logits for x in places])
+    assert is_fused(past)
+    torch.testing.assert_close(both[1], both[0], rtol=1e-4, atol=1e-5)
+
+
+# What goes the model's own way.
+
+
+def unfused(lm, ids=None, **options):
+    """A step that must not be taken in C++, beside the same of the dense model."""
+    past = start(lm, text() if ids is None else ids)
+    out = lm((text() if ids is None else ids)[:, 7:8], past_key_values=past, **options)
+    assert not is_fused(past)
+    return out
+
+
+def test_padding_is_seen(llama):
+    mask = torch.ones(1, 8, dtype=torch.long)
+    mask[0, 0] = 0
+    both = [unfused(lm, attention_mask=mask).logits for lm in (llama, fused(llama))]
+    torch.testing.assert_close(*both, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("wanted", ["hidden_states", "attentions"])
+def test_other_outputs_are_there(llama, wanted):
+    lm = copy.deepcopy(llama)
+    lm.set_attn_implementation("eager")
+    out = unfused(fused(lm), **{f"output_{wanted}": True})
+    assert len(getattr(out, wanted)) >= 2
+
+
+def test_several_sequences_gradients_and_train_mode(llama):
+    lm = fused(llama)
+    unfused(lm, text(rows=2))
+    with torch.enable_grad():
+        unfused(lm)
+    unfused(lm.train())
+
+
+def test_hooks_are_called(llama):
+    lm, seen = fused(llama), []
+    lm.model.layers[1].mlp.register_forward_hook(lambda *_: seen.append(1))
+    unfused(lm)
+    assert len(seen) == 2
+
+
+def test_other_caches_are_used(llama):
+    lm, ids = fused(llama), text()
+    past = StaticCache(config=lm.config, max_cache_len=40)
+    lm(ids[:, :7], past_key_values=past)
+    torch.testing.assert_close(continued(lm, ids, past), llama(ids).logits[:, 7:], rtol=1e-4, atol=1e-5)
+
+
+UNKNOWN = {
+    "gemma2": (tiny_gemma2, "Gemma2Model is not among the known models"),
+    "gpt2": (tiny_gpt2, "GPT2Model is not"),
+    "mixtral": (tiny_mixtral, "MixtralModel is not"),
+    "mistral": (tiny_mistral, "a sliding window"),
+    "gelu": (partial(tiny_llama, hidden_act="gelu"), "its activation is 'gelu'"),
+    "dynamic": (
+        partial(tiny_llama, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}),
+        "its position embeddings are 'dynamic'",
+    ),
+    "sizes": (partial(tiny_llama, intermediate_size=72), r"multiples of 16: \(64, 72, 16\)"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*matrices of a layout that is not known")
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_what_it_does_not_know_is_named(tmp_path, name):
+    builder, reason = UNKNOWN[name]
+    lm = dense(builder, tmp_path / "lm")
+    kind = type(lm.base_model)
+    with pytest.raises(AssertionError, match=reason):
+        raise AssertionError(fuse_decoding(lm))
+    assert type(lm.base_model) is kind
+
+
+# Weights.
+
+
+def test_weights_may_change_between_two_texts(llama):
+    lm, ids = fused(llama), text()
+    continued(lm, ids, start(lm, ids))
+    lm.model.norm.weight.data = lm.model.norm.weight * 2
+    other = copy.deepcopy(llama)
+    other.model.norm.weight *= 2
+    past = start(lm, ids)
+    torch.testing.assert_close(continued(lm, ids, past), other(ids).logits[:, 7:], rtol=1e-4, atol=1e-5)
+    lm.bfloat16()
+    past = start(lm, ids)
+    assert continued(lm, ids, past).dtype == torch.bfloat16
+    assert is_fused(past)
+
+
+def test_a_model_is_copied_and_pickled(llama):
+    lm, ids = fused(llama), text()
+    wanted = continued(lm, ids, start(lm, ids))
+    for other in (copy.deepcopy(lm), pickle.loads(pickle.dumps(lm.model))):
+        assert type(other) in (type(lm), type(lm.model))
+        assert type(other.base_model) is type(lm.model)
+    again = copy.deepcopy(lm)
+    again.model = pickle.loads(pickle.dumps(lm.model))
+    past = start(again, ids)
+    assert torch.equal(continued(again, ids, past), wanted)
+    assert is_fused(past)
+
+
+def test_it_is_fused_once(llama):
+    lm = fused(llama)
+    kind = type(lm.model)
+    assert fuse_decoding(lm) is None
+    assert type(lm.model) is kind
+    assert isinstance(lm.model, type(llama.model))
+    assert (kind.__name__, kind.__module__) == (type(llama.model).__name__, type(llama.model).__module__)
+
+
+# Threads and CPUs.
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_threads_change_nothing(llama, threads, monkeypatch):
+    ids, lm = text(), fused(llama)
+    wanted = continued(lm, ids, start(lm, ids))
+    monkeypatch.setattr(token, "threads_for", lambda count, least: threads)
+    assert torch.equal(continued(lm, ids, start(lm, ids)), wanted)
+
+
+def test_a_torch_without_openmp_decodes(llama, monkeypatch):
+    ids, lm = text(), fused(llama)
+    wanted = continued(lm, ids, start(lm, ids))
+    monkeypatch.setattr(token, "openmp_team", lambda: (0, 0, 0))
+    assert torch.equal(continued(lm, ids, start(lm, ids)), wanted)
+
+
+@pytest.fixture
+def compile_again():
+    """Have kernels compiled anew, and once more afterwards."""
+    token.library.cache_clear()
+    cpp_extension.load.cache_clear()
+    yield
+    token.library.cache_clear()
+    cpp_extension.load.cache_clear()
+    token.kernels.disabled = False
+
+
+# Of those that this CPU has, too.
+_AVX2 = [("-mavx2", "-mfma", "-ffp-contract=fast")] if torch.cpu.get_capabilities().get("avx2") else []
+
+
+@pytest.mark.parametrize("instructions", [(), *_AVX2], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("int8", [False, True])
+def test_older_cpus_compute_alike(tmp_path, instructions, dtype, int8, compile_again, monkeypatch):
+    monkeypatch.setattr(cpp_extension, "_TUNED", (instructions,))
+    lm, ids = fused(dense(MODELS["llama, odd sizes"], tmp_path / "lm", dtype), int8), text(24)
+    past = start(lm, ids)
+    found, wanted = continued(lm, ids, past).float(), lm.float()(ids).logits[:, 7:]
+    assert is_fused(past)
+    assert (found - wanted).norm() < (1e-5 if dtype is torch.float32 else 0.03) * wanted.norm()
+
+
+def test_without_a_compiler_the_model_decodes_itself(llama, compile_again, monkeypatch, caplog):
+    def no_compiler(build):
+        raise OSError("none is installed")
+
+    monkeypatch.setattr(token, "load", no_compiler)
+    lm, ids = copy.deepcopy(llama), text()
+    with caplog.at_level(logging.WARNING):
+        assert accelerate(lm).not_fused == "there is no kernel for torch.float32"
+    assert "none is installed" in caplog.text
+    past = start(lm, ids)
+    torch.testing.assert_close(continued(lm, ids, past), llama(ids).logits[:, 7:], rtol=1e-4, atol=1e-5)
+    assert not is_fused(past)

@@ -1,0 +1,310 @@
+"""Packed directories with int8 weights: they compute what their rounded weights stand for, and hide no damage."""
+
+import json
+import shutil
+import warnings
+from copy import deepcopy
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from cli_helpers import plain_text, run
+from roi_lightning.contrib.packed import PackedLinear, from_packed, verify_packed, write_packed
+from roi_lightning.contrib.packed.tensors import PACKED, VERSION, PackedTensors
+from roi_lightning.errors import UserError
+from roi_lightning.export import write_export
+from roi_lightning.export.sidecar import read_sidecar, write_sidecar
+from roi_lightning.masks.mask_set import MaskSet
+from roi_lightning.models.source import resolve_model
+from roi_lightning.models.stored_tensors import tensor_sha256
+from tiny_models import random_masks, tiny_gpt2, tiny_llama, tiny_mixtral, tiny_qwen2
+
+ARCHITECTURES = {
+    "llama": (tiny_llama, []),
+    "qwen2, some layers dense": (tiny_qwen2, ["k_proj", "model.layers.1.*"]),
+    "gpt2": (tiny_gpt2, []),
+    "mixtral, some experts dense": (tiny_mixtral, ["w1", "experts.2.*"]),
+}
+Q = "model.layers.0.self_attn.q_proj"
+
+
+def ids():
+    return torch.arange(24).reshape(2, 12) * 7 % 256
+
+
+@torch.no_grad()
+def logits(lm):
+    return lm(ids()).logits
+
+
+def rounded(weight, dim):
+    """A weight as int8 leaves it, in fp32, and half a step of each row: by the documented rule alone."""
+    step = weight.double().abs().amax(dim, keepdim=True).float() / 127
+    step[step == 0] = 1
+    return (weight.float() / step).round().clamp(-127, 127) * step, step / 2
+
+
+def rounded_directory(dense, out):
+    """A copy of an export, an ordinary model, whose masked weights are rounded."""
+    shutil.copytree(dense, out)
+    masks = MaskSet.load(dense).layers
+    for file in out.glob("model*.safetensors"):
+        held = load_file(file)
+        for name in held.keys() & masks.keys():
+            held[name] = rounded(held[name], 0 if masks[name].transposed else 1)[0]
+        save_file(held, file, {"format": "pt"})
+    (out / "roi_sparsity.json").unlink()
+    return out
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    [pytest.param(x, marks=[pytest.mark.slow] * x.startswith("qwen2")) for x in ARCHITECTURES],
+)
+def test_logits_are_those_of_the_rounded_weights(tmp_path, architecture):
+    build, dense_layers = ARCHITECTURES[architecture]
+    ignore = ["--ignore", *dense_layers] if dense_layers else []
+    base, dense, packed = build(tmp_path / "base"), tmp_path / "dense", tmp_path / "packed"
+    assert run("prune", base, "--method", "magnitude", *ignore, "--out", dense) == 0
+    assert run("pack", dense, "--out", packed, "--weights", "int8") == 0
+    assert verify_packed(packed, resolve_model(str(base))).ok
+    lm = from_packed(packed, dtype="float32")
+    layers = [module for module in lm.modules() if isinstance(module, PackedLinear)]
+    assert len(layers) == len(MaskSet.load(dense).layers)
+    assert {layer.weight.dtype for layer in layers} == {torch.int8}
+    wanted = AutoModelForCausalLM.from_pretrained(
+        rounded_directory(dense, tmp_path / "rounded"), dtype=torch.float32
+    )
+    torch.testing.assert_close(logits(lm), logits(wanted))
+
+
+# One packed directory that is only read, or copied and spoiled.
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("int8")
+    base = tiny_qwen2(folder / "base", max_position_embeddings=4096)
+    source = resolve_model(str(base))
+    masks = random_masks(source)
+    dense = write_export(source, masks, folder / "dense")
+    sizes = write_packed(dense, folder / "packed", weights="int8")
+    return SimpleNamespace(source=source, masks=masks, dense=dense, packed=folder / "packed", sizes=sizes)
+
+
+@pytest.fixture
+def copy(made, tmp_path):
+    return shutil.copytree(made.packed, tmp_path / "copy")
+
+
+def change(directory, name, edit):
+    """Change a tensor, and make the sidecar fit again."""
+    file = directory / "model.safetensors"
+    held = load_file(file)
+    save_file(held | {name: edit(held[name])}, file, {"format": PACKED})
+    content = read_sidecar(directory, PACKED, VERSION)
+    write_sidecar(directory, {key: x for key, x in content.items() if key not in ("files", "checksum")})
+
+
+def failed(directory, base=None):
+    return {check.name for check in verify_packed(directory, base).failures}
+
+
+def details(directory, base=None):
+    return {check.name: check.detail for check in verify_packed(directory, base).checks}
+
+
+def test_unpacking_goes_to_the_original_dtype_with_exact_zeros(made):
+    tensors, dense = PackedTensors(made.packed), load_file(made.dense / "model.safetensors")
+    assert tensors.files.keys() == dense.keys()
+    for name, mask in made.masks.layers.items():
+        weight = tensors[name]
+        wanted, half = rounded(dense[name], 1)
+        assert torch.equal(weight, wanted.bfloat16())
+        assert not weight[~mask.to_bool()].any()
+        assert ((wanted - dense[name].float()).abs() <= half * 1.0001).all()
+        assert torch.equal(tensors.mask(name).to_bool(), mask.to_bool())
+    assert {entry["dtype"] for entry in tensors.sidecar["layers"].values()} == {"bfloat16"}
+
+
+def test_bytes_are_five_bits_a_weight_and_the_scales(made):
+    rows = sum(layer.shape[0] for layer in made.masks.layers.values())
+    assert made.sizes.packed == made.masks.total * 5 // 8 + 4 * rows
+    assert made.sizes.linears == 2 * made.masks.total
+
+
+def test_pack_says_what_it_proved(made, tmp_path, capsys):
+    out = tmp_path / "sizes.json"
+    options = ["--out", tmp_path / "packed", "--weights", "int8", "--json", out]
+    assert run("pack", made.dense, *options) == 0
+    said = plain_text(capsys.readouterr().out)
+    assert "int8 times scale is within half a step of every kept weight and zero for every pruned one" in said
+    assert json.loads(out.read_text()) == made.sizes.to_json()
+    assert "its\nlargest absolute weight / 127" in (tmp_path / "packed" / "README.md").read_text()
+    assert run("pack", made.dense, "--out", tmp_path / "other", "--weights", "int4") == 2
+    assert "int4" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [pytest.param("float16", marks=pytest.mark.slow), "bfloat16", "float32"],
+)
+def test_activations_have_the_dtype_that_is_asked_for(made, dtype):
+    lm = from_packed(made.packed, dtype=dtype)
+    assert str(lm.dtype) == f"torch.{dtype}"
+    layer = lm.get_submodule(Q)
+    assert (layer.weight.dtype, layer.weight_scales.dtype) == (torch.int8, torch.float32)
+    cast, x = from_packed(made.packed).to(lm.dtype), torch.linspace(-1, 1, 128).view(2, 64).to(lm.dtype)
+    assert torch.equal(cast.get_submodule(Q)(x), layer(x))
+    exact = logits(from_packed(made.packed, dtype="float32"))
+    assert (logits(lm).float() - exact).norm() < 0.03 * exact.norm()
+    assert torch.equal(logits(deepcopy(lm)), logits(lm))
+
+
+def test_gradients_go_through(made):
+    lm = from_packed(made.packed, dtype="float32")
+    embedded = lm.get_input_embeddings()(ids()).detach().requires_grad_()
+    lm(inputs_embeds=embedded).logits.logsumexp(-1).sum().backward()
+    assert embedded.grad.abs().sum() > 0
+
+
+def test_a_layer_compiles_without_breaks(made):
+    layer = from_packed(made.packed).get_submodule(Q)
+    x = torch.randn(3, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's compiler meets torch's own deprecated parts
+        compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")(x)
+    assert torch.equal(compiled, layer(x))
+
+
+@pytest.mark.slow
+def test_a_model_compiles_without_breaks(made):
+    lm = from_packed(made.packed, dtype="float32")
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        compiled = torch.compile(lm, fullgraph=True)(ids()).logits
+    torch.testing.assert_close(compiled, logits(lm))
+
+
+# Damage.
+
+
+def test_a_flipped_byte_is_noticed(copy):
+    file = copy / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-100] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(UserError, match=r"model\.safetensors.*has changed"):
+        from_packed(copy)
+    assert failed(copy) == {"checksums"}
+
+
+@pytest.mark.parametrize(
+    ("part", "edit"),
+    [
+        ("weight", lambda x: x + 1),
+        ("weight_scales", lambda x: x * 2),
+        ("weight_indices", lambda x: torch.full_like(x, 0b01_00_01_00)),
+    ],
+)
+def test_changes_need_the_base_to_be_noticed(copy, made, part, edit):
+    change(copy, f"{Q}.{part}", edit)
+    assert not failed(copy)
+    assert failed(copy, made.source) == {"survivors"}
+
+
+@pytest.mark.parametrize(
+    ("part", "edit"),
+    [
+        ("weight_scales", torch.zeros_like),
+        ("weight_scales", torch.Tensor.half),
+        ("weight", torch.Tensor.float),
+    ],
+)
+def test_what_no_packing_makes_is_noticed(copy, part, edit):
+    change(copy, f"{Q}.{part}", edit)
+    assert "indices" in failed(copy)
+
+
+def test_an_untouched_directory_verifies(made):
+    assert not failed(made.packed, made.source)
+    found = details(made.packed, made.source)
+    assert found["sidecar"] == "pattern 2:4, packed in int8, checksum right"
+    kept = f"{made.masks.kept:,} kept weights and their scales"
+    assert found["survivors"] == f"{kept} are bit for bit the base model's in int8"
+
+
+def test_another_base_is_noticed(made, tmp_path):
+    other = resolve_model(str(tiny_qwen2(tmp_path / "other", seed=1)))
+    assert {"base hashes", "survivors", "other tensors"} <= failed(made.packed, other)
+
+
+def test_of_updated_weights_it_is_said_what_cannot_be_compared(made, tmp_path):
+    names = [f"{Q}.weight", "model.norm.weight"]
+    held = load_file(made.dense / "model.safetensors")
+    new = {name: held[name] * 2 for name in names}
+    hashes = {name: tensor_sha256(tensor) for name, tensor in new.items()}
+    updated = MaskSet(made.masks.pattern, made.masks.layers, made.masks.base, hashes)
+    dense = write_export(made.source, updated, tmp_path / "dense", updates=new)
+    write_packed(dense, tmp_path / "packed", weights="int8")
+    found = details(tmp_path / "packed", made.source)
+    unproven = "can't be compared in int8: only the files' hashes hold them"
+    assert not failed(tmp_path / "packed", made.source)
+    rest = "1 without a mask have the recorded SHA-256"
+    assert found["updates"] == f"1 tensors with updated survivors {unproven}; {rest}"
+    assert found["survivors"].endswith(f"2,048 updated by the method {unproven}")
+    change(tmp_path / "packed", f"{Q}.weight", lambda x: -x)
+    assert not failed(tmp_path / "packed", made.source)
+    change(tmp_path / "packed", "model.norm.weight", lambda x: -x)
+    assert failed(tmp_path / "packed", made.source) == {"updates"}
+
+
+def test_what_is_more_than_half_a_step_off_is_not_kept(made, tmp_path, monkeypatch):
+    from roi_lightning.contrib.packed import tensors
+
+    def careless(packed):
+        made = quantize(packed)
+        made.values[0, 0] -= made.values[0, 0].sign()
+        return made
+
+    quantize = tensors.quantize
+    monkeypatch.setattr(tensors, "quantize", careless)
+    with pytest.raises(UserError, match="does not come out"):
+        write_packed(made.dense, tmp_path / "out", weights="int8")
+    assert not list(tmp_path.iterdir())
+
+
+# The other commands, and another library.
+
+
+def test_it_is_evaluated_like_the_rounded_weights(made, tmp_path):
+    text, out = tmp_path / "text.txt", tmp_path / "out.json"
+    text.write_text("A text of some length, so that it fills more than two windows. " * 9)
+    plain = rounded_directory(made.dense, tmp_path / "rounded")
+    options = ["--text", text, "--seq_len", "32", "--limit", "2", "--dtype", "float32", "--json", out]
+    assert run("evaluate", plain, made.packed, *options) == 0
+    dense, packed = json.loads(out.read_text())["models"].values()
+    assert packed == pytest.approx(dense, rel=1e-5)
+
+
+def test_torchao_s_int8_keeps_the_zeros(made):
+    quantization = pytest.importorskip("torchao.quantization", reason="torchao is not installed")
+    config = partial(quantization.Int8WeightOnlyConfig, version=2, set_inductor_config=False)
+    lm = AutoModelForCausalLM.from_pretrained(made.dense, dtype=torch.float32)
+    dense = {name: lm.get_parameter(name).detach().clone() for name in made.masks.layers}
+    quantization.quantize_(lm, config())
+    scales = PackedTensors(made.packed).packed(f"{Q}.weight").scales
+    for name, mask in made.masks.layers.items():
+        weight = lm.get_parameter(name)
+        pruned = ~mask.to_bool()
+        assert pruned.sum() * 2 == pruned.numel()
+        assert not weight.qdata[pruned].any()
+        assert not weight.dequantize()[pruned].any()
+        assert ((weight.dequantize() - dense[name]).abs() <= weight.scale * 0.51).all()
+    # Its steps are a little finer: they reach from -128 to 127.
+    theirs = lm.get_parameter(f"{Q}.weight").scale.flatten()
+    torch.testing.assert_close(theirs, scales * (127 / 127.5))

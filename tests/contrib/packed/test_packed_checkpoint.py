@@ -1,0 +1,568 @@
+"""Packed directories: they unpack to what they were made of, compute the same, and hide no damage."""
+
+import json
+import random
+import re
+import shutil
+import subprocess
+import sys
+from functools import partial
+from subprocess import PIPE
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+
+from cli_helpers import plain_text, run
+from roi_lightning.contrib.packed import PackedLinear, accelerate, from_packed, verify_packed, write_packed
+from roi_lightning.contrib.packed.quantizer import PackedConfig
+from roi_lightning.contrib.packed.tensors import PACKED, VERSION
+from roi_lightning.errors import UserError
+from roi_lightning.export import check_destination, write_export
+from roi_lightning.export.sidecar import read_sidecar, write_sidecar
+from roi_lightning.masks.mask_set import MaskSet
+from roi_lightning.models.source import resolve_model
+from roi_lightning.models.stored_tensors import tensor_sha256
+from tiny_models import (
+    random_masks,
+    tiny_gemma2,
+    tiny_gemma3,
+    tiny_gpt2,
+    tiny_gpt_oss,
+    tiny_llama,
+    tiny_mistral,
+    tiny_mixtral,
+    tiny_opt,
+    tiny_phi3,
+    tiny_qwen2,
+    tiny_qwen2_moe,
+    tiny_qwen3,
+    tiny_qwen3_moe,
+)
+from unpacking import unpacked
+
+ARCHITECTURES = {
+    "llama": (tiny_llama, []),
+    "qwen2": (tiny_qwen2, []),
+    "qwen2, some layers dense": (tiny_qwen2, ["k_proj", "model.layers.1.*"]),
+    "qwen3": (tiny_qwen3, []),
+    "gemma2": (tiny_gemma2, []),
+    "gemma3": (tiny_gemma3, []),
+    "mistral": (tiny_mistral, []),
+    "phi3": (tiny_phi3, []),
+    "gpt2": (tiny_gpt2, []),
+    "gpt2, no prefix": (partial(tiny_gpt2, prefix=False), []),
+    "opt": (tiny_opt, []),
+    "mixtral": (tiny_mixtral, []),
+    "mixtral, some experts dense": (tiny_mixtral, ["w1", "experts.2.*"]),
+    "mixtral, experts dense": (tiny_mixtral, ["experts.*"]),
+    "qwen2_moe": (tiny_qwen2_moe, []),
+    "qwen3_moe": (tiny_qwen3_moe, []),
+    "gpt_oss": (tiny_gpt_oss, ["k_proj"]),
+}
+MIXTURES = {"mixtral", "mixtral, some experts dense", "qwen2_moe", "qwen3_moe"}
+# Of these others have every trait.
+SLOW = {"qwen3", "gemma2", "mistral", "qwen2_moe"}
+Q = "model.layers.0.self_attn.q_proj"
+
+
+def logits(lm):
+    ids = torch.arange(24).reshape(2, 12) * 7 % 256
+    with torch.no_grad():
+        return lm(ids).logits
+
+
+@pytest.mark.filterwarnings("ignore:.*matrices of a layout that is not known")
+@pytest.mark.parametrize(
+    "architecture",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in ARCHITECTURES],
+)
+def test_logits_are_those_of_the_dense_directory(tmp_path, architecture):
+    build, dense_layers = ARCHITECTURES[architecture]
+    ignore = ["--ignore", *dense_layers] if dense_layers else []
+    base, dense, packed = build(tmp_path / "base"), tmp_path / "dense", tmp_path / "packed"
+    assert run("prune", base, "--method", "magnitude", *ignore, "--out", dense) == 0
+    assert run("pack", dense, "--out", packed) == 0
+    assert verify_packed(packed, resolve_model(str(base))).ok
+    lm = from_packed(packed)
+    wanted = AutoModelForCausalLM.from_pretrained(dense, dtype=lm.dtype)
+    assert type(lm) is type(wanted)
+    assert not lm.training
+    assert sum(isinstance(module, PackedLinear) for module in lm.modules()) == len(MaskSet.load(dense).layers)
+    torch.testing.assert_close(logits(lm), logits(wanted))
+    rounding = 1e-6 if architecture in MIXTURES else 0.0
+    torch.testing.assert_close(logits(unpacked(lm)), logits(wanted), rtol=0, atol=rounding)
+    accelerate(wanted)
+    assert torch.equal(logits(lm), logits(wanted))
+    tied = lm.get_output_embeddings().weight is lm.get_input_embeddings().weight
+    assert tied == bool(wanted.config.tie_word_embeddings)
+    assert {lm.dtype} == {p.dtype for p in wanted.parameters()}
+
+
+# One packed directory that is only read, or copied and spoiled.
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("packed")
+    base = tiny_llama(folder / "base", max_shard_size="150KB")
+    (base / "LICENSE").write_text("do as you like")
+    (base / "generation_config.json").write_text('{"max_new_tokens": 3, "eos_token_id": 256}')
+    source = resolve_model(str(base))
+    masks = random_masks(source)
+    dense = write_export(source, masks, folder / "dense", training={"steps": 7})
+    sizes = write_packed(dense, folder / "packed")
+    return SimpleNamespace(
+        source=source, masks=masks, dense=dense, packed=folder / "packed", sizes=sizes, folder=folder
+    )
+
+
+@pytest.fixture
+def copy(made, tmp_path):
+    return shutil.copytree(made.packed, tmp_path / "copy")
+
+
+def tensors(directory):
+    return {name: x for file in directory.glob("model*.safetensors") for name, x in load_file(file).items()}
+
+
+def change(directory, name, edit):
+    """Change a tensor, and make the sidecar fit again, as a careless tool might."""
+    file = next(file for file in directory.glob("model*.safetensors") if name in load_file(file))
+    held = {key: value.clone() for key, value in load_file(file).items()}
+    save_file(held | {name: edit(held[name])}, file, {"format": "pt"})
+    reseal(directory)
+
+
+def reseal(directory):
+    content = read_sidecar(directory, PACKED, VERSION)
+    write_sidecar(directory, {key: x for key, x in content.items() if key not in ("files", "checksum")})
+
+
+def failed(directory, base=None):
+    return {check.name for check in verify_packed(directory, base).failures}
+
+
+def test_kept_weights_and_indices_stand_for_masked_tensors(made):
+    stored, dense = tensors(made.packed), AutoModelForCausalLM.from_pretrained(made.dense).state_dict()
+    for name, layer in made.masks.layers.items():
+        assert torch.equal(stored[name].flatten(), dense[name][layer.to_bool()])
+        assert stored[f"{name}_indices"].dtype == torch.uint8
+    assert len(stored) == len(dense) + len(made.masks.layers)
+
+
+def test_sizes_are_those_on_disk(made):
+    names = [f"{name}{part}" for name in made.masks.layers for part in ("", "_indices")]
+    stored = tensors(made.packed)
+    assert made.sizes.packed == sum(stored[name].nbytes for name in names)
+    assert made.sizes.linears == 4 * made.masks.total
+    assert made.sizes.after == sum(path.stat().st_size for path in made.packed.iterdir())
+    assert made.sizes.after < made.sizes.before
+
+
+def test_half_width_linears_take_nine_sixteenths(tmp_path, capsys):
+    source = resolve_model(str(tiny_qwen2(tmp_path / "base")))
+    write_export(source, random_masks(source), tmp_path / "dense")
+    out = tmp_path / "sizes.json"
+    assert run("pack", tmp_path / "dense", "--out", tmp_path / "packed", "--json", out) == 0
+    sizes = json.loads(out.read_text())
+    assert sizes["ratio"] == sizes["packed"] / sizes["linears"] == 9 / 16
+    assert "14 masked tensors" in plain_text(capsys.readouterr().out)
+    assert from_packed(tmp_path / "packed", dtype="float32").dtype == torch.float32
+
+
+def test_companions_come_along_and_the_configuration_says_what_is_packed(made):
+    names = {path.name for path in made.packed.iterdir()}
+    assert "roi_mask.safetensors" not in names
+    for name in ("LICENSE", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
+        assert (made.packed / name).read_bytes() == (made.dense / name).read_bytes()
+    config = json.loads((made.packed / "config.json").read_text())
+    quantized = config.pop("quantization_config")
+    assert config.pop("transformers_weights") == "import roi_lightning.contrib.packed"
+    assert config == json.loads((made.dense / "config.json").read_text())
+    method = {"quant_method": "roi_lightning.packed", "version": 4}
+    assert quantized == method | {"weights": "stored", "layers": list(made.masks.layers)}
+    assert {path.name for path in made.packed.glob("model*")} == {
+        path.name for path in made.dense.glob("model*")
+    }
+    assert {path.stat().st_mode & 0o777 for path in made.packed.glob("*.safetensors")} == {0o644}
+    sidecar = read_sidecar(made.packed, PACKED, VERSION)
+    assert sidecar["training"] == {"steps": 7}
+    assert set(sidecar["files"]) == names - {"roi_sparsity.json"}
+    assert str(made.folder) not in (made.packed / "README.md").read_text()
+
+
+def test_generation_is_that_of_the_dense_directory(made):
+    lm, wanted = from_packed(str(made.packed)), AutoModelForCausalLM.from_pretrained(made.dense)
+    assert lm.generation_config.to_dict() == wanted.generation_config.to_dict()
+    ids = torch.arange(5)[None]
+    assert torch.equal(lm.generate(ids), wanted.generate(ids))
+
+
+def test_packing_again_gives_the_same_files(made, tmp_path):
+    write_packed(made.dense, tmp_path / "again")
+    for file in made.packed.iterdir():
+        assert (tmp_path / "again" / file.name).read_bytes() == file.read_bytes()
+
+
+class Largest(TorchDispatchMode):
+    """Remembers the most numbers that a tensor on the CPU held, but for the raw bytes of files."""
+
+    most = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu" and leaf.dtype != torch.uint8:
+                self.most = max(self.most, leaf.numel())
+        return out
+
+
+@pytest.mark.parametrize("weights", ["stored", "int8"])
+def test_no_dense_weight_is_ever_there(tmp_path, weights, monkeypatch):
+    source = resolve_model(str(tiny_llama(tmp_path / "base", intermediate_size=1024)))
+    dense = write_export(source, random_masks(source), tmp_path / "dense")
+    write_packed(dense, tmp_path / "packed", weights=weights)
+    monkeypatch.setenv("HF_DEACTIVATE_ASYNC_LOAD", "1")  # other threads would not be watched
+    with Largest() as loading:
+        lm = from_packed(tmp_path / "packed", dtype="bfloat16")
+    assert loading.most == 64 * 1024 // 2
+    with Largest() as computing:
+        unpacked(lm)
+    assert computing.most == 64 * 1024, "this would not have noticed"
+
+
+def test_a_model_that_was_packed_in_memory_is_not_saved(made, tmp_path):
+    lm = AutoModelForCausalLM.from_pretrained(made.dense)
+    accelerate(lm)
+    for save in (lm.save_pretrained, lm.push_to_hub):
+        with pytest.raises(UserError, match="roi-lightning pack"):
+            save(tmp_path / "saved")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_hub_id_is_fetched_first(made, monkeypatch):
+    monkeypatch.setattr("roi_lightning.models.source._snapshot", lambda name, revision: made.packed)
+    assert torch.equal(logits(from_packed("owner/model")), logits(from_packed(made.packed)))
+    monkeypatch.setattr("roi_lightning.models.source._snapshot", lambda name, revision: made.dense)
+    with pytest.raises(UserError, match=r"'owner/model' is not packed: .*from_pretrained"):
+        from_packed("owner/model")
+
+
+# What transformers makes of it.
+
+
+@pytest.mark.parametrize("kind", [AutoModelForCausalLM, LlamaForCausalLM])
+def test_transformers_loads_it(made, kind):
+    lm = kind.from_pretrained(made.packed)
+    assert type(lm) is LlamaForCausalLM
+    assert sum(isinstance(module, PackedLinear) for module in lm.modules()) == len(made.masks.layers)
+    assert torch.equal(logits(lm), logits(from_packed(made.packed)))
+    assert lm.generation_config.max_new_tokens == 3
+    assert lm.is_quantized
+
+
+def test_transformers_loads_the_inner_model(made):
+    lm = AutoModel.from_pretrained(made.packed)
+    ids = torch.arange(12)[None]
+    with torch.no_grad():
+        wanted = from_packed(made.packed).model(ids).last_hidden_state
+        assert torch.equal(lm(ids).last_hidden_state, wanted)
+
+
+@pytest.mark.parametrize("weights", ["stored", "int8"])
+@pytest.mark.parametrize("name", ["llama", "gpt2, no prefix", "mixtral, some experts dense"])
+def test_transformers_saves_it_again(tmp_path, name, weights):
+    build, dense_layers = ARCHITECTURES[name]
+    ignore = ["--ignore", *dense_layers] if dense_layers else []
+    base, dense, packed = build(tmp_path / "base"), tmp_path / "dense", tmp_path / "packed"
+    assert run("prune", base, "--method", "magnitude", *ignore, "--out", dense) == 0
+    write_packed(dense, packed, weights=weights)
+    lm = AutoModelForCausalLM.from_pretrained(packed)
+    lm.save_pretrained(tmp_path / "again", max_shard_size="100KB")
+    lm.save_pretrained(tmp_path / "again", max_shard_size="100KB")  # saving uses nothing up
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "again")
+    assert torch.equal(logits(again), logits(lm))
+    mine, its = again.state_dict(), lm.state_dict()
+    assert mine.keys() == its.keys()
+    assert all(torch.equal(mine[key], its[key]) for key in mine)
+    with pytest.raises(UserError, match=r"roi_sparsity\.json can't be read"):
+        from_packed(tmp_path / "again")  # nobody knows its hashes
+
+
+_LOAD = "import sys, transformers; transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1])"
+
+
+@pytest.mark.slow  # it starts Pythons of its own
+def test_a_transformers_that_was_not_taught_the_format_ends_with_an_error(made, tmp_path):
+    AutoModelForCausalLM.from_pretrained(made.packed).save_pretrained(tmp_path / "again")
+    says = {
+        made.packed: "ValueError: .*import roi_lightning.contrib.packed",
+        tmp_path / "again": r"got roi_lightning\.packed(.|\n)*RuntimeError: .*ignore_mismatched_sizes",
+    }
+    for directory, words in says.items():
+        done = subprocess.run([sys.executable, "-c", _LOAD, str(directory)], stderr=PIPE, text=True)
+        assert done.returncode == 1
+        assert re.search(words, done.stderr), done.stderr
+
+
+def test_shapes_do_not_fit_the_model_s_own_configuration(made):
+    config = AutoConfig.from_pretrained(made.dense)
+    with pytest.raises(RuntimeError, match="mismatched"):
+        AutoModelForCausalLM.from_pretrained(made.packed, config=config)
+
+
+def test_a_dense_model_is_not_packed_on_the_way(made):
+    with pytest.raises(UserError, match="roi-lightning pack"):
+        AutoModelForCausalLM.from_pretrained(made.dense, quantization_config=PackedConfig([]))
+
+
+@pytest.mark.parametrize("entry", [{"version": 5}, {"weights": "int2"}])
+def test_a_later_version_is_refused(copy, entry):
+    config = json.loads((copy / "config.json").read_text())
+    config["quantization_config"] |= entry
+    (copy / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="install a newer one"):
+        AutoModelForCausalLM.from_pretrained(copy)
+
+
+def test_missing_tensors_are_not_made_up(copy):
+    name = f"{Q}.weight_indices"
+    file = next(file for file in copy.glob("model*.safetensors") if name in load_file(file))
+    save_file({key: x for key, x in load_file(file).items() if key != name}, file, {"format": "pt"})
+    with pytest.raises(UserError, match=f"'{name}' .*is missing"):
+        AutoModelForCausalLM.from_pretrained(copy)
+
+
+def test_the_card_s_snippet_runs(made, monkeypatch):
+    card = (made.packed / "README.md").read_text()
+    snippet = card.split("```python\n")[1].split("```")[0]
+    names = {}
+    exec(snippet.replace("PATH", str(made.packed)), names)
+    wanted = AutoTokenizer.from_pretrained(made.dense)
+    assert type(names["tokenizer"]) is type(wanted)
+    ids = names["tokenizer"]("once upon", return_tensors="pt").input_ids
+    assert torch.equal(ids, wanted("once upon", return_tensors="pt").input_ids)
+    assert names["model"](ids).logits.shape[-1] == 264
+
+
+# Damage.
+
+
+def spoil(good):
+    """Ways to spoil a file's bytes."""
+    place = random.Random(len(good))
+    for _ in range(6):
+        bad = bytearray(good)
+        bad[place.randrange(len(good))] ^= 1 << place.randrange(8)
+        yield "a flipped bit", bytes(bad)
+    yield "the first byte", bytes([good[0] ^ 1]) + good[1:]
+    yield "the last byte", good[:-1] + bytes([good[-1] ^ 1])
+    yield "cut at the end", good[:-1]
+    yield "cut in half", good[: len(good) // 2]
+    yield "nothing left", b""
+    yield "a byte too many", good + b"\n"
+
+
+def test_damage_to_any_file_is_noticed_when_it_is_loaded(copy):
+    files = [path for path in copy.rglob("*") if path.is_file()]
+    assert len(files) > 8
+    for file in files:
+        good = file.read_bytes()
+        for name, bad in spoil(good):
+            file.write_bytes(bad)
+            with pytest.raises(UserError, match=r"copy") as caught:
+                from_packed(copy)
+            assert file.name in str(caught.value), (name, file.name)
+        file.unlink()
+        with pytest.raises(UserError, match=r"is missing|can't be read|has no config.json"):
+            from_packed(copy)
+        assert failed(copy), file.name
+        file.write_bytes(good)
+    assert torch.isfinite(logits(from_packed(copy))).all()
+
+
+def test_another_model_s_configuration_is_noticed_even_under_a_right_sidecar(copy):
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {"intermediate_size": 256}))
+    reseal(copy)
+    with pytest.raises(
+        UserError, match=r"'model.layers.0.mlp.gate_proj.weight' .*missing or of another shape"
+    ):
+        from_packed(copy)
+
+
+def test_tensors_missing_under_a_right_sidecar_are_noticed(copy):
+    for name, says in (
+        (f"{Q}.weight_indices", "lacks .*indices"),
+        ("model.norm.weight", "lacks 1 tensors, 'model.norm"),
+    ):
+        place = copy.with_name(name)
+        shutil.copytree(copy, place)
+        file = next(file for file in place.glob("model*.safetensors") if name in load_file(file))
+        save_file({key: x for key, x in load_file(file).items() if key != name}, file, {"format": "pt"})
+        index = json.loads((place / "model.safetensors.index.json").read_text())
+        del index["weight_map"][name]
+        (place / "model.safetensors.index.json").write_text(json.dumps(index))
+        reseal(place)
+        with pytest.raises(UserError, match=says):
+            from_packed(place)
+
+
+@pytest.mark.parametrize("entry", [{"version": 5}, {"format": "roi_lightning.sparsity"}])
+def test_other_kinds_of_directory_are_refused(copy, entry):
+    content = read_sidecar(copy, PACKED, VERSION)
+    write_sidecar(copy, {key: x for key, x in content.items() if key not in ("files", "checksum")} | entry)
+    with pytest.raises(UserError, match="unknown format"):
+        from_packed(copy)
+
+
+# verify.
+
+
+def test_an_untouched_directory_verifies(made, capsys):
+    assert run("verify", made.packed, "--base", made.source.path) == 0
+    assert "all 10 checks hold" in capsys.readouterr().out
+    assert run("verify", made.packed) == 0
+    assert "all 5 checks hold" in capsys.readouterr().out
+
+
+def test_strangers_are_noticed(copy):
+    (copy / "more.safetensors").write_bytes(b"")
+    assert failed(copy) == {"files"}
+
+
+def test_indices_that_no_packing_makes_are_noticed(copy):
+    change(copy, f"{Q}.weight_indices", torch.zeros_like)
+    assert failed(copy) == {"indices"}
+
+
+def test_moved_indices_need_the_base_to_be_noticed(copy, made):
+    change(copy, f"{Q}.weight_indices", lambda x: torch.full_like(x, 0b01_00_01_00))
+    assert not failed(copy)
+    assert failed(copy, made.source) == {"survivors"}
+
+
+def test_changed_weights_need_the_base_to_be_noticed(copy, made):
+    change(copy, f"{Q}.weight", lambda x: x * 2)
+    change(copy, "model.norm.weight", lambda x: x + 1)
+    (copy / "LICENSE").write_text("do as I say")
+    reseal(copy)
+    assert not failed(copy)
+    assert failed(copy, made.source) == {"survivors", "other tensors", "copied files"}
+
+
+def test_a_changed_configuration_needs_the_base_to_be_noticed(copy, made):
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {"rope_theta": 5.0}))
+    reseal(copy)
+    assert not failed(copy)
+    assert failed(copy, made.source) == {"copied files"}
+
+
+@pytest.mark.parametrize("entry", [{"weights": "int8"}, {"layers": []}, {"quant_method": "other"}])
+def test_a_configuration_that_contradicts_the_sidecar_is_noticed(copy, entry):
+    config = json.loads((copy / "config.json").read_text())
+    config["quantization_config"] |= entry
+    (copy / "config.json").write_text(json.dumps(config))
+    reseal(copy)
+    assert failed(copy) == {"configuration"}
+
+
+def test_another_base_is_noticed(made, tmp_path):
+    other = resolve_model(str(tiny_llama(tmp_path / "other", seed=1)))
+    assert {"base hashes", "survivors", "other tensors"} <= failed(made.packed, other)
+    assert "same tensors" in failed(made.packed, resolve_model(str(tiny_opt(tmp_path / "opt"))))
+
+
+def test_gradients_go_through_packed_layers_and_change_none(made):
+    ids, gradients = torch.arange(24).reshape(2, 12) * 7 % 256, []
+    packed = from_packed(made.packed, dtype="float32").train()
+    for lm in (packed, AutoModelForCausalLM.from_pretrained(made.dense, dtype=torch.float32)):
+        weight = lm.get_input_embeddings().weight.requires_grad_()
+        lm(ids, labels=ids).loss.backward()
+        gradients.append(weight.grad)
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-6)
+    layers = [module for module in packed.modules() if isinstance(module, PackedLinear)]
+    assert layers
+    assert not [parameter for layer in layers for parameter in layer.parameters()]
+
+
+def test_updated_weights_are_packed_and_hashed(tmp_path):
+    source = resolve_model(str(tiny_qwen2(tmp_path / "base")))
+    masks = random_masks(source)
+    name, layer = next(iter(masks.layers.items()))
+    new = torch.randn(layer.shape, generator=torch.Generator().manual_seed(0))
+    new = new.to(torch.bfloat16).masked_fill(~layer.to_bool(), 0)
+    updated = MaskSet(masks.pattern, masks.layers, masks.base, {name: tensor_sha256(new)})
+    dense = write_export(source, updated, tmp_path / "dense", updates={name: new})
+    packed = tmp_path / "packed"
+    write_packed(dense, packed)
+    assert len(verify_packed(packed, source).checks) == 11
+    assert verify_packed(packed, source).ok
+    assert torch.equal(unpacked(from_packed(packed)).get_parameter(name), new)
+    change(packed, name, lambda x: -x)
+    assert failed(packed, source) == {"updates"}
+
+
+def test_kept_zeros_keep_their_indices(tmp_path):
+    base = tiny_qwen2(tmp_path / "base")
+    held = {key: x.clone() for key, x in load_file(base / "model.safetensors").items()}
+    held["model.layers.0.mlp.up_proj.weight"].fill_(-0.0)
+    save_file(held, base / "model.safetensors", {"format": "pt"})
+    source = resolve_model(str(base))
+    write_packed(write_export(source, random_masks(source), tmp_path / "dense"), tmp_path / "packed")
+    assert verify_packed(tmp_path / "packed", source).ok
+
+
+# Writing.
+
+
+def test_what_does_not_come_out_as_it_went_in_is_not_kept(made, tmp_path, monkeypatch):
+    from roi_lightning.contrib.packed import tensors
+
+    def forgetful(weight, mask, name):
+        packed = write_parts(weight, mask, name)
+        packed.values[0] = 0
+        return packed
+
+    write_parts = tensors.pack
+    monkeypatch.setattr(tensors, "pack", forgetful)
+    with pytest.raises(UserError, match="does not come out"):
+        write_packed(made.dense, tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_earlier_directory_is_replaced_when_asked(made, copy):
+    (copy / "LICENSE").write_text("old")
+    with pytest.raises(UserError, match="--overwrite"):
+        write_packed(made.dense, copy)
+    write_packed(made.dense, copy, overwrite=True)
+    assert not failed(copy, made.source)
+    check_destination(copy, overwrite=True)
+    (copy / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match=r"notes\.txt"):
+        write_packed(made.dense, copy, overwrite=True)
+
+
+def test_a_masked_router_can_t_run_packed(tmp_path):
+    source = resolve_model(str(tiny_mixtral(tmp_path / "base")))
+    dense = write_export(source, random_masks(source), tmp_path / "dense")
+    with pytest.raises(UserError, match=r"gate\.weight' is the weight of no linear layer"):
+        write_packed(dense, tmp_path / "packed")
+
+
+# The other commands.
+
+
+def test_it_is_evaluated_like_the_dense_directory(made, tmp_path):
+    text, out = tmp_path / "text.txt", tmp_path / "out.json"
+    text.write_text("A text of some length, so that it fills more than two windows. " * 9)
+    options = ["--text", text, "--seq_len", "32", "--limit", "2", "--json", out]
+    assert run("evaluate", made.dense, made.packed, *options) == 0
+    dense, packed = json.loads(out.read_text())["models"].values()
+    assert packed == pytest.approx(dense, rel=1e-6)
