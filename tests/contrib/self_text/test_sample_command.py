@@ -6,7 +6,7 @@ import re
 import pytest
 
 from cli_helpers import make_lab, run
-from roi_lightning.data.self_corpus import about
+from roi_lightning.contrib.self_text.corpus import about
 
 lab = pytest.fixture(make_lab)
 SETTINGS = ["--tokens", 900, "--max_tokens", 60, "--seed", 2]

@@ -8,7 +8,7 @@ import torch
 from transformers import GenerationConfig
 
 from data_helpers import END, byte_tokenizer
-from roi_lightning.data.samples import (
+from roi_lightning.contrib.self_text.samples import (
     Document,
     SampleSettings,
     Selection,

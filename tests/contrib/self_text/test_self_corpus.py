@@ -9,10 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from roi_lightning.contrib.self_text.corpus import UNFINISHED, Author, about, write_samples
+from roi_lightning.contrib.self_text.samples import SampleSettings, sample_documents
 from roi_lightning.data import Corpus
 from roi_lightning.data.corpora import load_documents
-from roi_lightning.data.samples import SampleSettings, sample_documents
-from roi_lightning.data.self_corpus import UNFINISHED, Author, about, write_samples
 from roi_lightning.errors import UserError
 from roi_lightning.models.fingerprint import model_digest
 from roi_lightning.models.loading import load_language_model
@@ -71,7 +71,7 @@ def test_an_interrupted_run_goes_on_to_the_same_text(author, tmp_path, monkeypat
             raise Killed
         return sample_documents(lm, tokenizer, settings, numbers, report)
 
-    monkeypatch.setattr("roi_lightning.data.self_corpus.sample_documents", sample)
+    monkeypatch.setattr("roi_lightning.contrib.self_text.corpus.sample_documents", sample)
     with pytest.raises(Killed):
         write_samples(author, SETTINGS, out)
     unfinished = out.with_name(out.name + UNFINISHED)
@@ -81,7 +81,7 @@ def test_an_interrupted_run_goes_on_to_the_same_text(author, tmp_path, monkeypat
         stream.write(torn)
     with pytest.raises(UserError, match="is left of other samples, with another seed; remove it"):
         write_samples(author, replace(SETTINGS, seed=1), out)
-    monkeypatch.setattr("roi_lightning.data.self_corpus.sample_documents", sample_documents)
+    monkeypatch.setattr("roi_lightning.contrib.self_text.corpus.sample_documents", sample_documents)
     with caplog.at_level("INFO"):
         write_samples(author, SETTINGS, out)
     assert "sampling resumes after 3 documents" in caplog.text

@@ -21,8 +21,14 @@ from lightning.pytorch.utilities import rank_zero_info
 from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
+from roi_lightning.contrib.self_text.samples import (
+    Document,
+    SampleSettings,
+    Selection,
+    sample_documents,
+    start_token,
+)
 from roi_lightning.data.packing import identity as tokenizer_identity
-from roi_lightning.data.samples import Document, SampleSettings, Selection, sample_documents, start_token
 from roi_lightning.errors import UserError, reason
 from roi_lightning.models.config import DType, load_config, max_positions
 from roi_lightning.models.fingerprint import model_digest

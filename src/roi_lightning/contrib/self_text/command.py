@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from roi_lightning.cli.options import parse_options
-from roi_lightning.data.samples import SampleSettings
-from roi_lightning.data.self_corpus import BATCH_SIZE, Author, about, summary, write_samples
+from roi_lightning.contrib.self_text.corpus import BATCH_SIZE, Author, about, summary, write_samples
+from roi_lightning.contrib.self_text.samples import SampleSettings
 from roi_lightning.errors import UserError, check_at_least
 from roi_lightning.models.config import DType, load_tokenizer
 from roi_lightning.models.source import resolve_model
