@@ -180,8 +180,8 @@ def test_the_heat_map_shows_the_share_of_every_kind_and_block():
 
 
 def test_curves_are_drawn_as_they_are_also_where_they_break():
-    curve = [(step, math.nan if step == 3 else float(step) ** 2) for step in range(100)]
-    (axes,) = curves_figure({"loss": curve, "held out": [(99, 5.0)]}, "nats").axes
+    curve = [(step, math.nan if step == 3 else float(step) ** 2) for step in range(200)]
+    (axes,) = curves_figure({"loss": curve, "held out": [(199, 5.0)]}, "nats").axes
     long, short = axes.lines
     assert [(x, y) for x, y in long.get_xydata() if x != 3] == [point for point in curve if point[0] != 3]
     assert (short.get_marker(), long.get_marker()) == ("s", ""), "a single point is seen"

@@ -1,6 +1,7 @@
 """Curves over optimizer steps, and the share of a mask that changed by layer."""
 
 from collections.abc import Mapping
+from typing import Final
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -10,7 +11,8 @@ from roi_lightning.masks.overlap import Overlap, kind_of, place_of
 from roi_lightning.reports.run import Curve
 from roi_lightning.reports.style import line_style, own_style, style_axes
 
-_WIDTH = 5.0  # inches: nearly its own size on a phone
+_WIDTH: Final = 5.0  # inches: nearly its own size on a phone
+_MARKED: Final = 100  # so many points of a line have markers
 
 
 def curves_figure(curves: Mapping[str, Curve], y: str) -> Figure:
@@ -24,7 +26,9 @@ def curves_figure(curves: Mapping[str, Curve], y: str) -> Figure:
         figure = Figure((_WIDTH, 2.8), layout="constrained")
         axes = figure.add_subplot()
         for index, (label, curve) in enumerate(curves.items()):
-            look = line_style(index, len(curve)) | ({} if len(curve) <= 40 else {"marker": ""})
+            look = line_style(index, len(curve))
+            if len(curve) > _MARKED:  # a loss of every step, which is noisy, stays in the background
+                look |= {"marker": "", "linewidth": 0.6, "alpha": 0.5}
             axes.plot(*zip(*curve, strict=True), label=label, **look)
         style_axes(axes, "optimizer step", y)
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
