@@ -154,17 +154,6 @@ def test_momentum_from_before_moves_no_zero(lab):
     assert_zeros(lm, export)
 
 
-def test_a_model_that_is_cast_afterwards_is_kept(lab):
-    _, export = pruned(lab)
-    lm = load(export)
-    with keep_zeros(lm):
-        lm.to(torch.bfloat16)
-        loss_of(lm, batches(1)[0]).backward()
-        assert all(not weight.grad[~mask].any() for _, weight, mask in kept(lm, export))
-        adamw(lm).step()
-    assert_zeros(lm, export)
-
-
 @pytest.fixture(autouse=True)
 def _no_earlier_accelerator():
     """accelerate keeps the precision and the accumulation of a process's first `Accelerator`, a `Trainer`'s too."""

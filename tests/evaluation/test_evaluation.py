@@ -167,12 +167,6 @@ def test_a_mask_of_a_gguf_model_is_applied_in_the_dtype_it_was_made_for(tmp_path
     assert all(torch.equal(lm.state_dict()[name], x) for name, x in exported.state_dict().items())
 
 
-def test_plain_text_is_read_as_it_stands(tmp_path):
-    file = tmp_path / "wiki.raw"
-    file.write_bytes(" = Ä = \r\n\n \n".encode())
-    assert read_text(Corpus(str(file))).whole == " = Ä = \r\n\n \n"
-
-
 @pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".parquet"])
 def test_documents_are_joined_by_a_blank_line(tmp_path, suffix):
     file, texts = tmp_path / f"a{suffix}", ["one\ntwo", " three ", "four"]
@@ -183,13 +177,6 @@ def test_documents_are_joined_by_a_blank_line(tmp_path, suffix):
         if suffix == ".jsonl.gz":
             file.write_bytes(gzip.compress((tmp_path / "a.jsonl").read_bytes()))
     assert read_text(Corpus(str(file))).whole == "one\ntwo\n\n three \n\nfour"
-
-
-def test_the_hub_s_rows_make_the_original_file(monkeypatch):
-    """The hub's copy has an empty row where the file has a line of one blank."""
-    rows = Dataset.from_dict({"text": ["", " = A = \n", "", " Text . \n"]})
-    monkeypatch.setattr(perplexity, "load_documents", lambda corpus: rows)
-    assert read_text(None).whole == " \n = A = \n \n Text . \n"
 
 
 ROWS = ["", " = A = \n", "", " Text with \x0b and \u2028 . \n", ""]
@@ -203,6 +190,7 @@ def test_rows_are_joined_as_wanda_and_sparsegpt_join_them(tmp_path, monkeypatch)
     monkeypatch.setattr(perplexity, "load_documents", lambda corpus: Dataset.from_dict({"text": ROWS}))
     wanted = "\n\n".join(ROWS)
     assert read_text(None).rows == read_text(Corpus(str(raw))).rows == wanted
+    assert read_text(None).whole == raw.read_text(encoding="utf-8")
     monkeypatch.undo()
     assert read_text(Corpus(rows)).rows == wanted
     assert read_text(Corpus(str(raw))).whole == raw.read_text(encoding="utf-8") != wanted

@@ -1,5 +1,6 @@
 """What the LM arguments mean: models, or mask files to be applied to a base model in memory."""
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from roi_lightning.errors import UserError
 from roi_lightning.export.formats import directory_format
 from roi_lightning.export.sidecar import read_sidecar, require_intact
 from roi_lightning.masks.mask_set import MaskSet
-from roi_lightning.models.base_tensors import BaseTensors, open_base
+from roi_lightning.models.base_tensors import open_base
 from roi_lightning.models.config import (
     GGUF_DTYPE,
     DType,
@@ -121,14 +122,15 @@ def resolve_models(
         trust_remote_code: Let the repositories' own Python code run.
 
     Raises:
-        UserError: For the first argument that is none of these, is given twice, or is a mask file that
-            can't be applied to the base.
+        UserError: For the first argument that is none of these, or is a mask file that can't be applied to the base.
     """
-    for spec in specs:
-        if specs.count(spec) > 1:
-            raise UserError(f"model {spec!r} is given more than once; a row needs a name of its own")
-    models = [_resolve(spec, base, trust_remote_code) for spec in specs]
-    _check_masks(models)
+    models = [_resolve(spec, base, trust_remote_code) for spec in dict.fromkeys(specs)]
+    opened = functools.cache(
+        open_base
+    )  # a GGUF base has to be loaded; masks made for the same dtype share it
+    for model in models:
+        if model.masks is not None:
+            check_masks_fit(opened(model.source, model.masks.base.dtype), model.masks)
     return models
 
 
@@ -153,8 +155,6 @@ def _resolve(spec: str, base: str | None, trust_remote_code: bool) -> EvaluatedM
 
 
 def _read_masks(spec: str) -> MaskSet:
-    if not Path(spec).is_file():
-        raise UserError(f"no mask file at {spec!r}; give the path of an existing .safetensors file")
     masks = MaskSet.load(Path(spec))
     if masks.updated:
         raise UserError(
@@ -172,14 +172,3 @@ def _survivors_updated(source: ModelSource) -> bool | None:
         return None if updated is None else bool(updated)
     except UserError as error:
         raise UserError(f"model {source.spec!r}: its {error}; fetch or write it again") from error
-
-
-def _check_masks(models: Sequence[EvaluatedModel]) -> None:
-    # A GGUF base has to be loaded for this; masks made for the same dtype share it.
-    bases: dict[tuple[ModelSource, str], BaseTensors] = {}
-    for model in models:
-        if model.masks is not None:
-            key = (model.source, model.masks.base.dtype)
-            if key not in bases:
-                bases[key] = open_base(*key)
-            check_masks_fit(bases[key], model.masks)
