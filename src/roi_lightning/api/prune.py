@@ -14,6 +14,7 @@ from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.models.base_tensors import open_base
 from roi_lightning.models.fingerprint import base_of
 from roi_lightning.models.freezing import frozen_view
+from roi_lightning.oneshot import prune_model
 from roi_lightning.oneshot.config import PruneConfig
 
 
@@ -77,4 +78,4 @@ def prune(
     layers = config.layers(type(lm).__name__, view)
     calibration = config.calibration(text, view)
     base = open_base(base_of(view, layers.pruned), lm=view)
-    return PruneResult(config.prune(base, view, calibration, keep), updates)
+    return PruneResult(prune_model(base, view, layers, config.chosen, calibration, keep), updates)

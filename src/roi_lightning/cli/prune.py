@@ -16,7 +16,7 @@ from roi_lightning.models.config import DType, load_config
 from roi_lightning.models.freezing import meta_language_model
 from roi_lightning.models.loading import load_language_model
 from roi_lightning.models.source import resolve_model
-from roi_lightning.oneshot import TensorStore
+from roi_lightning.oneshot import TensorStore, prune_model
 from roi_lightning.oneshot.config import PruneConfig
 from roi_lightning.utils.devices import choose_device
 from roi_lightning.utils.tables import print_table
@@ -87,7 +87,8 @@ def main(argv: Sequence[str]) -> int:
         options.check_space(base)
     started = time.monotonic()
     with TensorStore.beside(options.out) as updates:
-        masks = options.prune(base, lm, calibration, updates.put)
+        layers = options.layers(source.spec, lm)
+        masks = prune_model(base, lm, layers, options.chosen, calibration, updates.put)
         facts["seconds"] = round(time.monotonic() - started, 1)
         out = write_export(
             base, masks, options.out, updates=updates, training=facts, overwrite=options.overwrite

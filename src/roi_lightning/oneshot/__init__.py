@@ -1,7 +1,6 @@
 """Masks without training the model: magnitude, Wanda and SparseGPT, block after block."""
 
 from roi_lightning.oneshot.methods import (
-    BlockMethod,
     CalibratedMethod,
     LayerResult,
     Magnitude,
@@ -21,7 +20,6 @@ METHODS: dict[str, type[OneShotMethod]] = {
 __all__ = [
     "METHODS",
     "Activations",
-    "BlockMethod",
     "CalibratedMethod",
     "Calibration",
     "LayerResult",

@@ -72,6 +72,11 @@ class BlockRunner:
     def __len__(self) -> int:
         return len(self._blocks)
 
+    @property
+    def windows(self) -> int:
+        """How many windows there are."""
+        return len(self._windows)
+
     def prefix(self, index: int) -> str:
         """What the names of a block's layers start with."""
         return f"{self._name}.{index}."

@@ -1,4 +1,4 @@
-"""Pruning without training, assembled: the options, and what the command and the Python function do with them."""
+"""The options of pruning without training, and what the command and the Python function make of them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,27 +8,22 @@ from typing import Final
 
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser
-from torch import Tensor
 from transformers.modeling_utils import PreTrainedModel
 
 from roi_lightning.data import CalibrationDataModule
 from roi_lightning.errors import UserError, brief, check_at_least, did_you_mean, reason
 from roi_lightning.masks.layer_patterns import Pattern, mixed_pattern
-from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.masks.pattern import NMPattern
-from roi_lightning.models.base_tensors import BaseTensors
 from roi_lightning.models.config import max_positions
 from roi_lightning.models.layers import ChosenLayers, checked_layers
 from roi_lightning.oneshot import (
     METHODS,
     Activations,
-    BlockMethod,
     CalibratedMethod,
     Calibration,
     OneShotMethod,
     SparseGPT,
     calibration_windows,
-    prune_model,
 )
 from roi_lightning.utils.devices import choose_device
 from roi_lightning.utils.entry_points import added, load, load_named_classes
@@ -76,11 +71,6 @@ class PruneConfig:
 
     def __post_init__(self) -> None:
         check_at_least(self, windows=1, seq_len=2, seed=0)
-        if isinstance(self.chosen, BlockMethod) and self.activations == "dense":
-            raise UserError(
-                f"--activations dense means nothing to {self.method_name}, which learns on what the pruned blocks "
-                "give; leave it out"
-            )
 
     @cached_property
     def chosen(self) -> OneShotMethod:
@@ -111,9 +101,8 @@ class PruneConfig:
             UserError: If one can't be read, or the method can't prune to it.
         """
         pattern = mixed_pattern(NMPattern(self.pattern), read_patterns(self.patterns))
-        if isinstance(self.chosen, BlockMethod):
-            for one in pattern.distinct:
-                self.chosen.check_pattern(one)
+        for one in pattern.distinct:
+            self.chosen.check_pattern(one)
         return pattern
 
     @property
@@ -147,21 +136,6 @@ class PruneConfig:
         device = choose_device(self.device)
         windows = calibration_windows(text(), self.windows, max_positions(lm.config))
         return Calibration(windows, self.activations, device, self.offload_dir, self.seed)
-
-    def prune(
-        self,
-        base: BaseTensors,
-        lm: PreTrainedModel,
-        calibration: Calibration | None,
-        keep: Callable[[str, Tensor], None],
-    ) -> MaskSet:
-        """Choose the masks of a loaded model; see `prune_model`.
-
-        Raises:
-            UserError: If the model's layout or its activations do not allow it.
-        """
-        chosen = self.layers(base.source.spec, lm)
-        return prune_model(base, lm, chosen, self.chosen, calibration, keep)
 
 
 def read_patterns(given: str | Mapping[str, str | int] | None) -> Mapping[str, str | int]:

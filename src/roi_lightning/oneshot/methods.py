@@ -1,13 +1,15 @@
 """What a one-shot method is, and the two that need no second-order information: magnitude and Wanda."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import override
 
+from roi_lightning.masks.layer_patterns import Pattern
 from roi_lightning.masks.pattern import NMPattern
+from roi_lightning.oneshot.block_runner import BlockRunner
 from roi_lightning.oneshot.observers import InputNormObserver, InputObserver
 
 
@@ -37,6 +39,9 @@ class OneShotMethod(ABC):
     def facts(self) -> dict[str, object]:
         """Its options, for the model card and the sidecar."""
         return {name: value for name, value in vars(self).items() if isinstance(value, str | int | float)}
+
+    def check_pattern(self, pattern: NMPattern) -> None:  # noqa: B027  (a hook)
+        """Refuse a pattern before text or weights are read, by a UserError; the default takes all."""
 
     @abstractmethod
     def prune(
@@ -68,77 +73,25 @@ class CalibratedMethod(OneShotMethod):
         """What takes its place for an expert's layers that no token reaches."""
         return Magnitude()
 
-
-@dataclass(frozen=True)
-class BlockLayer:
-    """A layer of a block that is to be pruned.
-
-    Attributes:
-        weight: [out, in], any float dtype.
-        inputs: Sums over what it received.
-        pattern: N:M along the inputs.
-        kind: Its name in the block without numbers, the same in every block: `self_attn.q_proj`.
-    """
-
-    weight: Tensor
-    inputs: InputObserver
-    pattern: NMPattern
-    kind: str
-
-
-@dataclass(frozen=True)
-class Block:
-    """A decoder block, as a method sees it that prunes by the block's output.
-
-    Attributes:
-        index: In the model, from 0.
-        layers: To be pruned, by full name.
-        windows: How many windows of calibration text there are.
-        inputs: The hidden states [1, seq_len, hidden] that the block receives for a window, by its number.
-        output: The block's output of the same shape for a window, differentiable in the weights [out, in] that take
-            the place of its own, by full name.
-        advance: To be called after every step, for the progress that is shown.
-    """
-
-    index: int
-    layers: Mapping[str, BlockLayer]
-    windows: int
-    inputs: Callable[[int], Tensor]
-    output: Callable[[int, Mapping[str, Tensor]], Tensor]
-    advance: Callable[[], None]
-
-
-class BlockMethod(CalibratedMethod):
-    """A method that learns all layers of a block together; afterwards `prune` gives the result of each.
-
-    Attributes:
-        steps: Of a block.
-    """
-
-    steps: int
-
-    @abstractmethod
-    def check_pattern(self, pattern: NMPattern) -> None:
-        """Refuse a pattern before text or weights are read.
-
-        Raises:
-            UserError: If the method can't prune to it.
-        """
-
-    @abstractmethod
     def start(self, seed: int) -> None:
-        """Begin with a model, and forget any earlier one.
+        """Begin with a model whose blocks are walked through; `seed` is of all that the method draws."""
+
+    def see_block(
+        self,
+        blocks: BlockRunner,
+        index: int,
+        layers: Mapping[str, nn.Module],
+        inputs: Mapping[str, InputObserver],
+        pattern: Pattern,
+    ) -> None:
+        """Look at a block, which is on its device, before its layers are pruned.
 
         Args:
-            seed: Of all that is random.
-        """
-
-    @abstractmethod
-    def learn(self, block: Block) -> None:
-        """Learn one block; called in the model's order.
-
-        Raises:
-            UserError: If the block's numbers can't be used.
+            blocks: Runs it, on what the pruned blocks before it give (or the unpruned ones, see `Calibration`).
+            index: Of the block.
+            layers: Those to be pruned that received a token, by name.
+            inputs: What they received.
+            pattern: Of all layers, or of each.
         """
 
 

@@ -4,9 +4,8 @@ Memory holds the hidden states between two blocks and the sums of one block's in
 The model is left as it was.
 """
 
-import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -21,17 +20,10 @@ from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.experts import expert_layers, warn_unrouted_experts
 from roi_lightning.models.layers import input_dim
 from roi_lightning.oneshot.block_runner import BlockRunner
-from roi_lightning.oneshot.methods import (
-    Block,
-    BlockLayer,
-    BlockMethod,
-    CalibratedMethod,
-    LayerResult,
-    OneShotMethod,
-)
+from roi_lightning.oneshot.methods import CalibratedMethod, LayerResult, OneShotMethod
 from roi_lightning.oneshot.observers import InputObserver, ObserverGroup
 from roi_lightning.utils.dtensor import full_tensor
-from roi_lightning.utils.progress import Advance, progress
+from roi_lightning.utils.progress import progress
 
 Activations = Literal["sequential", "dense"]
 
@@ -128,7 +120,6 @@ def prune_layers(
             yield name, prune_layer(layers[name], method, None, pattern.of(name), name)
         return
     assert calibration is not None, "this method reads text"
-    assert calibration.activations == "sequential" or not isinstance(method, BlockMethod)
     run = _PruningRun(layers, method, pattern, calibration, expert_layers(lm), dtypes or {})
     yield from _prune_at_once(lm, run) if _fits_one_pass(lm, run) else _prune_blocks(lm, run)
     fate = "stay as they are" if method.without_inputs() is method else "are pruned by magnitude"
@@ -173,18 +164,13 @@ def _prune_blocks(lm: PreTrainedModel, run: _PruningRun) -> Iterator[tuple[str, 
     calibration, method = run.calibration, run.method
     blocks = BlockRunner(lm, calibration.windows, calibration.device, calibration.offload_dir)
     count = 1 + max(i for i in range(len(blocks)) if _inside(run.layers, blocks.prefix(i)))
-    steps, what = 1, f"pruning blocks of {calibration.windows.numel():,} tokens"
-    if isinstance(method, BlockMethod):
-        method.start(calibration.seed)
-        steps, what = method.steps, f"learning the masks of {count} blocks, in steps"
-    with closing(Advance(count * steps, what)) as report:
-        for index in range(count):
-            yield from _prune_block(blocks, index, run, index == count - 1, report)
-            report.go_to((index + 1) * steps)
+    method.start(calibration.seed)
+    for index in progress(range(count), f"pruning blocks of {calibration.windows.numel():,} tokens"):
+        yield from _prune_block(blocks, index, run, index == count - 1)
 
 
 def _prune_block(
-    blocks: BlockRunner, index: int, run: _PruningRun, is_last: bool, report: Advance
+    blocks: BlockRunner, index: int, run: _PruningRun, is_last: bool
 ) -> Iterator[tuple[str, LayerResult]]:
     layers = _inside(run.layers, blocks.prefix(index))
     sequential = run.calibration.activations == "sequential"
@@ -192,45 +178,18 @@ def _prune_block(
         observers = run.observers()
         with observers.observing(layers):
             blocks.run(index, keep=not sequential)
-        if isinstance(run.method, BlockMethod) and layers:
-            run.method.learn(_block(blocks, index, run, observers, lambda: report.go_to(report.done + 1)))
+        inputs = {name: observers.of(name, layer) for name, layer in layers.items()}
+        seen = {name: layer for name, layer in layers.items() if not run.is_idle(name, inputs[name])}
+        run.method.see_block(blocks, index, seen, inputs, run.pattern)
         with ExitStack() as pruned:
             for name, layer in layers.items():
                 result = run.prune(name, observers)
                 if sequential and not is_last:
                     pruned.enter_context(replaced(layer, result))
                 yield name, result
-            del observers
+            del observers, inputs
             if sequential and not is_last:
                 blocks.run(index, keep=True)
-
-
-def _block(
-    blocks: BlockRunner, index: int, run: _PruningRun, observers: ObserverGroup, advance: Callable[[], None]
-) -> Block:
-    """A block, on its device, as a `BlockMethod` sees it; without experts that received no token."""
-    prefix, found = blocks.prefix(index), dict[str, BlockLayer]()
-    layers = _inside(run.layers, prefix)
-    for name, layer in layers.items():
-        inputs = observers.of(name, layer)
-        if not run.is_idle(name, inputs):
-            inputs.check(name)
-            assert isinstance(layer.weight, Tensor)
-            weight, kind = layer.weight.detach(), re.sub(r"\b\d+\.", "", name.removeprefix(prefix))
-            found[name] = BlockLayer(_oriented(weight, layer), inputs, run.pattern.of(name), kind)
-
-    def output(window: int, weights: Mapping[str, Tensor]) -> Tensor:
-        own = {
-            f"{name.removeprefix(prefix)}.weight": _oriented(x, layers[name]) for name, x in weights.items()
-        }
-        return blocks.output(index, window, own)
-
-    return Block(index, found, len(run.calibration.windows), blocks.hidden, output, advance)
-
-
-def _oriented(weight: Tensor, layer: nn.Module) -> Tensor:
-    """A weight as [out, in], or one of these as the layer has it."""
-    return weight.T if input_dim(layer) == 0 else weight
 
 
 def _inside(layers: Mapping[str, nn.Module], prefix: str) -> dict[str, nn.Module]:

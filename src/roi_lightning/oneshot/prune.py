@@ -124,17 +124,10 @@ class TensorStore(Mapping[str, Tensor]):
     @classmethod
     @contextmanager
     def beside(cls, path: Path) -> Iterator[Self]:
-        """A store in a hidden folder next to `path`, on the same disk, that is gone when the block ends.
-
-        Raises:
-            UserError: If the folder can't be made.
-        """
-        try:
-            path.absolute().parent.mkdir(parents=True, exist_ok=True)
-            folder = tempfile.TemporaryDirectory(dir=path.absolute().parent, prefix=temporary_name(path))
-        except OSError as error:
-            raise _not_written(path, error) from error
-        with folder as name:
+        """A store in a hidden folder next to `path`, on the same disk, that is gone when the block ends."""
+        parent = path.absolute().parent
+        parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=parent, prefix=temporary_name(path)) as name:
             yield cls(Path(name))
 
     def put(self, name: str, tensor: Tensor) -> None:
@@ -147,7 +140,7 @@ class TensorStore(Mapping[str, Tensor]):
         try:
             save_file({_KEY: tensor.detach().cpu().contiguous()}, file)
         except Exception as error:  # safetensors raises errors of its own beside OSError
-            raise _not_written(file, error) from error
+            raise UserError(f"{str(file)!r} can't be written: {error}; free some space") from error
         self._files[name] = file
 
     @override
@@ -161,7 +154,3 @@ class TensorStore(Mapping[str, Tensor]):
     @override
     def __len__(self) -> int:
         return len(self._files)
-
-
-def _not_written(path: Path, error: Exception) -> UserError:
-    return UserError(f"{str(path)!r} can't be written: {error}; free some space or choose another folder")

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from roi_lightning.api import prune
+from roi_lightning.contrib.hyperprune.block import Block, BlockLayer
 from roi_lightning.contrib.hyperprune.method import HyperPrune, group_features, outlier_term, output_error
 from roi_lightning.contrib.hyperprune.network import MaskNetwork
 from roi_lightning.errors import UserError
@@ -17,7 +18,6 @@ from roi_lightning.models.loading import load_language_model
 from roi_lightning.models.source import resolve_model
 from roi_lightning.oneshot import Calibration, Wanda, prune_layers
 from roi_lightning.oneshot.config import PruneConfig
-from roi_lightning.oneshot.methods import Block, BlockLayer
 from tiny_models import tiny_gpt2, tiny_llama, tiny_mixtral
 
 
@@ -52,7 +52,7 @@ def linear_block(pattern, index=0, size=4, distinct=4, copies=64, tokens=64):
         return hidden[window, None] + inputs[window, None] @ weights.get(name, weight).T
 
     layers = {name: BlockLayer(weight, observed, NMPattern(pattern), "proj")}
-    block = Block(index, layers, len(inputs), lambda window: hidden[window, None], output, lambda: None)
+    block = Block(index, layers, len(inputs), lambda window: hidden[window, None], output)
     return block, inputs, weight
 
 
@@ -272,8 +272,6 @@ def test_settings_out_of_range_are_refused(options, says):
 def test_what_it_can_t_prune_is_refused_before_the_work(tmp_path):
     with pytest.raises(UserError, match="8:16 has 12,870 candidate masks"):
         _ = PruneConfig(method="hyperprune", patterns={"q_proj": "8:16"}).layer_pattern
-    with pytest.raises(UserError, match="--activations dense means nothing to hyperprune"):
-        PruneConfig(method="hyperprune", activations="dense")
     lm = load_language_model(resolve_model(str(tiny_llama(tmp_path / "m"))))
     with pytest.raises(UserError, match="reads text: give the model's tokenizer and corpora"):
         prune(lm, method="hyperprune")

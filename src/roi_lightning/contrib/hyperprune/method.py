@@ -14,16 +14,17 @@ from math import comb
 from typing import Final, Literal, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import override
 
+from roi_lightning.contrib.hyperprune.block import Block, BlockLayer, block_of
 from roi_lightning.contrib.hyperprune.network import MaskNetwork
 from roi_lightning.errors import UserError, check_at_least
+from roi_lightning.masks.layer_patterns import Pattern
 from roi_lightning.masks.pattern import NMPattern
+from roi_lightning.oneshot.block_runner import BlockRunner
 from roi_lightning.oneshot.methods import (
-    Block,
-    BlockLayer,
-    BlockMethod,
+    CalibratedMethod,
     LayerResult,
     Magnitude,
     OneShotMethod,
@@ -47,7 +48,7 @@ _SAMPLER: Final = Categorical()
 
 
 @dataclass(eq=False)
-class HyperPrune(BlockMethod):
+class HyperPrune(CalibratedMethod):
     """Masks from a network that is trained block after block; kept weights stay as they are.
 
     Layers of different patterns have a network each.
@@ -125,8 +126,23 @@ class HyperPrune(BlockMethod):
         self._masks: dict[str, Tensor] = {}
 
     @override
+    def see_block(
+        self,
+        blocks: BlockRunner,
+        index: int,
+        layers: Mapping[str, nn.Module],
+        inputs: Mapping[str, InputObserver],
+        pattern: Pattern,
+    ) -> None:
+        self.learn(block_of(blocks, index, layers, inputs, pattern))
+
     @torch.enable_grad()
     def learn(self, block: Block) -> None:
+        """Learn one block; called in the model's order.
+
+        Raises:
+            UserError: If its numbers can't be used.
+        """
         if not block.layers:  # no expert of it received a token
             return
         layers = {name: self._prepared(name, layer) for name, layer in block.layers.items()}
@@ -141,7 +157,6 @@ class HyperPrune(BlockMethod):
             optimizer.zero_grad()
             self._backward(block, layers, step)
             optimizer.step()
-            block.advance()
         if not all(bool(parameter.isfinite().all()) for parameter in learned):
             raise UserError(
                 f"hyperprune: its network has become infinite or NaN in block {block.index}; lower lr, or load the "
