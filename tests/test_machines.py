@@ -9,28 +9,11 @@ import pytest
 
 TESTS = Path(__file__).parent
 # Samplers and packed layers; runs that are held to the bits of others.
-FILES = [
-    "packed_kernels",
-    "accelerate",
-    "packed_checkpoint",
-    "compute_dtype",
-    "masked_linear",
-    "linear_benchmark",
-]
-FILES += [
-    "samplers",
-    "sampler_kernels",
-    "categorical",
-    "noise",
-    "proximal",
-    "sparsegpt",
-    "pipeline",
-    "priors",
-    "roi",
-]
-FILES += ["objectives", "losses", "nonfinite", "export", "evaluation", "loading", "architectures"]
-FILES += ["resume", "interruption", "maskllm", "proxsparse", "joint", "recover"]
-FILES += ["api", "examples", "plan"]
+FILES = """
+packed_kernels accelerate packed_checkpoint compute_dtype masked_linear speed_linear samplers cpu_kernels categorical
+noise proximal sparsegpt pipeline priors roi objectives losses nonfinite export evaluation loading architectures
+resume interruption maskllm proxsparse joint recover api examples plan
+"""
 OLD = {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_CBWR": "COMPATIBLE"}
 AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_CBWR": "AVX2"}
 # Environment, and what is believed of instructions for bf16 and fp16.
@@ -47,7 +30,7 @@ MACHINES = {
 def test_what_computes_passes_there(environment, half_width, tmp_path):
     # torch's compiler would take what it has made for other instructions, and write past the end of tensors.
     environment = os.environ | environment | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
-    files = [str(path) for name in FILES for path in TESTS.rglob(f"test_{name}.py")]
+    files = [str(path) for name in FILES.split() for path in TESTS.rglob(f"test_{name}.py")]
     options = ["-q", "-n", "0", "--half_width", half_width]
     command = [sys.executable, "-m", "pytest", *options, *files]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)

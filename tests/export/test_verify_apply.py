@@ -145,6 +145,13 @@ def test_compression_entries_are_noticed(export):
     assert failed(export) == {"config"}
 
 
+@pytest.mark.parametrize(("key", "value"), [("zero_fraction", 0.4), ("pattern", "1:4"), ("updated", ["x"])])
+def test_a_sidecar_that_says_other_things_than_the_mask_file_is_noticed(export, key, value):
+    content = {k: v for k, v in read_sidecar(export).items() if k not in ("files", "checksum")}
+    write_sidecar(export, content | {key: value})
+    assert failed(export) == {"mask"}
+
+
 def test_the_verify_command(export, original, capsys):
     base = str(original.parent / "base")
     report = export.parent / "report.json"

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-from roi_lightning.export.sidecar import EXPORTED, file_sha256, read_sidecar, written_files
+from roi_lightning.export.sidecar import EXPORTED, describe, file_sha256, read_sidecar, written_files
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.models.base_tensors import BaseTensors, StoredBase, bits, compression_keys, same
 from roi_lightning.models.stored_tensors import StoredTensors, tensor_sha256
@@ -86,18 +86,10 @@ def config(export: Exported) -> str:
 def mask(export: Exported) -> str:
     """The mask file is intact, obeys N:M along the input dimension, and agrees with the sidecar."""
     masks, sidecar = export.masks, export.sidecar
-    base = {"spec": masks.base.spec, "revision": masks.base.revision, "dtype": masks.base.dtype}
-    if (str(masks.pattern), base) != (sidecar["pattern"], sidecar["base"]):
-        raise CheckFailedError("the mask file and the sidecar name different patterns or base models")
+    described = describe(masks, export.tensors)
     require_none(
-        sorted(masks.layers.keys() ^ sidecar["layers"].keys()), "only in one of mask file and sidecar"
-    )
-    patterns = {name: entry.get("pattern", sidecar["pattern"]) for name, entry in sidecar["layers"].items()}
-    wrong = [name for name, pattern in patterns.items() if pattern != str(masks.pattern.of(name))]
-    require_none(wrong, "the mask file and the sidecar name different patterns for")
-    require_none(
-        sorted(masks.updated.keys() ^ set(sidecar.get("updated", []))),
-        "updated in one of mask file and sidecar",
+        [key for key, value in described.items() if sidecar.get(key) != value],
+        "the mask file and the sidecar say different things of",
     )
     if masks.is_mixed:
         return f"{masks.amount} weights kept, in every group as its layer's pattern says: {masks.pattern}"

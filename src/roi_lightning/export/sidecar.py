@@ -18,6 +18,7 @@ from roi_lightning.masks.mask_set import MASK_FILE, MaskSet
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.base_tensors import BaseTensors
 from roi_lightning.models.source import SIDECAR
+from roi_lightning.models.stored_tensors import StoredTensors
 from roi_lightning.utils.progress import progress
 
 EXPORTED: Final = "roi_lightning.sparsity"
@@ -28,29 +29,24 @@ WITH_WEIGHTS: Final = "+weights"
 _DOWNLOADED: Final = ".cache/huggingface/"
 
 
-def describe(masks: MaskSet, base: BaseTensors, facts: Mapping[str, object]) -> dict[str, Any]:
-    """What the sidecar says before the files are hashed.
+def describe(masks: MaskSet, tensors: BaseTensors | StoredTensors) -> dict[str, Any]:
+    """What the sidecar says of the masks that were applied.
 
     Args:
-        masks: The masks applied.
-        base: The tensors they were applied to.
-        facts: More entries, anything that JSON can spell; entries that are None are left out.
+        masks: The masks.
+        tensors: All of the model's, masked or not; only their shapes count.
     """
-    parameters = sum(math.prod(base.shape(name)) for name in base.files)
-    return heading(EXPORTED) | {
+    parameters = sum(math.prod(tensors.shape(name)) for name in tensors.files)
+    base = masks.base
+    return {
         "pattern": str(masks.pattern),
         **_amounts(masks),
-        "base": {
-            "spec": masks.base.spec,
-            "revision": masks.base.revision,
-            "dtype": masks.base.dtype,
-        },
+        "base": {"spec": base.spec, "revision": base.revision, "dtype": base.dtype},
         "parameters": parameters,
         "zero_fraction": (masks.total - masks.kept) / parameters,
         "updated": list(masks.updated),
         "layers": {name: _layer(masks, name) for name in masks.layers},
         "mask_file": MASK_FILE,
-        **{key: plain(value) for key, value in facts.items() if value is not None},
     }
 
 

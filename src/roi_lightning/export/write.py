@@ -7,7 +7,7 @@ from torch import Tensor
 
 from roi_lightning.export.destination import check_destination, check_not_base, needed_bytes
 from roi_lightning.export.model_card import model_card
-from roi_lightning.export.sidecar import command_line, describe, write_sidecar
+from roi_lightning.export.sidecar import EXPORTED, command_line, describe, heading, plain, write_sidecar
 from roi_lightning.export.verify import verify_export
 from roi_lightning.masks.mask_set import MASK_FILE, MaskSet
 from roi_lightning.models.base_tensors import BaseTensors, open_base, overwrite_tensors
@@ -61,13 +61,14 @@ def write_export(
         _write_weights(base, masks, updates, partial)
         base.write_companions(partial)
         masks.save(partial / MASK_FILE)
+        description = heading(EXPORTED) | describe(masks, base)
         facts = {
             "command": command_line(),
             "dequantized": base.source.kind == "gguf" or None,
             "training": training,
             "perplexity": perplexity,
         }
-        description = describe(masks, base, facts)
+        description |= {key: plain(value) for key, value in facts.items() if value is not None}
         (partial / "README.md").write_text(model_card(masks, description), encoding="utf-8")
         write_sidecar(partial, description)
         verify_export(partial, base).require("the export")
