@@ -72,9 +72,9 @@ class EvalConfig:
     @property
     def names(self) -> list[str]:
         """The tasks: those of the tables in their order, then the others as they come."""
-        spelled = self.tasks.split(",") if isinstance(self.tasks, str) else self.tasks
+        words = self.tasks.split(",") if isinstance(self.tasks, str) else self.tasks
         order = [*PERPLEXITIES, *ZERO_SHOT]
-        names = dict.fromkeys(name.strip() for name in spelled if name.strip())
+        names = dict.fromkeys(name.strip() for name in words if name.strip())
         return sorted(names, key=lambda name: order.index(name) if name in order else len(order))
 
     @property

@@ -34,18 +34,20 @@ def open_tasks(names: Sequence[str], data: Path | str | None, num_fewshot: int |
         num_fewshot: Examples before every question, but of tasks whose definition says 0; None for their own number.
 
     Returns:
-        What `lm_eval.evaluate` takes, for any number of models.
+        What `lm_eval.evaluate` takes, for any number of models; empty without names.
 
     Raises:
         UserError: If a name is unknown, or questions can't be had or don't fit the definition.
     """
+    if not names:
+        return {}
     try:
         with _seeded(), working("opening tasks"), TemporaryDirectory() as folder:
             known, specs = _known(names), list(names)
             if data is not None:
                 local = functools.partial(_local, data=Path(data), folder=Path(folder), shots=num_fewshot)
                 specs = [local(known.task_index[x]) if x in known.task_index else x for x in names]
-            loaded: dict[str, Any] = known.load(specs)
+            tasks: dict[str, Any] = known.load(specs)
     except UserError:
         raise
     except Exception as error:  # whatever definitions, their code and their data can raise
@@ -53,10 +55,10 @@ def open_tasks(names: Sequence[str], data: Path | str | None, num_fewshot: int |
             f"--tasks {','.join(names)}: {type(error).__name__}: {reason(error)}; check the names (see `lm_eval ls "
             "tasks`) and the network, or the fields of the files in --task_data"
         ) from error
-    for task in loaded["tasks"].values():
+    for task in tasks["tasks"].values():
         own = task.get_config("num_fewshot")
         task.set_config("num_fewshot", (own or 0) if own == 0 or num_fewshot is None else num_fewshot)
-    return loaded
+    return tasks
 
 
 def run_tasks(

@@ -22,7 +22,7 @@ Request = tuple[Any, list[int], list[int]]
 
 
 @dataclass(frozen=True)
-class _Scored:
+class _Input:
     """A request as the model reads it: what goes in, and which continuation is expected at its end."""
 
     number: int
@@ -64,19 +64,19 @@ class SlicedHFLM(HFLM):  # type: ignore[misc]
 
     @override
     def _loglikelihood_tokens(self, requests: Sequence[Request], **_: Any) -> list[tuple[float, bool]]:
-        scored = [self._prepare(number, request) for number, request in enumerate(requests)]
-        sharing: dict[tuple[int, ...], list[_Scored]] = {}
+        inputs = [self._prepare(number, request) for number, request in enumerate(requests)]
+        by_tokens: dict[tuple[int, ...], list[_Input]] = {}
         # The longest first: memory runs out at once or never, and neighbours pad each other little.
-        for one in sorted(scored, key=lambda one: (-len(one.tokens), one.tokens)):
-            sharing.setdefault(one.tokens, []).append(one)
-        groups = list(sharing.values())
+        for one in sorted(inputs, key=lambda one: (-len(one.tokens), one.tokens)):
+            by_tokens.setdefault(one.tokens, []).append(one)
+        groups = list(by_tokens.values())
         batches = [groups[i : i + self._sequences] for i in range(0, len(groups), self._sequences)]
         results: dict[int, tuple[float, bool]] = {}
         for batch in progress(batches, self._description):
             results |= self._score(batch)
         return [results[number] for number in range(len(requests))]
 
-    def _prepare(self, number: int, request: Request) -> _Scored:
+    def _prepare(self, number: int, request: Request) -> _Input:
         _, context, continuation = request
         if not context or not continuation or len(continuation) > self.max_length:
             raise UserError(
@@ -84,9 +84,9 @@ class SlicedHFLM(HFLM):  # type: ignore[misc]
                 f"model, reading at most {self.max_length}, can't score; leave this task out"
             )
         tokens = (context + continuation)[-(self.max_length + 1) :][:-1]
-        return _Scored(number, tuple(tokens), continuation)
+        return _Input(number, tuple(tokens), continuation)
 
-    def _score(self, batch: Sequence[Sequence[_Scored]]) -> dict[int, tuple[float, bool]]:
+    def _score(self, batch: Sequence[Sequence[_Input]]) -> dict[int, tuple[float, bool]]:
         length = max(len(group[0].tokens) for group in batch)
         rows = [[*group[0].tokens, *[0] * (length - len(group[0].tokens))] for group in batch]
         input_ids = torch.tensor(rows, device=self.device)
@@ -97,7 +97,7 @@ class SlicedHFLM(HFLM):  # type: ignore[misc]
         return {one.number: (float(lp.double().sum()), bool(hits.all())) for (_, one), lp, hits in answers}
 
 
-def _positions(flat: Sequence[tuple[int, _Scored]], device: torch.device) -> TokenPositions:
+def _positions(flat: Sequence[tuple[int, _Input]], device: torch.device) -> TokenPositions:
     triples = [
         (row, column, target)
         for row, one in flat

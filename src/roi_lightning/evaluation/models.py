@@ -125,12 +125,11 @@ def resolve_models(
         UserError: For the first argument that is none of these, or is a mask file that can't be applied to the base.
     """
     models = [_resolve(spec, base, trust_remote_code) for spec in dict.fromkeys(specs)]
-    opened = functools.cache(
-        open_base
-    )  # a GGUF base has to be loaded; masks made for the same dtype share it
+    # A GGUF base has to be loaded for this; masks made for the same dtype share it.
+    base_tensors = functools.cache(open_base)
     for model in models:
         if model.masks is not None:
-            check_masks_fit(opened(model.source, model.masks.base.dtype), model.masks)
+            check_masks_fit(base_tensors(model.source, model.masks.base.dtype), model.masks)
     return models
 
 

@@ -84,12 +84,12 @@ def read_text(corpus: Corpus | None) -> EvalText | EvalChats:
     if suffix in _DOCUMENT_FILES or corpus.messages_field or not file.is_file():
         documents = load_documents(replace(corpus, streaming=True))
         rows = [row["text"] or "" for row in read_rows(documents, what)]
-        filled = [row for row in rows if row]
-        if not filled:
+        texts = [row for row in rows if row]
+        if not texts:
             raise UserError(f"{what} holds no text; check the file")
         if corpus.messages_field:
-            return EvalChats(corpus, filled)
-        return EvalText("\n\n".join(filled), "\n\n".join(rows))
+            return EvalChats(corpus, texts)
+        return EvalText("\n\n".join(texts), "\n\n".join(rows))
     try:
         text = file.read_bytes().decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -139,18 +139,16 @@ class Cut:
         Raises:
             UserError: If there are too few tokens for a window.
         """
-        needed = self.min_tail if self.keep_tail else self.text_length
-        if len(ids) < needed:
+        least = self.min_tail if self.keep_tail else self.text_length
+        windows = [window for window in ids.split(self.text_length) if len(window) >= least]
+        if not windows:
             raise UserError(
-                f"the text has {len(ids)} tokens and at least {needed} are needed; give a longer --text"
+                f"the text has {len(ids)} tokens and at least {least} are needed; give a longer --text"
             )
-        full = len(ids) // self.text_length
-        tail = ids[None, full * self.text_length :]
-        has_tail = self.keep_tail and tail.shape[1] >= self.min_tail
-        wanted = self._first(full + has_tail)
-        count, with_tail = min(full, wanted), has_tail and full < wanted
-        windows = ids[: count * self.text_length].view(count, self.text_length)
-        batches = [*(windows.split(size) if count else ()), *([tail] if with_tail else ())]
+        windows = windows[: self._first(len(windows))]
+        full = [window for window in windows if len(window) == self.text_length]
+        batches = [torch.stack(full[i : i + size]) for i in range(0, len(full), size)]
+        batches += [tail[None] for tail in windows[len(full) :]]
         return [self._opened(batch) for batch in batches]
 
     def _first(self, windows: int) -> int:
@@ -175,8 +173,8 @@ def window_perplexity(
     Returns:
         As `token_perplexity`.
     """
-    counted = None if labels is None else labels.split(batch_size)
-    return token_perplexity(lm, windows.split(batch_size), counted)
+    pieces = None if labels is None else labels.split(batch_size)
+    return token_perplexity(lm, windows.split(batch_size), pieces)
 
 
 def token_perplexity(
@@ -194,9 +192,9 @@ def token_perplexity(
     """
     device = next(lm.parameters()).device
     total, count = 0.0, 0
-    for batch, counted in zip(batches, repeat(None) if labels is None else labels, strict=False):
+    for batch, expected in zip(batches, repeat(None) if labels is None else labels, strict=False):
         input_ids = batch.to(device)
-        log_probs, _ = predict(lm, input_ids, every_next_token(input_ids, counted))
+        log_probs, _ = predict(lm, input_ids, every_next_token(input_ids, expected))
         total -= float(log_probs.double().sum())
         count += len(log_probs)
     mean = total / count

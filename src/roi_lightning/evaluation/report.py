@@ -65,4 +65,4 @@ def caption(evaluation: Evaluation) -> str:
         "W/U: kept weights updated": True,
         f"only the first {config.first} windows, documents and questions": config.first,
     }
-    return "; ".join(part for part, said in parts.items() if said) + "."
+    return "; ".join(part for part, applies in parts.items() if applies) + "."

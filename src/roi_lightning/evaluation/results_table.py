@@ -95,10 +95,10 @@ def _shown(evaluation: Evaluation) -> Iterator[tuple[str, str, Figures]]:
     groups = evaluation.harness.get("groups", {})
     below = evaluation.harness.get("group_subtasks", {})
     members = {member for group in groups for member in below.get(group, ())}
-    measured = list(next(iter(evaluation.results.values())))
-    for task in [*(x for x in _LABELS if x in measured), *(x for x in measured if x not in _LABELS)]:
-        metrics = {name: found[task] for name, found in evaluation.results.items()}
-        figures = {name: x if isinstance(x, dict) else {"perplexity": x} for name, x in metrics.items()}
+    tasks = list(next(iter(evaluation.results.values())))
+    for task in [*(x for x in _LABELS if x in tasks), *(x for x in tasks if x not in _LABELS)]:
+        values = {name: metrics[task] for name, metrics in evaluation.results.items()}
+        figures = {name: x if isinstance(x, dict) else {"perplexity": x} for name, x in values.items()}
         keys = [key for key in next(iter(figures.values())) if key != "samples" and "_stderr" not in key]
         for key in keys if task not in members else ():
             if key.partition(",")[0] == keys[0].partition(",")[0]:
@@ -114,8 +114,12 @@ def _cells(
     scale, form = (100, ".2f") if percent else (1, ".4f")
     ranks = _ranks({name: figures[name][key] for name in competing}, higher_is_better)
     cells = {}
-    for name, found in figures.items():
-        value, error, norm = found[key], found.get(f"{metric}_stderr{comma}{kind}"), found.get("acc_norm")
+    for name, metrics in figures.items():
+        value, error, norm = (
+            metrics[key],
+            metrics.get(f"{metric}_stderr{comma}{kind}"),
+            metrics.get("acc_norm"),
+        )
         notes = []
         if dense is not None and name != dense:
             base = figures[dense][key]

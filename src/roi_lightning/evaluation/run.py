@@ -76,13 +76,13 @@ class _Prepared(NamedTuple):
 
     Attributes:
         windows: By model and token perplexity, the text as the model takes it (`as_batch`).
-        documents: Of the word perplexity, as `open_tasks` gives them; None for none.
+        documents: Of the word perplexity, as `open_tasks` gives them; empty for none.
         tasks: The other tasks of the harness, likewise.
     """
 
     windows: dict[str, dict[str, list[dict[str, Tensor]]]]
-    documents: dict[str, Any] | None
-    tasks: dict[str, Any] | None
+    documents: dict[str, Any]
+    tasks: dict[str, Any]
 
 
 def _prepare(models: Sequence[EvaluatedModel], config: EvalConfig) -> _Prepared:
@@ -98,9 +98,8 @@ def _prepare(models: Sequence[EvaluatedModel], config: EvalConfig) -> _Prepared:
             raise UserError(
                 f"model {model.name!r}: its tokenizer has no chat template; leave out --apply_chat_template"
             )
-    documents = open_tasks(["wikitext"], config.task_data, None) if WORDS in config.names else None
-    others = config.harness_names
-    tasks = open_tasks(others, config.task_data, config.num_fewshot) if others else None
+    documents = open_tasks(["wikitext"] if WORDS in config.names else [], config.task_data, None)
+    tasks = open_tasks(config.harness_names, config.task_data, config.num_fewshot)
     for model in models:
         model.check_weights()
     return _Prepared(windows, documents, tasks)
@@ -108,8 +107,7 @@ def _prepare(models: Sequence[EvaluatedModel], config: EvalConfig) -> _Prepared:
 
 def _cut(config: EvalConfig, name: str, model: EvaluatedModel) -> Cut:
     """How a text becomes windows; each begins with the model's BOS, in Wanda's protocol only the first."""
-    bos = model.bos_id if name != PROTOCOL_2048 else None
-    cut = Cut(config.seq_len, limit=config.first, bos=bos)
+    cut = Cut(config.seq_len, limit=config.first, bos=model.bos_id)
     if name == PROTOCOL_2048:
         cut = Cut(2048, keep_tail=False, limit=config.first)
     if cut.length > (model.max_positions or cut.length):
@@ -127,10 +125,10 @@ def _batches(
         ids = text.encode(model.tokenizer)
     else:
         ids = cut.encode(model.tokenizer, text.whole if cut.keep_tail else text.rows)
-    counted = [batch for batch in cut.batches(ids, config.batch_size) if (batch[:, 1:] >= 0).any()]
-    if not counted:
+    batches = [batch for batch in cut.batches(ids, config.batch_size) if (batch[:, 1:] >= 0).any()]
+    if not batches:
         raise UserError(f"the first windows of {config.text} hold no answer; raise --limit")
-    return [as_batch(batch) for batch in counted]
+    return [as_batch(batch) for batch in batches]
 
 
 def _measure(
@@ -143,9 +141,9 @@ def _measure(
     for name, batches in prepared.windows[model.name].items():
         ids = progress([batch["input_ids"] for batch in batches], f"{label}: {name}")
         metrics[name] = token_perplexity(lm, ids, [batch.get("labels") for batch in batches])
-    if prepared.documents is not None:
+    if prepared.documents:
         metrics[WORDS] = _word_perplexity(model, lm, prepared.documents, config, f"{label}: {WORDS}")
-    if prepared.tasks is not None:
+    if prepared.tasks:
         harness = run_tasks(prepared.tasks, lm, model.tokenizer, config, description=f"{label}: tasks")
         figures = figures_of(harness)
         metrics |= figures

@@ -45,9 +45,9 @@ def every_next_token(input_ids: Tensor, labels: Tensor | None = None) -> TokenPo
     """
     batch, length = input_ids.shape
     if labels is not None:
-        counted = labels[:, 1:].to(input_ids.device) != IGNORED
-        rows, columns = counted.nonzero(as_tuple=True)
-        return TokenPositions(rows, columns, input_ids[:, 1:][counted])
+        counts = labels[:, 1:].to(input_ids.device) != IGNORED
+        rows, columns = counts.nonzero(as_tuple=True)
+        return TokenPositions(rows, columns, input_ids[:, 1:][counts])
     rows = torch.arange(batch, device=input_ids.device).repeat_interleave(length - 1)
     columns = torch.arange(length - 1, device=input_ids.device).repeat(batch)
     return TokenPositions(rows, columns, input_ids[:, 1:].flatten())
@@ -66,14 +66,14 @@ def predict(lm: PreTrainedModel, input_ids: Tensor, positions: TokenPositions) -
         The natural logarithms of the probabilities, fp32 [count], and whether each token is the most
         probable one, bool [count]; both on the model's device.
     """
-    found = []
+    scores = []
     with _head_alone(lm, input_ids) as logits_at:
         parts = (x.split(_SLICE_TOKENS) for x in (positions.rows, positions.columns, positions.targets))
         for rows, columns, targets in zip(*parts, strict=True):
             logits = logits_at(rows, columns)
             log_probs = -F.cross_entropy(logits.float(), targets, reduction="none")
-            found.append((log_probs, logits.argmax(-1) == targets))
-    return torch.cat([x for x, _ in found]), torch.cat([x for _, x in found])
+            scores.append((log_probs, logits.argmax(-1) == targets))
+    return torch.cat([x for x, _ in scores]), torch.cat([x for _, x in scores])
 
 
 @dataclass
