@@ -73,23 +73,6 @@ def test_a_loss_that_is_nan_stops_the_run_whichever_micro_batch_it_is_of(lab):
         lab.learn(3, callbacks=[Break()], trainer={"accumulate_grad_batches": 2})
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_the_layer_behind_a_loss_that_is_nan_is_named(lab, accumulate):
-    class Break(Callback):
-        """Wrong in the middle of a forward pass, as an overflow in fp16 would be: the layer's bias is infinite."""
-
-        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-            if batch_idx == 2:
-                for name in ("model.layers.1.mlp.down_proj", "model.layers.1.self_attn.o_proj"):
-                    layer = pl_module.lm.get_submodule(name)
-                    bias = layer.weight.new_full((layer.weight.shape[0],), float("inf"))
-                    layer.bias = torch.nn.Parameter(bias, False)
-
-    says = r"after the output of model\.layers\.1\.self_attn\.o_proj the loss is not finite at optimizer step"
-    with pytest.raises(UserError, match=says):
-        lab.learn(4, callbacks=[Break()], trainer={"accumulate_grad_batches": accumulate})
-
-
 def with_scaler(lab, steps, spoiled, **options):
     scaler = torch.amp.GradScaler("cpu", **options)
     spoil = Spoil(float("inf"), spoiled)
@@ -114,8 +97,8 @@ def test_large_gradients_are_numbers():
     parameter = torch.nn.Parameter(torch.zeros(4))
     parameter.grad = torch.full((4,), 1e30)
     trainer = SimpleNamespace(precision_plugin=None, global_step=0, strategy=SingleDeviceStrategy())
-    check_step(trainer, True, [("a", parameter)], {}, print)
+    check_step(trainer, True, [("a", parameter)])
     parameter.grad[2] = float("inf")
     trainer.checkpoint_callbacks, trainer.ckpt_path = [], None
     with pytest.raises(UserError, match="the gradient of a is not finite"):
-        check_step(trainer, True, [("a", parameter)], {}, print)
+        check_step(trainer, True, [("a", parameter)])

@@ -25,7 +25,7 @@ from typing_extensions import override
 
 from roi_lightning.errors import UserError
 from roi_lightning.learning.fsdp import attach_sharded
-from roi_lightning.learning.losses import next_token_logits, next_token_nll, objective
+from roi_lightning.learning.losses import next_token_nll, objective
 from roi_lightning.learning.nonfinite import check_step
 from roi_lightning.learning.optim import (
     Decay,
@@ -150,7 +150,6 @@ class MaskLearningModule(pl.LightningModule, ABC):
         self._validated: int | None = None
         self._val_nll = MeanMetric()
         self._losses_finite: Tensor | bool = True
-        self._micro_batches: list[tuple[Tensor, int]] = []  # since the last optimizer step
         self._validation_masks: AbstractContextManager[None] | None = None
 
     # What a method adds.
@@ -275,7 +274,6 @@ class MaskLearningModule(pl.LightningModule, ABC):
 
     @override
     def training_step(self, batch: Mapping[str, Tensor], batch_idx: int) -> Tensor:
-        self._micro_batches.append((batch["input_ids"], batch_idx))
         self.prepare_step(batch_idx)
         loss, divergence = objective(
             self.model, batch["input_ids"], self.distillation, self.dense(), batch.get("labels")
@@ -289,18 +287,8 @@ class MaskLearningModule(pl.LightningModule, ABC):
 
     @override
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        check_step(
-            self.trainer, self._losses_finite, self.named_parameters(), self.layers, self._repeat_forward
-        )
+        check_step(self.trainer, self._losses_finite, self.named_parameters())
         self._losses_finite = True
-        self._micro_batches.clear()
-
-    def _repeat_forward(self) -> None:
-        """The forward passes since the last optimizer step, on the same text with the same masks."""
-        with torch.no_grad(), self.trainer.precision_plugin.train_step_context():
-            for input_ids, batch_idx in self._micro_batches:
-                self.prepare_step(batch_idx)
-                next_token_logits(self.model, input_ids)
 
     @override
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:

@@ -247,8 +247,10 @@ class RoITrainer(Trainer):
         model.on_load_checkpoint(checkpoint)
         model.load_state_dict(checkpoint["state_dict"], strict=False)
         model.run_recipe = learned_with
+        windows = None
         if isinstance(datamodule, CalibrationDataModule):
-            self.count_micro_batches(datamodule)
             self.datamodule = datamodule
-        path = export_learned(model, self, Path(out), overwrite=overwrite)
+            if self._given.accumulate_grad_batches is None:
+                windows = datamodule.windows_per_step  # other devices may have learned than the ones here
+        path = export_learned(model, self, Path(out), overwrite=overwrite, windows_per_step=windows)
         rank_zero_info(f"wrote and verified {path}")

@@ -111,6 +111,7 @@ def export_learned(
     *,
     overwrite: bool = False,
     run: str | None = None,
+    windows_per_step: int | None = None,
 ) -> Path | None:
     """Write what a learner has learned, in a fit or up to the checkpoint it has loaded; every rank has to call it.
 
@@ -120,6 +121,7 @@ def export_learned(
         out: The directory to make.
         overwrite: Replace an earlier export at `out`.
         run: The fingerprint of a run whose own earlier export is replaced all the same.
+        windows_per_step: Of the run, if they are not those of this trainer.
 
     Returns:
         The directory, absolute; None on other ranks than the first.
@@ -138,7 +140,7 @@ def export_learned(
         "steps": steps,
         **learner.training_facts(),
         **callback_recipes(trainer),
-        **_text_facts(trainer, steps),
+        **_text_facts(trainer, steps, windows_per_step),
         "fingerprint": fingerprint(learner.run_recipe),
     }
     return write_export(
@@ -153,8 +155,9 @@ def export_learned(
     )
 
 
-def _text_facts(trainer: Trainer, steps: int) -> dict[str, object]:
+def _text_facts(trainer: Trainer, steps: int, windows_per_step: int | None) -> dict[str, object]:
     data = trainer.datamodule  # type: ignore[attr-defined]
     if not isinstance(data, CalibrationDataModule):
         return {}
-    return data.facts(steps * trainer.accumulate_grad_batches * trainer.world_size * data.batch_size)
+    here = trainer.accumulate_grad_batches * trainer.world_size * data.batch_size
+    return data.facts(steps * (windows_per_step or here))
