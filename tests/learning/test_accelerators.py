@@ -5,7 +5,7 @@ import torch
 from lightning.fabric.accelerators.mps import MPSAccelerator as FabricsMPS
 from lightning.pytorch.accelerators import MPSAccelerator
 
-from cli_helpers import QUICK_TRAINER, make_lab, run
+from cli_helpers import QUICK_TRAINER, make_lab
 from roi_lightning.errors import UserError
 from roi_lightning.learning.trainer import RoITrainer
 
@@ -32,11 +32,3 @@ def test_mps_is_refused(lab, name):
     options = QUICK_TRAINER | {"accelerator": name, "max_steps": 1, "default_root_dir": str(lab.folder)}
     with pytest.raises(UserError, match=f"accelerator '{name}' on MPS; set it to cpu"):
         RoITrainer(**options)
-
-
-def test_the_command_ends_in_a_line(lab, capsys):
-    assert run("fit", *lab.quick("--trainer.accelerator", "mps")) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert (
-        line == "error: masks can't be learned with trainer.accelerator 'mps' on MPS; set it to cpu or auto"
-    )

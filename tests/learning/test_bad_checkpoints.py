@@ -86,25 +86,14 @@ TABLE = {
     "missing": (lambda bench: "nowhere.ckpt", validate, "no checkpoint at 'nowhere.ckpt'"),
     "a folder": (folder, fit, "'last.ckpt' can't be read: it is damaged or of another program"),
     "empty": (text("bad.ckpt", ""), fit, "can't be read"),
-    "empty, exported": (text("bad.ckpt", ""), export, "can't be read"),
-    "prose": (text("bad.ckpt", "words"), validate, "can't be read"),
     "a mask file": (mask, export, "can't be read"),
-    "an old pickle": (text("bad.ckpt", pickle.dumps({"state_dict": {}})), fit, "can't be read"),
     **{
         f"{name}, {command.__name__}": (make, command, says)
         for name, (make, says) in DANGEROUS.items()
         for command in (fit, validate, export)
     },
-    "cut at a quarter": (spoiled("checkpoint", cut(0.25)), fit, "can't be read"),
     "cut at its end": (spoiled("checkpoint", cut(0.999)), export, "can't be read"),
-    "a byte lost at the start": (
-        spoiled("checkpoint", lambda data: data[1:]),
-        validate,
-        "can't be read",
-    ),
     "flipped in the logits": (spoiled("checkpoint", inside("data/0", 0.5)), fit, "damaged"),
-    "flipped in the logits, validated": (spoiled("checkpoint", inside("data/0", 0.5)), validate, "damaged"),
-    "flipped in the logits, exported": (spoiled("checkpoint", inside("data/0", 0.5)), export, "damaged"),
     "flipped in its last tensor": (spoiled("checkpoint", inside("data/9", 0.99)), export, "damaged"),
     "flipped in the pickle": (
         spoiled("checkpoint", inside("data.pkl", 0.5)),
@@ -122,28 +111,12 @@ TABLE = {
         "not written by",
     ),
     "a list": (saved(lambda bench: [1, 2]), export, "not written by"),
-    "a tensor": (saved(lambda bench: torch.ones(3)), export, "not written by"),
-    "a mark of another kind": (
-        saved(lambda bench: good(bench) | {"roi_lightning": 3}),
-        export,
-        "not written by",
-    ),
-    "no state": (
-        saved(lambda bench: {"roi_lightning": good(bench)["roi_lightning"]}),
-        export,
-        "not written by",
-    ),
     "a state of numbers": (
         saved(lambda bench: good(bench) | {"state_dict": {"a": 1}}),
         export,
         "not written by",
     ),
     "of another pattern": (of_run(pattern="1:4"), export, "holds a 1:4 run, model.pattern is 2:4"),
-    "of another pattern, validated": (
-        of_run(pattern="1:4"),
-        validate,
-        "holds a 1:4 run, model.pattern is 2:4",
-    ),
     "of other layers": (of_run(ignore=["k_proj"]), validate, "another model or layer choice"),
     "NaN in the logits": (saved(not_a_number), export, "not finite"),
 }

@@ -178,16 +178,6 @@ def test_a_damaged_newest_checkpoint_is_passed_over(lab, whole, damage):
     assert mask(lab, "run") == whole
 
 
-def test_a_run_whose_checkpoints_are_all_damaged_starts_anew(lab, whole):
-    with pytest.raises(PowerCutError):
-        learn(lab, "run", At(3, cut_power))
-    halve(lab.folder / "run" / "checkpoints" / "step=2.ckpt")
-    # As the command line leaves one; nothing else says whose the damaged checkpoint is.
-    (lab.folder / "run" / "config.yaml").write_text("model: { class_path: roi_lightning.RoILightningModule }")
-    learn(lab, "run")
-    assert mask(lab, "run") == whole
-
-
 # Resuming.
 
 

@@ -1,8 +1,5 @@
 """Half-width models on CPUs without instructions for them: fp32 in memory, the stored dtype in every file."""
 
-import json
-from importlib import import_module
-
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -12,14 +9,11 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from cli_helpers import make_lab, run
 from roi_lightning.api import apply, evaluate, learn
 from roi_lightning.api import prune as prune_in_memory
-from roi_lightning.contrib.packed import PackedLinear, from_packed, write_packed
-from roi_lightning.evaluation.models import resolve_models
-from roi_lightning.export import write_export
 from roi_lightning.learning.callbacks import SparseExport
 from roi_lightning.models.config import compute_dtype
 from roi_lightning.models.loading import load_language_model
 from roi_lightning.models.source import resolve_model
-from tiny_models import random_masks, tiny_gguf, tiny_mixtral, tiny_qwen2
+from tiny_models import tiny_gguf, tiny_mixtral, tiny_qwen2
 
 lab = pytest.fixture(make_lab)
 CPU = torch.device("cpu")
@@ -68,12 +62,6 @@ def test_a_dtype_that_was_asked_for_is_kept(tmp_path, half_width, name):
     half_width(False)
     source, dtype = resolve_model(str(tiny_qwen2(tmp_path / "m"))), getattr(torch, name)
     assert dtypes(load_language_model(source, name, device=CPU)) == {dtype}
-
-
-def test_a_model_that_goes_to_a_gpu_keeps_its_dtype(tmp_path, half_width):
-    half_width(False)
-    source = resolve_model(str(tiny_qwen2(tmp_path / "m")))
-    assert dtypes(load_language_model(source, device=torch.device("cuda"))) == {torch.bfloat16}
 
 
 def stored_alike(directory, base):
@@ -132,45 +120,6 @@ def test_a_gguf_model_is_exported_in_bf16_on_every_cpu(lab, tmp_path, half_width
     assert configs[0] == configs[1]
     if command == "prune":
         assert all(torch.equal(weights[1][name], tensor) for name, tensor in weights[0].items())
-
-
-@pytest.mark.slow
-def test_evaluate_computes_in_fp32(lab, tmp_path, half_width):
-    half_width(False)
-    source = resolve_model(str(lab.model))
-    export = write_export(source, random_masks(source), tmp_path / "export")
-    write_packed(export, tmp_path / "packed")
-    assert from_packed(tmp_path / "packed").dtype == torch.bfloat16  # it is for saving memory
-    (model,) = resolve_models([str(tmp_path / "packed")], None)
-    lm = model.load("auto", CPU)
-    held = {x.weight.dtype for x in lm.modules() if isinstance(x, PackedLinear)}
-    assert dtypes(lm) | held == {torch.float32}
-    assert model.load("bfloat16", CPU).dtype == torch.bfloat16
-    mask, text, found = export / "roi_mask.safetensors", tmp_path / "text.txt", {}
-    text.write_text("two cats sat on a mat. " * 60)
-    for dtype in ("auto", "float32"):
-        options = ["--tasks", "token_perplexity", "--text", text, "--seq_len", 32, "--dtype", dtype]
-        json_file = tmp_path / f"{dtype}.json"
-        models = [export, tmp_path / "packed", mask, "--base", lab.model]
-        assert run("evaluate", *models, *options, "--device", "cpu", "--json", json_file) == 0
-        found[dtype] = json.loads(json_file.read_text())["models"]
-    assert found["auto"] == found["float32"]
-
-
-@pytest.mark.parametrize(("dtype", "fast"), [("bfloat16", False), ("bfloat16", True), ("float32", False)])
-def test_learning_says_where_the_dtype_is_slow(lab, half_width, monkeypatch, dtype, fast):
-    half_width(fast)
-    told = []
-    monkeypatch.setattr(import_module("roi_lightning.api.learn"), "rank_zero_info", told.append)
-    lm = AutoModelForCausalLM.from_pretrained(lab.model, dtype=dtype)
-    quick = {"seq_len": 32, "accelerator": "cpu", "enable_progress_bar": False, "prior": "none"}
-    learn(lm, AutoTokenizer.from_pretrained(lab.model), str(lab.corpus), steps=1, windows_per_step=1, **quick)
-    if dtype == "bfloat16" and not fast:
-        (line,) = told
-        assert "no instructions for bfloat16" in line
-        assert "dtype=torch.float32" in line
-    else:
-        assert told == []
 
 
 def test_models_in_memory_stay_what_they_are(lab, half_width):

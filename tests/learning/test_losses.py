@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
-from torchmetrics.text import Perplexity
 from transformers import AutoModelForCausalLM
 
 from roi_lightning.evaluation import window_perplexity
@@ -76,24 +75,6 @@ def test_low_precision_logits_are_summed_in_fp32(lm):
     logits = lm(input_ids=ids).logits[:, :-1].flatten(0, 1)
     wanted = -logits.double().log_softmax(-1).gather(1, ids[:, 1:].reshape(-1, 1)).sum()
     torch.testing.assert_close(next_token_nll(lm, ids)[0].double(), wanted, rtol=1e-5, atol=0)
-
-
-@pytest.mark.parametrize("batch_size", [1, 2, 5])
-def test_window_perplexity_agrees_with_torchmetrics_on_a_mild_model(lm, batch_size):
-    ids = tokens(5, 24)
-    theirs = Perplexity()
-    with torch.no_grad():
-        theirs.update(lm(input_ids=ids).logits[:, :-1], ids[:, 1:])
-    assert window_perplexity(lm, ids, batch_size) == pytest.approx(float(theirs.compute()), rel=1e-4)
-
-
-def test_a_confident_error_is_a_number_and_not_infinite(lm):
-    ids = tokens(1, 16)
-    with torch.no_grad():
-        lm.lm_head.weight.mul_(3000)
-    nll, count = next_token_nll(lm, ids)
-    assert nll / count > 100
-    assert nll.isfinite()
 
 
 def labelled(batch, length):

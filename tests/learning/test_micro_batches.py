@@ -115,22 +115,6 @@ def test_lightning_s_own_settings_win(lab):
     assert plan["validate_every_steps"] == 5 / 3
 
 
-def test_without_either_a_step_is_a_micro_batch_on_every_device(lab):
-    trainer = RoITrainer(**QUICK_TRAINER, max_steps=2, devices=2, strategy="ddp")
-    trainer.count_micro_batches(lab.data())
-    assert (trainer.accumulate_grad_batches, trainer.val_check_interval) == (1, 1.0)
-    trainer, data = counted("--config", "quickstart.yaml", "--model.lm", str(lab.model))
-    assert (trainer.accumulate_grad_batches, data.batch_size, trainer.world_size) == (1, 2, 1)
-    assert (trainer.val_check_interval, trainer.check_val_every_n_epoch) == (1.0, 1), "once, at the end"
-
-
-def test_a_dry_run_takes_one_micro_batch_and_validates(lab):
-    seen = Seen()
-    trainer = {"fast_dev_run": True, "validate_every_steps": 5}
-    lab.learn(9, callbacks=[seen], trainer=trainer, data=lab.data(windows_per_step=8))
-    assert (len(seen.windows[0]), seen.validated) == (2, [1])
-
-
 # Runs.
 
 

@@ -1,6 +1,5 @@
 """Runs with mixed patterns: what is learned, resumed, exported and planned; what is refused."""
 
-import json
 import re
 
 import pytest
@@ -8,10 +7,8 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from transformers import AutoModelForCausalLM
 
-from cli_helpers import GOING_ON, QUICK_TRAINER, CutAt, PowerCutError, make_lab, run
+from cli_helpers import GOING_ON, CutAt, PowerCutError, make_lab
 from roi_lightning.api import prune
-from roi_lightning.cli.plan import make_plan
-from roi_lightning.contrib.maskpro import MaskProModule
 from roi_lightning.contrib.proxsparse import ProxSparseModule
 from roi_lightning.errors import UserError
 from roi_lightning.export.verify import verify_export
@@ -19,7 +16,6 @@ from roi_lightning.learning.callbacks import HardenMasks
 from roi_lightning.learning.callbacks.summary import _zero_fractions
 from roi_lightning.learning.memory_plan import Planner
 from roi_lightning.learning.roi import RoILightningModule
-from roi_lightning.learning.trainer import RoITrainer
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.models.source import resolve_model
 from roi_lightning.samplers import Categorical
@@ -81,19 +77,6 @@ def test_a_run_resumes_to_the_same_bits_and_exports_what_verifies(lab):
         learn(lab, "cut", ckpt_path=checkpoint, patterns=moved)
 
 
-@pytest.mark.slow  # other learners go the same way
-@pytest.mark.parametrize("kind", ["maskpro", "categorical"])
-def test_other_learners_learn_every_layers_own_pattern(lab, kind):
-    if kind == "categorical":
-        learner, _ = lab.learn(2, patterns=PATTERNS, sampler=Categorical())
-    else:
-        learner = MaskProModule(str(lab.model), patterns=PATTERNS)
-        RoITrainer(**QUICK_TRAINER, max_steps=2, default_root_dir=str(lab.folder)).fit(learner, lab.data())
-    masks = learner.mask_set()
-    masks.check()
-    assert str(masks.pattern) == LABEL
-
-
 def test_a_prior_is_a_mask_of_the_same_patterns_layer_by_layer(lab):
     lm = AutoModelForCausalLM.from_pretrained(lab.model)
     prune(lm, method="magnitude", patterns=PATTERNS).masks.save(lab.folder / "mask")
@@ -110,15 +93,6 @@ def test_a_plan_counts_what_is_kept_and_learned(lab):
     planner = Planner(RoILightningModule(str(lab.model), patterns=PATTERNS))
     assert (str(planner.chosen.pattern), planner.prunable, planner.chosen.kept) == (LABEL, PRUNABLE, KEPT)
     assert (planner.layers, planner.learned) == (14, PRUNABLE - 2 * KINDS["k_proj"])
-
-
-@pytest.mark.slow  # a parser, and a step played through
-def test_the_table_of_a_plan_says_mixed_patterns(lab, capsys):
-    command = ["plan", "--config", "quickstart.yaml", *lab.options(), "--patterns", json.dumps(PATTERNS)]
-    assert run(*command) == 0
-    assert f"{KEPT:,}, {KEPT / PRUNABLE:.1%}, mixed patterns" in capsys.readouterr().out
-    plan = make_plan(command[1:])
-    assert (plan["pattern"], plan["kept"]) == (LABEL, KEPT)
 
 
 @pytest.mark.parametrize(

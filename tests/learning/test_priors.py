@@ -1,6 +1,5 @@
 """Priors against slow double loops, and what they do to the logits."""
 
-import json
 import math
 from itertools import combinations
 from types import SimpleNamespace
@@ -14,7 +13,6 @@ from roi_lightning.errors import UserError
 from roi_lightning.export import write_export
 from roi_lightning.learning.priors import share_kept_at_start
 from roi_lightning.learning.roi import RoILightningModule
-from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.layers import prunable_layers
 from roi_lightning.models.source import resolve_model
@@ -191,13 +189,6 @@ def test_one_shot_priors_are_what_prune_finds(tmp_path, lab, builder, prior, met
     assert learner.state.mode == "dense"
 
 
-@pytest.mark.parametrize("prior", ["activation", "wanda", "sparsegpt"])
-def test_a_whole_run_starts_from_a_prior_and_shows_it(lab, prior):
-    assert run("fit", *lab.quick("--model.prior", prior, max_steps=2)) == 0
-    summary = json.loads((lab.folder / "runs/quickstart/summary.json").read_text())
-    assert set(summary["perplexity"]) == {"dense", "magnitude", prior, "roi"}
-
-
 def test_a_resumed_run_does_not_prune_for_its_prior_again(lab, monkeypatch):
     options = ["--model.prior", "sparsegpt", "--trainer.callbacks.every_n_train_steps", "1"]
     assert run("fit", *lab.quick(*options, max_steps=2)) == 0
@@ -206,16 +197,6 @@ def test_a_resumed_run_does_not_prune_for_its_prior_again(lab, monkeypatch):
     )
     last = lab.folder / "runs/quickstart/checkpoints/last.ckpt"
     assert run("fit", *lab.quick(*options, "--ckpt_path", last, max_steps=3)) == 0
-
-
-def test_a_pruned_directory_with_updated_weights_is_a_prior_too(tmp_path, lab):
-    text = ["--corpora", lab.corpus, "--windows", 3, "--seq_len", 32]
-    assert run("prune", lab.model, "--method", "sparsegpt", *text, "--out", tmp_path / "pruned") == 0
-    learner, _ = learner_of(lab.model, lab, prior=str(tmp_path / "pruned"))
-    masks, stored = MaskSet.load(tmp_path / "pruned"), learner.stored_weights
-    assert masks.updated
-    for name, mask in learner.prior_masks.items():
-        assert torch.equal(mask.packed, masks.layers[stored[name]].packed)
 
 
 @pytest.mark.parametrize("builder", BUILDERS.values(), ids=BUILDERS)
@@ -253,20 +234,3 @@ def best_candidates(logits, prior, margin):
         for member in candidates[scores.index(max(scores))]:
             mask[row, 4 * column + member] = True
     return mask
-
-
-def test_a_checkpoint_is_exported_with_any_margin(lab):
-    options = lab.quick("--run", "plain", "--trainer.callbacks.every_n_train_steps", "4")
-    assert run("fit", *options, "--model.optimizer.init_args.lr", "0.02") == 0
-    checkpoint = next((lab.folder / "runs/plain/checkpoints").glob("step*.ckpt"))
-    prior, flips = torch.load(checkpoint, weights_only=True)["prior_masks"], []
-    for margin in ("0", "1"):
-        out = lab.folder / margin
-        again = ["--model.prior_margin", margin, "--ckpt_path", checkpoint, "--out", out]
-        settings = [*options[:-4], "--model.optimizer.init_args.lr", "0.02"]
-        assert run("export", *settings, *again, "--allow_changed_settings") == 0
-        masks = MaskSet.load(out).layers
-        flips.append(
-            sum(int((masks[f"{name}.weight"].packed & ~x).count_nonzero()) for name, x in prior.items())
-        )
-    assert flips[0] > flips[1] == 0

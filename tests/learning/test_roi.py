@@ -41,22 +41,6 @@ class Recorder(Callback):
 
 
 @pytest.mark.parametrize(
-    ("pattern", "sampler", "told"),
-    [
-        ("4:8", GumbelTopK(), True),
-        ("3:4", GumbelTopK(), True),
-        ("2:8", GumbelTopK(), False),
-        ("4:8", GumbelTopK("scaled"), False),
-        ("4:8", StraightThrough(), False),
-    ],
-)
-def test_a_run_with_picks_that_may_repeat_says_so(lab, caplog, pattern, sampler, told):
-    with caplog.at_level(logging.INFO):
-        lab.learn(1, pattern=pattern, sampler=sampler)
-    assert (f"can pick a weight twice at {pattern}" in caplog.text) == told
-
-
-@pytest.mark.parametrize(
     ("sampler", "tau", "told"),
     [
         (GumbelTopK(), 2.0, True),
@@ -217,15 +201,6 @@ REFUSED = {
 def test_refusals_say_why(lab, options, says):
     with pytest.raises(UserError, match=says):
         lab.learn(**{"max_steps": 2} | options)
-
-
-def test_the_language_model_is_built_once_and_late(lab):
-    learner = RoILightningModule(str(lab.model))
-    assert learner.lm is None
-    assert not list(learner.parameters())
-    model = learner.model
-    learner.configure_model()
-    assert learner.model is model
 
 
 def test_activation_checkpointing_changes_nothing(lab):

@@ -10,7 +10,6 @@ from cli_helpers import QUICK_TRAINER, make_lab, run
 from roi_lightning.cli.lightning import build
 from roi_lightning.errors import UserError
 from roi_lightning.export.sidecar import read_sidecar
-from roi_lightning.learning.callbacks import HardenMasks
 from roi_lightning.learning.run_folder import claim_folder
 from roi_lightning.learning.trainer import RoITrainer
 
@@ -160,10 +159,3 @@ def test_a_folder_in_an_export_of_the_users_is_never_removed(lab, capsys):
     assert run("fit", *lab.quick(), "--overwrite") == 1
     assert "note.txt" in capsys.readouterr().err
     assert note.read_text() == "mine"
-
-
-def test_from_python_too(lab):
-    learner, _ = lab.learn(2, callbacks=[HardenMasks()])
-    with pytest.raises(UserError, match="earlier run"):
-        lab.learn(2, callbacks=[HardenMasks()], overwrite=False)
-    assert learner.run_recipe["model.lr_end"] == 1e-4

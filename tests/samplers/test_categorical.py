@@ -184,44 +184,6 @@ def test_size_of_chunks_changes_nothing_but_rounding(size, monkeypatch):
         assert relative_error(part, all_at_once) < 1e-6
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_nothing_is_kept_for_backward_but_weight_and_logits(dtype):
-    pattern, kept = NMPattern("2:4"), []
-    weight, logits = normal(64, 64).to(dtype), new_logits((64, 64), pattern).requires_grad_()
-
-    def pack(tensor):
-        kept.append(tensor.untyped_storage().data_ptr())
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        Categorical().masked_weight(weight, logits, pattern, Draw(0, 0, 0.1, 0.3), "x")
-    assert set(kept) == {weight.untyped_storage().data_ptr(), logits.untyped_storage().data_ptr()}
-
-
-def test_a_draw_is_a_function_of_its_coordinates():
-    pattern = NMPattern("2:4")
-    logits, ones = new_logits((64, 64), pattern), torch.ones(64, 64)
-
-    def mask(seed=1, index=2, layer="a"):
-        return Categorical().masked_weight(ones, logits, pattern, Draw(seed, index, 0.1, 0.1), layer)
-
-    assert torch.equal(mask(), mask())
-    for other in (mask(seed=2), mask(index=3), mask(layer="b")):
-        assert (mask() - other).abs().amax(-1).min() > 0.1, "some row is drawn alike"
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_low_precision_weights_are_rounded_once(dtype):
-    pattern, shape = NMPattern("2:4"), (32, 32)
-    logits, weight = new_logits(shape, pattern), normal(*shape, seed=1).to(dtype)
-    upstream = normal(*shape, seed=2).to(dtype)
-    mask, _ = run(Categorical(), torch.ones(shape), logits, pattern)
-    drawn, grad = run(Categorical(), weight, logits, pattern, upstream=upstream)
-    assert torch.equal(drawn, (mask * weight.float()).to(dtype))
-    _, wanted = run(Categorical(), weight.float(), logits, pattern, upstream=upstream.float())
-    assert torch.equal(grad, wanted)
-
-
 @pytest.mark.parametrize("spec", ["1:4", "2:4", "4:8"])
 def test_kept_norm_counts_the_norm_and_has_its_gradient(spec):
     pattern, shape, draw = NMPattern(spec), (32, 64), Draw(1, 1, 0.01, 2.0)
@@ -271,18 +233,6 @@ def test_prior_moves_logits_as_in_maskllm(spec):
     )
     strong = sampler.initial_logits(noise, mask, 1.0, pattern)
     assert torch.equal(sampler.hard_mask(strong, pattern), mask)
-
-
-@pytest.mark.parametrize(("spec", "count"), [("2:4", 6), ("2:8", 28), ("4:8", 70), ("8:16", 12870)])
-def test_logits_lie_candidate_by_candidate(spec, count):
-    pattern = NMPattern(spec)
-    shape = Categorical().logits_shape((96, 64), pattern)
-    assert shape == (count, 96, 64 // pattern.m)
-    logits = torch.zeros(1).expand(shape)
-    choices = Categorical().choices(logits, pattern)
-    assert choices.shape[-1] == count
-    assert choices[..., 0].numel() == 96 * 64 // pattern.m
-    assert choices.data_ptr() == logits.data_ptr(), "a view"
 
 
 def test_choices_are_the_candidates_and_one_is_picked():

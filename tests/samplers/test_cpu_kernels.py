@@ -1,12 +1,8 @@
 """The samplers' C++ loops against the eager form, and against machines that can't compile them."""
 
 import logging
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from itertools import product
-from math import comb
 
 import pytest
 import torch
@@ -225,25 +221,6 @@ def test_without_a_compiler_there_is_a_fallback(new_cache, monkeypatch, caplog):
     assert "can't be compiled" in caplog.text
 
 
-def test_a_source_that_does_not_compile_is_told_by_the_compilers_own_error(new_cache, tmp_path):
-    source = tmp_path / "one.cpp"
-    source.write_text("int value() { return nothing_of_this_name; }\n")
-    with pytest.raises(RuntimeError, match=r"error: .*nothing_of_this_name"):
-        cpp_extension.load(Build(source, ()))
-
-
-@pytest.mark.slow
-def test_two_processes_may_compile_at_once(new_cache):
-    program = (
-        "from roi_lightning.samplers.cpu_kernels import *\n"
-        f"assert library(Build(SOURCES / {SOURCE.name!r}, {BUILD.constants!r}))"
-    )
-    environment = {**os.environ, "ROI_CACHE": str(new_cache)}
-    both = [subprocess.Popen([sys.executable, "-c", program], env=environment) for _ in range(2)]
-    assert [process.wait() for process in both] == [0, 0]
-    assert len(list(new_cache.iterdir())) == 1
-
-
 @pytest.mark.parametrize("home", ["HOME", "XDG_CACHE_HOME"])
 def test_libraries_are_kept_in_the_user_s_cache(monkeypatch, tmp_path, home):
     for name in ("ROI_CACHE", "XDG_CACHE_HOME"):
@@ -260,14 +237,3 @@ def test_a_cache_that_cannot_be_written_is_done_without(monkeypatch, tmp_path):
     cpp_extension.load.cache_clear()
     assert cpu_kernels.library(BUILD) is not None
     cpp_extension.load.cache_clear()
-
-
-def test_candidates_are_in_the_order_of_the_eager_form():
-    """Logits that choose one candidate each: the loops must keep that candidate's members."""
-    pattern, weight = NMPattern("3:6"), torch.ones(comb(6, 3) * 600, 6)
-    logits = torch.zeros(comb(6, 3), weight.shape[0], 1)
-    for c in range(comb(6, 3)):
-        logits[c, c :: comb(6, 3)] = 100.0
-    sampler = Categorical()
-    out = sampler.masked_weight(weight, logits, pattern, Draw(0, 0, 0.1, 0.1), "layer")
-    assert torch.equal(out > 0.5, sampler.hard_mask(logits, pattern))

@@ -1,7 +1,6 @@
 """MaskLLM as a method: whole runs, their watching, their plan, and that a cut-off one goes on."""
 
 import json
-import shutil
 from itertools import combinations
 
 import numpy as np
@@ -14,13 +13,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from cli_helpers import make_lab, new_lab, run
 from roi_lightning.cli.lightning import build
 from roi_lightning.cli.plan import make_plan
-from roi_lightning.errors import UserError
 from roi_lightning.learning.callbacks import MaskMonitor
-from roi_lightning.learning.logits import LogitStart
 from roi_lightning.learning.roi import RoILightningModule
 from roi_lightning.masks.mask_set import MaskSet
-from roi_lightning.masks.pattern import NMPattern
-from roi_lightning.samplers import Categorical, GumbelTopK
+from roi_lightning.samplers import Categorical
 from roi_lightning.samplers.noise import noise_key
 from roi_lightning.samplers.schedules import Linear, LinearScale
 from tiny_models import tiny_gpt2, tiny_qwen2
@@ -170,49 +166,6 @@ def test_a_run_with_the_overlay(lab):
     assert "LinearScale" in training["lam"]
 
 
-class PowerCutError(RuntimeError):
-    pass
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
-@pytest.mark.parametrize("pattern", ["2:4", "2:8"])
-def test_a_resumed_run_ends_with_the_same_bits(lab, pattern, monkeypatch):
-    every = ["--model.pattern", pattern, "--trainer.callbacks.every_n_train_steps", "2"]
-    command = lab.quick(*OVERLAY, *every, accumulate=2)
-    folder = lab.folder / "runs" / "quickstart+maskllm"
-    results = []
-    for cut in (False, True):
-        if cut:
-            cut_off_at(3, command, monkeypatch)
-            assert run("fit", *command, "--ckpt_path", folder / "checkpoints" / "last.ckpt") == 0
-        else:
-            assert run("fit", *command) == 0
-        state = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
-        results.append((state, (folder / "mask.safetensors").read_bytes()))
-        shutil.rmtree(folder)
-    (whole, mask), (resumed, same_mask) = results
-    assert whole["global_step"] == resumed["global_step"] == 4
-    assert mask == same_mask
-    assert whole["state_dict"].keys() == resumed["state_dict"].keys()
-    for name, logits in whole["state_dict"].items():
-        assert torch.equal(logits, resumed["state_dict"][name]), name
-
-
-def cut_off_at(step, command, monkeypatch):
-    original = RoILightningModule.prepare_step
-
-    def failing(self, batch_idx):
-        if self.trainer.global_step == step:
-            raise PowerCutError
-        original(self, batch_idx)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RoILightningModule, "prepare_step", failing)
-        with pytest.raises(PowerCutError):
-            run("fit", *command)
-
-
 @pytest.mark.parametrize(
     ("builder", "pattern", "times"),
     [(tiny_gpt2, "2:4", 1.5), (tiny_qwen2, "4:8", 8.75), (tiny_gpt2, "1:4", 1)],
@@ -226,39 +179,3 @@ def test_plan_counts_a_logit_per_candidate(lab, builder, pattern, times):
     assert plan["bytes"]["optimizer"] == 8 * plan["logits"]
     learner, _ = lab.learn(1, model=model, pattern=pattern, **MASKLLM)
     assert plan["logits"] == sum(layer.logits.numel() for layer in learner.layers.values())
-
-
-@pytest.mark.parametrize("command", ["fit", "plan"])
-def test_a_pattern_with_too_many_candidates_is_refused_at_once(lab, command, capsys):
-    options = [*OVERLAY, *lab.options(), "--model.pattern", "16:32"]
-    assert run(command, "--config", "quickstart.yaml", *options) == 1
-    assert "601,080,390 candidate masks" in capsys.readouterr().err
-    with pytest.raises(UserError, match="use GumbelTopK, which needs only 32"):
-        RoILightningModule(str(lab.model), pattern="16:32", sampler=Categorical())
-    RoILightningModule(str(lab.model), pattern="16:32", sampler=GumbelTopK())
-
-
-def test_one_of_four_learns_what_roi_learns(lab, monkeypatch):
-    """Whole runs that start with the same logits: C(4, 1) candidates are the four members."""
-    pattern, start = NMPattern("1:4"), {}
-
-    def random_start(self, seed, layer):
-        generator = torch.Generator().manual_seed(noise_key(seed, -1, layer.name)[0] & 0xFFFFFFFF)
-        members = torch.randn(layer.weight.shape, generator=generator) * 0.01
-        start[layer.name] = members
-        return members if layer.logits.ndim == 2 else pattern.group(members).movedim(-1, 0).contiguous()
-
-    monkeypatch.setattr(LogitStart, "_random", random_start)
-    options = {"pattern": "1:4", "dtype": "float32", "lr": 1e-3, "prior": "magnitude", "kept_norm": 1e-5}
-    schedules = {"lam": LinearScale(), "tau": Linear(4.0, 0.5, 1.0)}
-    maskllm, _ = lab.learn(3, sampler=Categorical(), **options, **schedules)
-    # What moves the candidates by strength * (2 * overlap - 1) moves the members by plus or minus strength.
-    roi, _ = lab.learn(3, sampler=GumbelTopK(), **options, **schedules)
-    for name, layer in maskllm.layers.items():
-        members = layer.logits.detach().movedim(0, -1).flatten(1)
-        wanted = roi.layers[name].logits.detach()
-        assert (wanted - start[name]).abs().max() > 0.016, "the prior moved it by 0.015, training further"
-        # Adam magnifies the rounding of gradients near zero.
-        close = (members - wanted).abs() < 1e-5
-        assert close.double().mean() > 0.999, name
-        assert (layer.hard_mask() != roi.layers[name].hard_mask()).double().mean() < 1e-3

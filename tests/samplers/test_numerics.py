@@ -1,7 +1,5 @@
 """What whole runs compute with other kernels, threads, precisions, optimizers and attention."""
 
-from functools import partial
-
 import pytest
 import torch
 from lightning.pytorch import Callback
@@ -41,10 +39,6 @@ def distance(one, other):
     """Of two runs' logits, relative to the length of the second."""
     apart = sum(float((value - other[name]).square().sum()) for name, value in one.items())
     return (apart / sum(float(value.square().sum()) for value in other.values())) ** 0.5
-
-
-def adamw(**options):
-    return partial(torch.optim.AdamW, lr=1e-2, betas=(0.9, 0.95), weight_decay=0.05, **options)
 
 
 # The samplers' C++ kernels.
@@ -134,41 +128,3 @@ def test_mixed_precision_learns_the_same_but_for_its_rounding(precision, digits,
     assert losses != exact_losses
     assert {value.dtype for value in mixed.values()} == {torch.float32}
     assert distance(mixed, exact) < 0.05  # without the reward it would be 1.2
-
-
-def test_the_fused_optimizer_steps_as_the_plain_one(lab, llama):
-    plain, losses = learn(lab, llama, "plain", options={"optimizer": adamw(foreach=False)})
-    fused, fused_losses = learn(lab, llama, "fused", options={"optimizer": adamw(fused=True)})
-    assert fused_losses == pytest.approx(losses, rel=1e-6)
-    assert distance(fused, plain) < 1e-5
-
-
-@pytest.fixture
-def _deterministic():
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
-@pytest.mark.usefixtures("_deterministic")
-def test_every_operation_of_a_run_has_a_deterministic_form(lab, llama):
-    options = {"kept_norm": 0.1, "distillation": 0.5, "prior": "activation", "prior_windows": 2}
-    usual, _ = learn(lab, llama, "usual", options=options)
-    strict, _ = learn(lab, llama, "strict", deterministic=True, options=options)
-    assert torch.are_deterministic_algorithms_enabled()
-    assert same(usual, strict)
-
-
-def test_attention_may_be_chosen(lab, llama, monkeypatch):
-    calls, attend = [], torch.nn.functional.scaled_dot_product_attention
-
-    def counting(*args, **options):
-        calls.append(1)
-        return attend(*args, **options)
-
-    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", counting)
-    found = {}
-    for name in ("eager", "sdpa"):
-        found[name] = learn(lab, llama, name, options={"attn_implementation": name})
-        assert len(calls) == (0 if name == "eager" else 2 * STEPS)
-    assert found["eager"][1] == pytest.approx(found["sdpa"][1], rel=1e-6)
-    assert distance(found["eager"][0], found["sdpa"][0]) < 1e-3
