@@ -47,10 +47,6 @@ QUESTIONS = {
         {"passage": "Snow is white.", "question": "is snow red", "label": 0},
         {"passage": "Coal is black.", "question": "is coal black", "label": 1},
     ],
-    "piqa": [
-        {"goal": "open a door", "sol1": "turn the knob", "sol2": "sing", "label": 0},
-        {"goal": "boil water", "sol1": "wait", "sol2": "heat it in a pan", "label": 1},
-    ],
     "hellaswag": [
         {
             "activity_label": "Cooking",
@@ -71,20 +67,7 @@ QUESTIONS = {
             ),
         }
     ],
-    "sciq": [
-        {
-            "question": "What melts?",
-            "support": " Ice melts.",
-            "distractor1": "stone",
-            "distractor2": "air",
-            "distractor3": "gas",
-            "correct_answer": "ice",
-        }
-    ],
 }
-
-
-QUESTIONS["arc_challenge"] = QUESTIONS["arc_easy"][::-2]
 
 
 def write_rows(folder, name, rows):
@@ -230,7 +213,7 @@ DEFINED = {
 
 def by_the_harness(lm, data, name, folder, limit=None, max_length=None):
     """The documented way: a definition that includes the stock one, and `simple_evaluate`."""
-    split = "validation" if name in ("boolq", "hellaswag", "piqa") else "test"
+    split = "validation" if name in ("boolq", "hellaswag") else "test"
     lines = [
         f"include: {Path(lm_eval.tasks.__file__).parent / DEFINED.get(name, f'{name}/{name}')}.yaml",
         "task: by_hand",
