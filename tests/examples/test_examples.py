@@ -372,6 +372,9 @@ def test_the_monitor_takes_statistics_of_whatever_groups_choose_from(lab):
         def log_metrics(self, metrics, step):
             logged.update(metrics)
 
+        def log_hyperparams(self, settings):
+            pass
+
     learner.configure_model()
     trainer = RoITrainer(max_steps=1, logger=False, accelerator="cpu", enable_checkpointing=False)
     trainer.optimizers, trainer._loggers = [torch.optim.SGD(learner.parameters(), 0.1)], [Logger()]
