@@ -505,7 +505,7 @@ def test_the_study_takes_a_sampler_and_a_learner(lab):
         write_json(settled.folder(cell) / "cell.yaml", fit_settings(settled, cell))
         found.append(build(fit_arguments(cell, settled.folder(cell))).model)
     assert type(found[0].sampler).__name__ == "IndependentPicks"
-    assert found[0].prior == str(settled.prior("2:4"))
+    assert found[0].start.prior == str(settled.prior("2:4"))
     assert [(type(x).__name__, x.state.scale) for x in found[1:]] == [
         ("ScoreModule", 1.0),
         ("ScoreModule", 3.0),
