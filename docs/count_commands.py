@@ -27,7 +27,7 @@ _KINDS: Final[dict[str, Kind]] = {
     **dict.fromkeys(("bash", "sh", "console"), "shell"),
     **dict.fromkeys(("yaml", "yml"), "yaml"),
     **dict.fromkeys(("python", "py"), "python"),
-    **dict.fromkeys(("text", "bibtex", "json", "diff"), "output"),
+    **dict.fromkeys(("text", "bibtex", "json", "toml"), "output"),
 }
 # Of a block without a language, what its first word says.
 _PROGRAMS: Final = (

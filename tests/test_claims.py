@@ -61,7 +61,7 @@ def test_anchors_lead_to_a_heading(page):
 
 
 def test_readme_is_short_and_leads_to_every_page():
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 200
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
     assert {*DOCS} <= {*links_of("README.md")}
 
 
@@ -91,7 +91,8 @@ def figures(text):
 def test_figures_say_at_which_commit_they_were_recorded():
     sections = (ROOT / "docs/results.md").read_text().split("\n## ")
     for section in sections:
-        assert not figures(section) or re.search(r"ecorded at\s+`[0-9a-f]{7}`", section), section
+        said = re.search(r"ecorded at\s+`[0-9a-f]{7}`", section) or "| recorded at |" in section
+        assert not figures(section) or (said and re.search(r"`[0-9a-f]{7}`", section)), section
     shown = (ROOT / "README.md").read_text().partition("## Two commands")[2].partition("\n## ")[0]
     assert re.search(r"`[0-9a-f]{7}`", shown)
 

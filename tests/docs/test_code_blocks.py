@@ -52,15 +52,12 @@ IN_PYTHON = {
 SLOW = (
     "docs/baselines.md",
     "docs/configurations.md",
+    "docs/contrib.md",
     "docs/data.md",
-    "docs/distributed.md",
+    "docs/deploy.md",
     "docs/evaluation.md",
     "docs/extend.md",
-    "docs/models.md",
     "docs/monitoring.md",
-    "docs/patterns.md",
-    "docs/recover.md",
-    "docs/resuming.md",
     "docs/training.md",
 )  # many runs
 PAGES = [
