@@ -78,7 +78,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _overlaps(masks: Mapping[str, MaskSet]) -> dict[tuple[str, str], Overlap]:
-    """The overlap of every pair, in the order of the masks."""
+    """Measure the overlap of every pair, in the order of the masks."""
     overlaps = {}
     for a, b in progress([*combinations(masks, 2)], "comparing"):
         try:
@@ -91,7 +91,7 @@ def _overlaps(masks: Mapping[str, MaskSet]) -> dict[tuple[str, str], Overlap]:
 def _as_json(
     overlaps: Mapping[tuple[str, str], Overlap], masks: Mapping[str, MaskSet], paths: Mapping[str, str]
 ) -> dict[str, Any]:
-    """The overlap of every pair overall, by kind of layer and by layer, as fractions of the kept weights."""
+    """Spell the overlap of every pair overall, by kind and by layer, as fractions of the kept weights."""
     rows = [
         {"a": a, "b": b, "all": overlap.all, "kinds": overlap.kinds, "layers": overlap.layers}
         for (a, b), overlap in overlaps.items()

@@ -89,7 +89,7 @@ def _facts(module: MaskLearningModule, trainer: Trainer, before: str) -> dict[st
 def _continuations(
     module: MaskLearningModule, trainer: Trainer, name: str, before: Mapping[str, LayerMask]
 ) -> list[dict[str, Any]]:
-    """How texts go on by themselves and by the models; empty without held-out windows to begin with."""
+    """Continue held-out texts by the models, beside how they go on; nothing without held-out windows."""
     data = trainer.datamodule  # type: ignore[attr-defined]
     count = data.val_tokens // data.seq_len if isinstance(data, CalibrationDataModule) else 0
     if count == 0:
@@ -118,7 +118,7 @@ def _candidates(
 
 
 def _generate(lm: PreTrainedModel, prompts: Tensor) -> Tensor:
-    """The most probable tokens behind prompts of one length, [prompts, tokens]."""
+    """Add the most probable tokens to prompts of one length; only the new ones, [prompts, tokens]."""
     training = lm.training
     lm.eval()  # one that recomputes activations keeps no cache while it trains
     tokens: Tensor = lm.generate(  # type: ignore[operator]

@@ -1,4 +1,4 @@
-"""The top-left corner of a few layers, a row per layer and a column per mask."""
+"""Draw the top-left corner of a few layers, a row per layer and a column per mask."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ CORNER: Final = 8
 
 
 def corner(mask: LayerMask, columns: int = CORNER) -> Tensor:
-    """The top-left corner of a mask, boolean [outputs, inputs]: 8 by `columns`, or as many as there are."""
+    """Unpack the top-left corner of a mask, boolean [outputs, inputs]: 8 by `columns`, or as many as there are."""
     return unpack_bits(mask.packed[:CORNER], min(columns, mask.shape[1]))
 
 

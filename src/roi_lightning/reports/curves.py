@@ -1,4 +1,4 @@
-"""Curves over optimizer steps, and the share of a mask that changed by layer."""
+"""Draw curves over optimizer steps, and the share of a mask that changed by layer."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -37,7 +37,7 @@ def curves_figure(curves: Mapping[str, Curve], y: str) -> Figure:
 
 
 def changed_shares(overlap: Overlap) -> dict[str, dict[int, float]]:
-    """The share of kept weights that the other mask does not keep, by kind of layer and by block.
+    """Count the share of kept weights that the other mask does not keep, by kind of layer and by block.
 
     Args:
         overlap: Of two masks.

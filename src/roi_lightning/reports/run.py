@@ -63,7 +63,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _read_curves(folder: Path) -> dict[str, Curve]:
-    """All legs of a run that was resumed; where two have a step, the later counts."""
+    """Read all legs of a run that was resumed; where two have a step, the later counts."""
     if not any(folder.glob(_EVENTS)):
         return {}
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
