@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from benchmarks.study import commands as study_commands
 from benchmarks.study import references, run
 from benchmarks.study.__main__ import build_parser, main
-from benchmarks.study.cells import METHODS, Cell, Method, Study, choose_methods, left_out, make_cells
+from benchmarks.study.cells import Cell, Method, Study, choose_methods, left_out, make_cells
 from benchmarks.study.cost import cost_markdown, cost_rows
 from benchmarks.study.effective import effective
 from benchmarks.study.figure import curves, draw_study
@@ -125,21 +125,6 @@ def test_tokens_that_leave_a_step_unfilled_are_refused():
     assert settled.steps(307200) == 300
     with pytest.raises(SystemExit, match=r"307201 is no multiple of 1024, one step; near: 307200, 308224"):
         settled.steps(307201)
-
-
-def test_methods_go_by_name_and_can_be_added():
-    added = ["hot=maskllm --model.tau.start 4", "alone=--model.prior none --config 'my overlay.yaml'"]
-    chosen = {method.name: method for method in choose_methods("roi", added)}
-    assert list(chosen) == ["roi", "hot", "alone"]
-    (maskllm,) = choose_methods("maskllm", [])
-    assert "overlays/maskllm.yaml" in maskllm.arguments
-    assert chosen["hot"].arguments == (*maskllm.arguments, "--model.tau.start", "4")
-    assert chosen["alone"].arguments == ("--model.prior", "none", "--config", "my overlay.yaml")
-    assert [method.prior for method in chosen.values()] == [True, True, False]
-    assert choose_methods(None, []) == list(METHODS)
-    for names, more in (("rio", []), ("roi", ["roi=--x 1"]), ("roi", ["no/name=--x"]), ("roi", ["bare"])):
-        with pytest.raises(SystemExit, match="error: "):
-            choose_methods(names, more)
 
 
 def test_what_a_method_cannot_learn_is_left_out_and_said(tmp_path):
@@ -361,18 +346,3 @@ def test_a_study_from_end_to_end(lab, texts, capsys):
     assert json.loads(Path("t.json").read_text())["rows"] == [dense, prior, learned]
     with pytest.raises(SystemExit, match=r"512-seed0 was made with other arguments: .* was 2 and is 1 now"):
         main(options(lab, texts, *fast, "--points", "8"))
-
-
-@pytest.mark.slow
-def test_costs_are_measured_in_turn(lab, texts, capsys):
-    methods = ["--methods", "roi,straight_through", "--cost", "--cost_steps", "6", "--json", "c.json"]
-    assert main(options(lab, texts, *methods)) == 0
-    order = [line.split(":")[0] for line in capsys.readouterr().out.splitlines() if "begun" in line]
-    names = ["roi-0", "straight_through-0", "roi-1", "straight_through-1"]
-    assert order == [f"cost/2of4/{name}" for name in names]
-    rows = json.loads(Path("c.json").read_text())["rows"]
-    assert all(row["seconds_per_step"] > 0 < row["peak_rss_bytes"] for row in rows)
-    for name in names:
-        assert len(json.loads(Path(f"out/cost/2of4/{name}/result.json").read_text())["step_seconds"]) == 3
-    assert main(options(lab, texts, *methods)) == 0
-    assert "begun" not in capsys.readouterr().out
