@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from cli_helpers import make_lab, run
+from roi_lightning.cli.commands import SHORT
 from roi_lightning.cli.lightning import build
 from roi_lightning.cli.plan import PlanCLI
-from roi_lightning.cli.run_help import SHORT
 
 lab = pytest.fixture(make_lab)
 COMMANDS = ("fit", "validate", "export", "plan")

@@ -18,6 +18,18 @@ PLAIN: Final = {
     "doctor": "what of this machine decides how fast runs are, and what works here",
 }
 COMMANDS: Final = CONFIGURED | PLAIN
+# An option that commands without a configuration have too, or that is typed often → its full name.
+SHORT: Final = {
+    "--lm": "--model.lm",
+    "--pattern": "--model.pattern",
+    "--patterns": "--model.patterns",
+    "--sampler": "--model.sampler",
+    "--prior": "--model.prior",
+    "--corpora": "--data.corpora",
+    "--seq_len": "--data.seq_len",
+    "--steps": "--trainer.max_steps",
+    "--seed": "--seed_everything",
+}
 
 
 def sentence(command: str) -> str:

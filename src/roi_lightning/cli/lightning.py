@@ -11,18 +11,16 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCL
 from lightning.pytorch.loggers import TensorBoardLogger
 from typing_extensions import override
 
-from roi_lightning.cli.commands import sentence
+from roi_lightning.cli.commands import SHORT, sentence
 from roi_lightning.cli.config_files import ConfigByName, own_settings
 from roi_lightning.cli.log_folders import leave_folder_open, with_log_folders
 from roi_lightning.cli.options import PROGRAM, LineParser, descriptions
-from roi_lightning.cli.run_help import EPILOG, SHORT, group_options
 from roi_lightning.data import CalibrationDataModule
 from roi_lightning.errors import UserError
 
 # Imported so that YAML may name them without their module.
 from roi_lightning.learning.base import MaskLearningModule
 from roi_lightning.learning.callbacks.progress import with_progress
-from roi_lightning.learning.memory_plan import check_fits_device
 from roi_lightning.learning.optim import check_trainer
 from roi_lightning.learning.roi import RoILightningModule
 from roi_lightning.learning.run_folder import CONFIG, RUNS, run_folder
@@ -52,6 +50,10 @@ _TRAINER_DEFAULTS: Final = {
 }
 _CONFIG_HELP: Final = "A YAML file, or the bare name of a shipped one; may be repeated, later files win."
 _RUN_HELP: Final = "The run's name; it writes to runs/NAME (default: the configurations' names, joined by +)."
+_EPILOG: Final = (
+    "--help_all shows every option, --model.help CLASS those of another learner. Dashes and underscores both work. A "
+    "callback more: --trainer.callbacks+ CLASS."
+)
 _BEGINNING: Final = ("resume", "ckpt_path", "weights_only", *_FLAGS)
 
 
@@ -121,7 +123,7 @@ class RoICLI(LightningCLI):
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         about, usage = sentence(self.command), "%(prog)s --config FILE [options]"
         name = f"{PROGRAM} {self.command}"
-        parser = self.parser_class(**kwargs, prog=name, usage=usage, description=about, epilog=EPILOG)
+        parser = self.parser_class(**kwargs, prog=name, usage=usage, description=about, epilog=_EPILOG)
         parser.add_argument("-c", "--config", action=ConfigByName, help=_CONFIG_HELP)
         return parser
 
@@ -151,6 +153,8 @@ class RoICLI(LightningCLI):
         words = [_in_full(word) for word in args]
         load_named_classes(" ".join(words))
         if asked := {"-h", "--help", "--help_all"}.intersection(words):
+            from roi_lightning.cli.run_help import group_options
+
             group_options(parser, everything="--help_all" in asked)
             parser.print_help()
             parser.exit()
@@ -233,6 +237,8 @@ class RoICLI(LightningCLI):
             self.trainer.count_micro_batches(self.datamodule)
             self.model.preflight(self.trainer)
             self._check_length()
+            from roi_lightning.learning.memory_plan import check_fits_device
+
             check_fits_device(self.model, self.trainer)
         elif self.command == "validate":
             self._check_length()

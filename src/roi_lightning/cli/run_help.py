@@ -5,21 +5,10 @@ from typing import Final
 
 from jsonargparse import ArgumentParser
 
+from roi_lightning.cli.commands import SHORT
 from roi_lightning.data import CalibrationDataModule
 from roi_lightning.learning.roi import RoILightningModule
 
-# An option that commands without a configuration have too, or that is typed often → its full name.
-SHORT: Final = {
-    "--lm": "--model.lm",
-    "--pattern": "--model.pattern",
-    "--patterns": "--model.patterns",
-    "--sampler": "--model.sampler",
-    "--prior": "--model.prior",
-    "--corpora": "--data.corpora",
-    "--seq_len": "--data.seq_len",
-    "--steps": "--trainer.max_steps",
-    "--seed": "--seed_everything",
-}
 _GROUPS: Final = {
     "model": ("lm", "pattern", "patterns", "dtype", "targets", "ignore", "activation_checkpointing"),
     "method": (
@@ -32,10 +21,6 @@ _GROUPS: Final = {
 _CLASSES: Final = {"model": RoILightningModule, "data": CalibrationDataModule}
 # Links set these: the model's tokenizer and code, the run's seed.
 _LINKED: Final = {"model": {"seed"}, "data": {"tokenizer", "tokenizer_revision", "trust_remote_code", "seed"}}
-EPILOG: Final = (
-    "--help_all shows every option, --model.help CLASS those of another learner. Dashes and underscores both work. A "
-    "callback more: --trainer.callbacks+ CLASS."
-)
 
 
 def group_options(parser: ArgumentParser, everything: bool = False) -> None:
