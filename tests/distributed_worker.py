@@ -35,7 +35,7 @@ from roi_lightning.learning.callbacks import (
 from roi_lightning.learning.callbacks.interruption import PreemptedError
 from roi_lightning.learning.checkpoint_io import write_sharded
 from roi_lightning.learning.fsdp import FSDP2Strategy
-from roi_lightning.learning.priors import ONE_SHOT_PRIORS
+from roi_lightning.learning.priors import one_shot_priors
 from roi_lightning.learning.recover import RecoveryModule
 from roi_lightning.learning.roi import RoILightningModule
 from roi_lightning.learning.trainer import RoITrainer
@@ -192,7 +192,7 @@ def main(file):
     root, work = Path(file).parent, json.loads(Path(file).read_text())
     shared, llama = root / "shared", root / "llama"
     for spec in work["specs"]:
-        ONE_SHOT_PRIORS["activation"] = (Apart() if spec["learner"] == "measured" else Wanda(), "dense")
+        one_shot_priors()["activation"] = (Apart() if spec["learner"] == "measured" else Wanda(), "dense")
         folder = Path(spec["folder"])
         strategy = STRATEGIES[spec["strategy"]]()
         module, recorder, fitter = learn(
@@ -215,7 +215,7 @@ def main(file):
         if fitter.is_global_zero:
             torch.save(learned, folder / "learned.pt")
         fitter.strategy.barrier()
-    ONE_SHOT_PRIORS["activation"] = (Wanda(), "dense")
+    one_shot_priors()["activation"] = (Wanda(), "dense")
     if not work.get("all"):
         return
     for strategy in ("ddp", "sharded"):

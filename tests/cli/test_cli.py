@@ -168,6 +168,21 @@ def test_help_is_quick(arguments):
     assert "usage:" in done.stdout
 
 
+COUNT = """
+import sys
+from roi_lightning.__main__ import main
+try:
+    main(["fit", "--config", "quickstart.yaml", "--print_config"])
+except SystemExit:
+    print(sum(name.split(".")[0] == "roi_lightning" for name in sys.modules), file=sys.stderr)
+"""
+
+
+def test_a_run_imports_what_it_needs():
+    done = subprocess.run([sys.executable, "-c", COUNT], capture_output=True, text=True)
+    assert int(done.stderr.split()[-1]) <= 95, "files of ours; annexes are imported where they are used"
+
+
 def test_a_run_cut_off_after_its_last_step_is_finished_by_resuming(lab):
     """Lightning trains no step then, and calls no end of training; mask, export and table must come all the same."""
     assert run("fit", *lab.quick(max_steps=2)) == 0

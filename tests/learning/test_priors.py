@@ -192,9 +192,7 @@ def test_one_shot_priors_are_what_prune_finds(tmp_path, lab, builder, prior, met
 def test_a_resumed_run_does_not_prune_for_its_prior_again(lab, monkeypatch):
     options = ["--model.prior", "sparsegpt", "--trainer.callbacks.every_n_train_steps", "1"]
     assert run("fit", *lab.quick(*options, max_steps=2)) == 0
-    monkeypatch.setattr(
-        "roi_lightning.learning.logits.prune_layers", lambda *args: pytest.fail("pruned again")
-    )
+    monkeypatch.setattr("roi_lightning.learning.logits.one_shot_priors", lambda: pytest.fail("pruned again"))
     last = lab.folder / "runs/quickstart/checkpoints/last.ckpt"
     assert run("fit", *lab.quick(*options, "--ckpt_path", last, max_steps=3)) == 0
 

@@ -77,7 +77,7 @@ def test_a_page_that_can_t_be_written_costs_a_warning(tmp_path_factory, monkeypa
     def fail(folder, out):
         raise ZeroDivisionError("no page")
 
-    monkeypatch.setattr("roi_lightning.reports.callback.write_report", fail)
+    monkeypatch.setattr("roi_lightning.reports.page.write_report", fail)
     lab = new_lab(tmp_path_factory)
     with pytest.warns(UserWarning, match=r"ZeroDivisionError: no page.*all other results are; roi-light"):
         lab.learn(1, callbacks=[Report()])

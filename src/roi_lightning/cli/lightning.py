@@ -28,7 +28,7 @@ from roi_lightning.learning.trainer import RoITrainer
 from roi_lightning.models.config import check_length
 from roi_lightning.reports.callback import Report  # noqa: F401
 from roi_lightning.samplers import schedules  # noqa: F401
-from roi_lightning.utils.entry_points import load_named_classes
+from roi_lightning.utils.entry_points import added, load_named_classes
 from roi_lightning.utils.third_party import plain_errors, silence_warnings
 
 _DEFAULT_LEARNER: Final = f"{RoILightningModule.__module__}.{RoILightningModule.__qualname__}"
@@ -155,6 +155,7 @@ class RoICLI(LightningCLI):
         if asked := {"-h", "--help", "--help_all"}.intersection(words):
             from roi_lightning.cli.run_help import group_options
 
+            load_named_classes(" ".join(added("classes")))
             group_options(parser, everything="--help_all" in asked)
             parser.print_help()
             parser.exit()

@@ -1,7 +1,6 @@
 """Masks by training: the LightningModules, Trainer, callbacks, checkpoints, and the memory plan."""
 
-from roi_lightning.learning.recover import RecoveryModule
 from roi_lightning.learning.roi import RoILightningModule
 from roi_lightning.learning.trainer import RoITrainer
 
-__all__ = ["RecoveryModule", "RoILightningModule", "RoITrainer"]
+__all__ = ["RoILightningModule", "RoITrainer"]

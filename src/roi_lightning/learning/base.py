@@ -50,7 +50,6 @@ from roi_lightning.models.loading import load_language_model
 from roi_lightning.models.source import ModelSource, resolve_model
 from roi_lightning.models.stored_tensors import tensor_sha256
 from roi_lightning.models.weight_names import stored_weights
-from roi_lightning.oneshot import Magnitude, prune_layers
 from roi_lightning.samplers.masked_linear import LayerState, MaskedLinear, fixed_masks, in_mode
 
 
@@ -58,6 +57,8 @@ class MaskLearningModule(pl.LightningModule, ABC):
     """Learns a mask over the linear layers of a frozen causal language model.
 
     A training step minimises the objective in `sample` mode; validation is under the hard masks.
+
+    Until the model is built its attribute `lm` is None; from then on `pattern` is by full names of layers.
 
     Args:
         lm: Hub id, directory, or GGUF file (`gguf:PATH`, or `smollm2-135m`).
@@ -87,10 +88,8 @@ class MaskLearningModule(pl.LightningModule, ABC):
     Attributes:
         learns: What the learned parameters are called where they are counted.
         differentiates: Whether a step has a backward pass.
-        lm: None until the model is built.
         layers: The masked layers by name.
         state: Which all of them share.
-        pattern: Of all layers, or by glob; by full names once the model is built.
         kept_of_prunable: How many weights the patterns keep, of how many; those of layers left dense are in both.
         dense_layers: The number of weights of each layer that its pattern leaves dense.
         prior_masks: From which the learned parameters started, by layer.
@@ -451,6 +450,8 @@ class MaskLearningModule(pl.LightningModule, ABC):
     @cached_property
     def magnitude_masks(self) -> dict[str, LayerMask]:
         """The magnitude mask of the frozen weights by layer name; every rank has to ask, and gets all."""
+        from roi_lightning.oneshot import Magnitude, prune_layers
+
         pruned = prune_layers(self.model, self.layers, Magnitude(), self.pattern)
         return {name: self.layers[name].packed(result.mask) for name, result in pruned}
 

@@ -19,11 +19,11 @@ from roi_lightning.learning.base import MaskLearningModule
 from roi_lightning.learning.priors import (
     MEASURED_PRIORS,
     NAMED_PRIORS,
-    ONE_SHOT_PRIORS,
     SEQUENTIAL_PRIORS,
     check_prior,
     check_prior_pattern,
     file_masks,
+    one_shot_priors,
     share_kept_at_start,
 )
 from roi_lightning.masks.layer_mask import LayerMask
@@ -31,7 +31,6 @@ from roi_lightning.masks.layer_patterns import Pattern
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.fingerprint import check_masks_fit
-from roi_lightning.oneshot import Calibration, prune_layers
 from roi_lightning.samplers import Sampler
 from roi_lightning.samplers.masked_linear import SparseLinear
 from roi_lightning.samplers.noise import noise_key
@@ -176,12 +175,14 @@ class LogitStart:
             yield name, layers[name].packed(mask)
 
     def _masks(self, module: MaskLearningModule) -> Iterator[tuple[str, Tensor]]:
-        if self.prior not in ONE_SHOT_PRIORS:
+        if self.prior not in NAMED_PRIORS:
             masks = MaskSet.load(Path(self.prior).expanduser())
             check_masks_fit(module.source, masks)
             yield from file_masks(masks, module.stored_weights, module.pattern)
             return
-        method, activations = ONE_SHOT_PRIORS[self.prior]
+        from roi_lightning.oneshot import Calibration, prune_layers
+
+        method, activations = one_shot_priors()[self.prior]
         calibration = None
         if self.prior in MEASURED_PRIORS:
             calibration = Calibration(self._text(module.trainer), activations, module.device)

@@ -5,8 +5,9 @@ A prior is given one layer at a time, so that no more than one boolean mask is a
 
 import math
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
@@ -15,20 +16,31 @@ from roi_lightning.errors import UserError
 from roi_lightning.masks.layer_patterns import Pattern
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.masks.pattern import NMPattern
-from roi_lightning.oneshot import Activations, CalibratedMethod, Magnitude, OneShotMethod, SparseGPT, Wanda
 from roi_lightning.samplers import Sampler
 
-# Masks alone: the weights to learn on are the base's, so later blocks receive what those give too.
-ONE_SHOT_PRIORS: Final[dict[str, tuple[OneShotMethod, Activations]]] = {
-    "magnitude": (Magnitude(), "dense"),
-    "activation": (Wanda(), "dense"),
-    "wanda": (Wanda(), "sequential"),
-    "sparsegpt": (SparseGPT(update_weights=False), "sequential"),
-}
-NAMED_PRIORS: Final = ("none", *ONE_SHOT_PRIORS)
-MEASURED_PRIORS: Final = {name for name, (x, _) in ONE_SHOT_PRIORS.items() if isinstance(x, CalibratedMethod)}
-SEQUENTIAL_PRIORS: Final = {name for name, (_, kind) in ONE_SHOT_PRIORS.items() if kind == "sequential"}
+if TYPE_CHECKING:
+    from roi_lightning.oneshot import Activations, OneShotMethod
+
+NAMED_PRIORS: Final = ("none", "magnitude", "activation", "wanda", "sparsegpt")
+MEASURED_PRIORS: Final = NAMED_PRIORS[2:]  # on text
+SEQUENTIAL_PRIORS: Final = NAMED_PRIORS[3:]  # a block on what the pruned ones before it give
 _DRAWN: Final = 1 << 20  # logits, for an error of a tenth of a percent at 2:4
+
+
+@cache
+def one_shot_priors() -> dict[str, tuple["OneShotMethod", "Activations"]]:
+    """The methods of the named priors.
+
+    They give masks alone: the weights to learn on are the base's, so later blocks receive what those give too.
+    """
+    from roi_lightning.oneshot import Magnitude, SparseGPT, Wanda
+
+    return {
+        "magnitude": (Magnitude(), "dense"),
+        "activation": (Wanda(), "dense"),
+        "wanda": (Wanda(), "sequential"),
+        "sparsegpt": (SparseGPT(update_weights=False), "sequential"),
+    }
 
 
 def check_prior(prior: str) -> None:

@@ -17,7 +17,6 @@ from roi_lightning.learning.base import MaskLearningModule
 from roi_lightning.learning.callbacks.base import FinishCallback
 from roi_lightning.learning.run_folder import BEFORE, PAGE, REPORT, run_folder
 from roi_lightning.masks.layer_mask import LayerMask, UnpackedMasks
-from roi_lightning.reports.page import write_report
 from roi_lightning.utils.atomic_io import write_json
 from roi_lightning.utils.progress import progress
 
@@ -53,6 +52,8 @@ class Report(FinishCallback):
         write_json(folder / REPORT, _facts(pl_module, trainer, name) | {"continuations": continuations})
         for logger in trainer.loggers:
             logger.save()  # the page shows its curves
+        from roi_lightning.reports.page import write_report
+
         try:
             write_report(folder, folder / PAGE)
         except Exception as error:  # hours of work are done and written

@@ -9,7 +9,6 @@ from typing_extensions import override
 
 from roi_lightning.data import CalibrationDataModule
 from roi_lightning.errors import UserError
-from roi_lightning.evaluation.perplexity import token_perplexity
 from roi_lightning.learning.base import MaskLearningModule
 from roi_lightning.learning.callbacks.base import FinishCallback
 from roi_lightning.learning.callbacks.write_masks import SparseExport
@@ -17,7 +16,6 @@ from roi_lightning.learning.run_folder import SUMMARY, run_folder
 from roi_lightning.masks.layer_mask import UnpackedMasks
 from roi_lightning.utils.atomic_io import write_json
 from roi_lightning.utils.progress import progress
-from roi_lightning.utils.summary_table import show_summary
 
 
 class BaselineSummary(FinishCallback):
@@ -44,6 +42,8 @@ class BaselineSummary(FinishCallback):
     @override
     def finish(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, MaskLearningModule)
+        from roi_lightning.evaluation.perplexity import token_perplexity
+
         data = trainer.datamodule  # type: ignore[attr-defined]
         assert isinstance(data, CalibrationDataModule)
         windows = data.windows("val", min(self.windows, data.val_tokens // data.seq_len))
@@ -71,6 +71,8 @@ class BaselineSummary(FinishCallback):
         path = folder / SUMMARY
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, summary)
+        from roi_lightning.utils.summary_table import show_summary
+
         show_summary(path)
 
 

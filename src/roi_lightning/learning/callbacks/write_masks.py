@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from roi_lightning.data import CalibrationDataModule
 from roi_lightning.errors import UserError
-from roi_lightning.export import check_destination, needed_bytes, write_export
+from roi_lightning.export import check_destination, needed_bytes
 from roi_lightning.learning.base import MaskLearningModule
 from roi_lightning.learning.callbacks.base import FinishCallback
 from roi_lightning.learning.recipe import callback_recipes, fingerprint
@@ -143,6 +143,8 @@ def export_learned(
         **_text_facts(trainer, steps, windows_per_step),
         "fingerprint": fingerprint(learner.run_recipe),
     }
+    from roi_lightning.export import write_export
+
     return write_export(
         learner.base,
         learner.mask_set(masks, updates),
