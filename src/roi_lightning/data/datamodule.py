@@ -28,7 +28,7 @@ from roi_lightning.data.streaming import (
     WindowReader,
     make_substreams,
 )
-from roi_lightning.errors import UserError
+from roi_lightning.errors import UserError, check_at_least
 from roi_lightning.models import config
 
 if TYPE_CHECKING:
@@ -86,13 +86,6 @@ class CalibrationDataModule(LightningDataModule):
     ) -> None:
         super().__init__()
         self.val_batch_size = batch_size if val_batch_size is None else val_batch_size
-        # The first token of a window is given, the others are predicted.
-        _check({"seq_len": seq_len}, minimum=2)
-        counts = {"batch_size": batch_size, "val_batch_size": self.val_batch_size}
-        if windows_per_step is not None:
-            counts["windows_per_step"] = windows_per_step
-        _check(counts | {"val_windows": val_windows}, minimum=1)
-        _check({"num_workers": num_workers, "seed": seed}, minimum=0)
         if not 0 < held_out_fraction < 1:
             raise UserError(f"data.held_out_fraction is {held_out_fraction}; set it between 0 and 1")
         self.tokenizer, self.tokenizer_revision = tokenizer, tokenizer_revision
@@ -104,6 +97,9 @@ class CalibrationDataModule(LightningDataModule):
         self.held_out_fraction, self.val_windows = held_out_fraction, val_windows
         self.num_workers, self.cache_dir = num_workers, cache_dir
         self._state: StreamState | None = None
+        # The first token of a window is given, the others are predicted.
+        check_at_least(self, "data.", seq_len=2, batch_size=1, val_batch_size=1, windows_per_step=1)
+        check_at_least(self, "data.", val_windows=1, num_workers=0, seed=0)
 
     @property
     def train_tokens(self) -> int:
@@ -206,7 +202,8 @@ class CalibrationDataModule(LightningDataModule):
         Raises:
             UserError: If `count` is not positive or fewer held-out windows exist.
         """
-        _check({"count": count}, minimum=1)
+        if count < 1:
+            raise UserError(f"{count} windows wanted; ask for at least 1")
         if split == "val":
             available = len(self._held_out)
             if count <= available:
@@ -359,9 +356,3 @@ class CalibrationDataModule(LightningDataModule):
 
 def _collate(rows: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     return as_batch(torch.stack([row["input_ids"] for row in rows]))
-
-
-def _check(settings: dict[str, int], minimum: int) -> None:
-    for name, value in settings.items():
-        if value < minimum:
-            raise UserError(f"data.{name} is {value}; set it to at least {minimum}")

@@ -14,7 +14,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from roi_lightning.data import CalibrationDataModule
-from roi_lightning.errors import UserError
+from roi_lightning.errors import UserError, check_at_least
 from roi_lightning.learning.base import MaskLearningModule
 from roi_lightning.learning.priors import (
     MEASURED_PRIORS,
@@ -55,8 +55,7 @@ class LogitStart:
         for name in ("init_std", "prior_strength", "prior_margin"):
             if not 0 <= (value := getattr(self, name)) < math.inf:
                 raise UserError(f"model.{name} is {value}; set it to a number, 0 or above")
-        if self.prior_windows < 1:
-            raise UserError(f"model.prior_windows is {self.prior_windows}; it must be at least 1")
+        check_at_least(self, "model.", prior_windows=1)
         check_prior(self.prior)
         if self.prior_margin and self.prior == "none":
             raise UserError(

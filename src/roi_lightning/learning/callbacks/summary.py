@@ -8,7 +8,7 @@ from lightning.pytorch import LightningModule, Trainer
 from typing_extensions import override
 
 from roi_lightning.data import CalibrationDataModule
-from roi_lightning.errors import UserError
+from roi_lightning.errors import check_at_least
 from roi_lightning.learning.base import MaskLearningModule
 from roi_lightning.learning.callbacks.base import FinishCallback
 from roi_lightning.learning.callbacks.write_masks import SparseExport
@@ -33,10 +33,9 @@ class BaselineSummary(FinishCallback):
     """
 
     def __init__(self, windows: int = 16) -> None:
-        if windows < 1:
-            raise UserError(f"BaselineSummary.windows is {windows}; it must be at least 1")
         super().__init__()
         self.windows = windows
+        check_at_least(self, "BaselineSummary.", windows=1)
         self._started = time.monotonic()
 
     @override

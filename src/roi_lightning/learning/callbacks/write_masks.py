@@ -9,7 +9,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from typing_extensions import override
 
 from roi_lightning.data import CalibrationDataModule
-from roi_lightning.errors import UserError
+from roi_lightning.errors import check_at_least
 from roi_lightning.export import check_destination, needed_bytes
 from roi_lightning.learning.base import MaskLearningModule
 from roi_lightning.learning.callbacks.base import FinishCallback
@@ -31,10 +31,9 @@ class HardenMasks(FinishCallback):
     """
 
     def __init__(self, every_n_steps: int | None = None) -> None:
-        if every_n_steps is not None and every_n_steps < 1:
-            raise UserError(f"HardenMasks.every_n_steps is {every_n_steps}; it must be at least 1")
         super().__init__()
         self.every_n_steps = every_n_steps
+        check_at_least(self, "HardenMasks.", every_n_steps=1)
         self._last = 0
 
     @override
