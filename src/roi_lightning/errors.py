@@ -5,6 +5,7 @@ from difflib import get_close_matches
 from typing import Final
 
 _MOST: Final = 600
+_LONGEST_REASON: Final = 200
 
 
 class UserError(ValueError):
@@ -29,8 +30,10 @@ def check_at_least(options: object, prefix: str = "--", **lowest: int) -> None:
 
 
 def reason(error: BaseException) -> str:
-    """The first line of an error's text, or its type where it has none."""
-    return next(iter(str(error).splitlines()), type(error).__name__)
+    """The first line that says something of an error's text, cut to 200 characters; its type where it has none."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    said = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+    return said if len(said) <= _LONGEST_REASON else f"{said[:_LONGEST_REASON]} …"
 
 
 def brief(text: str) -> str:

@@ -10,7 +10,6 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from cli_helpers import brute_top, make_lab, plain_text, run
-from data_helpers import write_jsonl
 from roi_lightning.export import verify_export
 from roi_lightning.masks.mask_set import MASK_FILE, MaskSet
 from roi_lightning.models.source import resolve_model
@@ -150,12 +149,6 @@ def test_layers_left_out_stay_dense(lab, tmp_path):
     verified(tmp_path / "out", lab.model)
 
 
-def test_corpora_may_be_mappings(lab, tmp_path):
-    file = write_jsonl(tmp_path / "x.jsonl", ["word " * 50] * 9, field="body")
-    text = ["--corpora", f"{{source: {file}, text_field: body}}", "--windows", 2, "--seq_len", 32]
-    assert run("prune", lab.model, "--method", "wanda", *text, "--out", tmp_path / "out") == 0
-
-
 def test_the_table_says_what_was_done(lab, tmp_path, capsys):
     assert prune(lab, tmp_path / "out", method="sparsegpt") == 0
     shown = plain_text(capsys.readouterr().out)
@@ -167,15 +160,6 @@ def test_the_table_says_what_was_done(lab, tmp_path, capsys):
         "damping 0.01",
     ):
         assert part in shown, part
-
-
-def test_progress_is_reported(lab, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("roi_lightning.utils.progress._EVERY_SECONDS", 0.0)
-    assert prune(lab, tmp_path / "out") == 0
-    lines = [x for x in capsys.readouterr().err.splitlines() if x.startswith("pruning blocks of 96 tokens")]
-    assert lines[0].endswith(" 0/2")
-    assert len(lines) == 3
-    assert re.fullmatch(r"pruning blocks of 96 tokens 2/2  \S+( s each|/s)  0:00:00 left", lines[2])
 
 
 REFUSED = {
@@ -229,14 +213,6 @@ def test_an_update_made_in_a_wider_dtype_is_written_in_the_stored_one(lab, tmp_p
     assert {weight.dtype for weight in weights} == {torch.bfloat16}
 
 
-def test_the_base_itself_is_never_written_over(lab, tmp_path, capsys):
-    assert prune(lab, tmp_path / "once") == 0
-    before = (tmp_path / "once/model.safetensors").read_bytes()
-    assert prune(lab, tmp_path / "once", model=tmp_path / "once") == 1
-    assert "holds the base model itself" in capsys.readouterr().err
-    assert (tmp_path / "once/model.safetensors").read_bytes() == before
-
-
 def test_a_disk_without_room_for_the_updates_is_noticed_before_the_walk(lab, tmp_path, capsys, monkeypatch):
     room = (lab.model / "model.safetensors").stat().st_size * 1.9 + 2**20
     usage = SimpleNamespace(total=0, used=0, free=int(room))
@@ -250,14 +226,6 @@ def test_the_help_names_the_methods_there_are(capsys):
     assert run("prune", "--help") == 0
     told = re.search(r"  --method METHOD +(.*?)\n  --", capsys.readouterr().out, re.DOTALL)[1]
     assert re.findall(r"\w+", told.replace("(reads no text)", ""))[: len(METHODS)] == list(METHODS)
-
-
-def test_a_folder_that_is_not_ours_is_refused_before_the_work(lab, tmp_path, capsys):
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out/thesis.txt").write_text("mine")
-    assert prune(lab, tmp_path / "out") == 1
-    assert "was not written by roi_lightning" in capsys.readouterr().err
-    assert [file.name for file in (tmp_path / "out").iterdir()] == ["thesis.txt"]
 
 
 @pytest.mark.parametrize("block", [0, 1])

@@ -41,22 +41,6 @@ def evaluate(bench, file):
     return ["evaluate", bench.model, "--text", file, "--seq_len", "32", "--json", "out.json"]
 
 
-def tasks(bench, folder):
-    return ["evaluate", bench.model, "--tasks", "arc_easy", "--task_data", folder, "--json", "out.json"]
-
-
-def examples(bench, content):
-    """Good questions, and a file of examples."""
-    choices = {"text": ["yes", "no"], "label": ["A", "B"]}
-    row = json.dumps({"question": "Is snow white?", "choices": choices, "answerKey": "A"})
-    bench.write("data/arc_easy.jsonl", f"{row}\n")
-    return bench.write("data/arc_easy.train.jsonl", content.replace("ROW", row)).parent
-
-
-def with_examples(bench, folder):
-    return [*tasks(bench, folder), "--num_fewshot", "2"]
-
-
 def packed(kind, suffix, change, content=LONG):
     return text(f"c.{suffix}.{kind}", change(PACK[kind](content.encode())))
 
@@ -80,11 +64,6 @@ def mixed(bench):
     bench.write("texts/a.txt", LONG)
     bench.write("texts/b.jsonl", ROWS)
     return "texts/*"
-
-
-def empty_folder(bench):
-    (bench.folder / "data").mkdir()
-    return bench.folder / "data"
 
 
 def chats(name, row, **options):
@@ -145,7 +124,6 @@ TABLE = {
         r"c\.jsonl' has a row that is no chat, .*a cat",
     ),
     # What perplexities are measured on.
-    "measured: missing": (lambda bench: "nowhere.txt", evaluate, "nowhere.txt' is no file"),
     "measured: empty": (text("c.txt", ""), evaluate, "has 0 tokens and at least 2 are needed"),
     "measured: a cut gz": (
         packed("gz", "jsonl", cut(0.5), ROWS),
@@ -153,22 +131,6 @@ TABLE = {
         r"c\.jsonl\.gz' .Compressed file ended",
     ),
     "measured: a cut parquet": (parquet(cut(0.5)), evaluate, r"c\.parquet' .Parquet magic bytes"),
-    "tasks: an empty folder": (empty_folder, tasks, r"no file .*data/arc_easy\.jsonl'"),
-    "tasks: a broken row": (
-        lambda bench: bench.write("data/arc_easy.jsonl", '{"id": ').parent,
-        tasks,
-        r"set up from .*arc_easy\.jsonl'.*check its fields",
-    ),
-    "tasks: too few examples": (
-        lambda bench: examples(bench, "ROW\n"),
-        with_examples,
-        r"arc_easy\.train\.jsonl'.*check its fields.*[Ss]ample",
-    ),
-    "tasks: other columns": (
-        lambda bench: bench.write("data/arc_easy.jsonl", '{"a": 1}\n').parent,
-        tasks,
-        r"arc_easy\.jsonl'.*check its fields.*'question'",
-    ),
 }
 
 

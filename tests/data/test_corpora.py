@@ -65,12 +65,6 @@ def test_parquet_glob_and_text_field(tmp_path, streaming):
     assert read == ROWS
 
 
-def test_home_is_expanded(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "a.txt").write_text("at home")
-    assert texts(Corpus("~/a.txt"), tmp_path / "cache") == ["at home"]
-
-
 def test_a_changed_file_is_read_again(tmp_path):
     path = tmp_path / "a.txt"
     for content in ("first", "second one"):
@@ -120,30 +114,6 @@ def test_python_docs_are_topics_and_docstrings(tmp_path, library):
     assert load_documents(Corpus("python-docs"), str(tmp_path)).cache_files
 
 
-@pytest.mark.slow
-def test_python_docs_of_this_python(tmp_path):
-    read = texts(Corpus("python-docs"), tmp_path)
-    assert 1_500_000 < sum(map(len, read)) < 4_000_000
-    assert min(map(len, read)) >= 200
-    assert sum(json.dumps.__doc__.splitlines()[0] in text for text in read) == 1
-    assert read == texts(Corpus("python-docs", streaming=True), tmp_path)
-    assert load_documents(Corpus("python-docs"), str(tmp_path)).cache_files
-
-
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        ("missing.jsonl", "'missing.jsonl': no file matches"),
-        ("./nowhere", "'./nowhere': no file matches"),
-        ("/nowhere/*.txt.gz", "no file matches"),
-        ("imdb", "unknown corpus 'imdb'"),
-    ],
-)
-def test_a_source_that_names_nothing(source, message):
-    with pytest.raises(UserError, match=message):
-        load_documents(Corpus(source))
-
-
 def test_bad_files(tmp_path):
     (tmp_path / "a.csv").write_text("text\n1\n")
     (tmp_path / "numbers.jsonl").write_text('{"n": 1}\n')
@@ -163,14 +133,6 @@ def test_bad_files(tmp_path):
         assert "\n" not in str(raised.value)
     with pytest.raises(UserError, match=r"'n' of .* is not text"):
         load_documents(Corpus(f"{tmp_path}/numbers.jsonl", text_field="n"), str(tmp_path / "cache"))
-
-
-@pytest.mark.parametrize("streaming", [False, True])
-def test_hub_failure_names_the_dataset(tmp_path, monkeypatch, streaming):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-    with pytest.raises(UserError, match=r"cannot load corpus 'nobody/nothing'.*network"):
-        load_documents(Corpus("nobody/nothing", streaming=streaming), str(tmp_path))
 
 
 def test_as_corpora():

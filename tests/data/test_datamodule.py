@@ -7,10 +7,8 @@ from types import SimpleNamespace
 import jsonargparse
 import pytest
 import torch
-from lightning.pytorch.cli import LightningCLI
 
 from data_helpers import (
-    Recorder,
     TinyData,
     byte_tokenizer,
     data,
@@ -21,7 +19,6 @@ from data_helpers import (
     write_jsonl,
 )
 from roi_lightning.data import CalibrationDataModule, Corpus, packing
-from roi_lightning.data.corpora import load_documents
 from roi_lightning.data.packing import belongs
 from roi_lightning.data.resumable_order import ResumableSampler, evenly_spaced
 from roi_lightning.errors import UserError
@@ -153,20 +150,6 @@ def test_a_tokenizer_is_given_its_own_tokens(tmp_path):
         )[:-1]
         expected = [stream[i : i + 16] for i in range(0, len(stream) - 15, 16)]
         assert all_training_windows(module) == sorted(expected)
-
-
-@pytest.mark.slow
-def test_python_docs_end_to_end(tmp_path):
-    module = TinyData(seq_len=256, cache_dir=str(tmp_path))
-    module.setup("fit")
-    assert module.train_tokens > 1_500_000
-    assert module.val_tokens == 16 * 256
-    assert module.windows("train", 3).shape == (3, 256)
-    assert module.windows("train", 3).dtype == torch.int64
-    rows = load_documents(Corpus("python-docs"), str(tmp_path))
-    held_out = "</s>".join(text for text in rows["text"] if belongs(text, "val", 0.03))
-    # A character may be cut at either end.
-    assert all(text.strip("\ufffd") in held_out for text in decode(module.windows("val", 16)))
 
 
 @pytest.mark.parametrize(("world", "batch"), [(1, 1), (1, 3), (2, 2), (3, 1)])
@@ -335,12 +318,6 @@ def test_too_little_text(tmp_path, texts, options, message, streaming):
     assert "\n" not in str(raised.value)
 
 
-def test_training_windows_need_no_held_out_text(tmp_path):
-    path = write_jsonl(tmp_path / "a.jsonl", ["one long document only " * 9])
-    module = data(tmp_path, [Corpus(path)], held_out_fraction=1e-9)
-    assert len(module.windows("train", 2)) == 2
-
-
 MIXED = "[a.jsonl, {source: b.txt, weight: 2}]"
 
 
@@ -372,20 +349,3 @@ def test_command_line_and_yaml(tmp_path, argument, expected, from_file, name):
     again = parser.parse_string(parser.dump(parsed))
     for each in (parsed, again):
         assert getattr(parser.instantiate_classes(each).data, name) == expected
-
-
-def test_lightning_cli(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write_jsonl(tmp_path / "a.jsonl", documents(3))  # an existing file must not be taken for a config
-    write_jsonl(tmp_path / "b.txt", documents(3))
-    cases = {
-        MIXED: [Corpus("a.jsonl"), Corpus("b.txt", 2.0)],
-        "a.jsonl": [Corpus("a.jsonl")],
-        "[a.jsonl]": [Corpus("a.jsonl")],
-    }
-    for argument, expected in cases.items():
-        monkeypatch.setattr("sys.argv", ["prog", "--data.tokenizer", "t", "--data.corpora", argument])
-        cli = LightningCLI(
-            Recorder, CalibrationDataModule, run=False, save_config_callback=None, seed_everything_default=0
-        )
-        assert cli.datamodule.corpora == expected

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import pickle
 import re
 from itertools import chain, cycle, islice
 from pathlib import Path
@@ -23,7 +22,6 @@ from data_helpers import (
 )
 from roi_lightning.data import Corpus, files
 from roi_lightning.data.packing import belongs
-from roi_lightning.data.streaming import PROGRESS
 from tiny_models import tiny_tokenizer
 
 pytestmark = [
@@ -348,20 +346,6 @@ def test_a_place_in_a_file_that_has_changed_is_not_taken(tmp_path, caplog, other
     assert model.seen == batches(module(), 3)
 
 
-def test_loading_needs_no_fork(tmp_path):
-    # Python 3.14 sends a loader's dataset to its workers; here it goes there and back.
-    module = generated(tmp_path)
-    module.setup("fit")
-    module.trainer = type("Fresh", (), {"max_steps": 1, "global_rank": 0, "world_size": 1})()
-    loader = module.train_dataloader()
-    copied = pickle.loads(pickle.dumps(loader.dataset))
-    own, sent = (list(islice(batches, 5)) for batches in (loader.dataset, copied))
-    assert len(own) == 5
-    for mine, theirs in zip(own, sent, strict=True):
-        assert torch.equal(mine["input_ids"], theirs["input_ids"])
-        assert mine[PROGRESS]["batches"] == theirs[PROGRESS]["batches"]
-
-
 @pytest.mark.parametrize("size", [1, 7, 64, 10**6])
 def test_lines_are_read_once_wherever_files_are_cut(tmp_path, monkeypatch, size):
     monkeypatch.setattr(files, "_PIECE", size)
@@ -377,31 +361,3 @@ def test_lines_are_read_once_wherever_files_are_cut(tmp_path, monkeypatch, size)
         row["text"] for piece in pieces for row in files.json_documents([piece], "text", Corpus("c").document)
     ]
     assert read == [*texts[0], *texts[1], "last", None]
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b'{"text": "a"}\n{"text": \n', "cannot read corpus file .*Expecting value"),
-        (b'["a"]\n', "a line holds list where an object should be"),
-        (b'{"text": "a"}\n{"text": 5}\n', "column 'text' of .* is not text"),
-    ],
-)
-def test_damaged_lines_are_named(tmp_path, content, message):
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(content)
-    with pytest.raises(files.UserError, match=message):
-        list(files.json_documents(files.cut_lines([path]), "text", Corpus("c").document))
-
-
-def test_a_checkpoint_without_a_place_is_said_to_have_none(tmp_path, caplog):
-    path = write_jsonl(tmp_path / "a.jsonl", documents(60))
-
-    def module(streaming):
-        return TinyData(corpora=[Corpus(path, streaming=streaming)], seq_len=16, held_out_fraction=0.2)
-
-    fit(module(False), tmp_path / "a", 2, 2)
-    with caplog.at_level("INFO", "lightning.pytorch"):
-        model, _ = fit(module(True), tmp_path / "b", 2, 4, tmp_path / "a" / "step=2.ckpt")
-    assert "read from its beginning: the checkpoint holds no position in it" in caplog.text
-    assert model.seen == batches(module(True), 2)

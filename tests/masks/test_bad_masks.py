@@ -71,10 +71,6 @@ def without(*names):
     return lambda tensors: {name: x for name, x in tensors.items() if name not in names}
 
 
-def more(name):
-    return lambda tensors: tensors | {name: tensors[Q].clone()}
-
-
 def all_kept(tensors):
     return tensors | {Q: torch.full_like(tensors[Q], 255)}
 
@@ -106,31 +102,12 @@ def floats(bench):
 DEEP = "[" * 100_000
 TABLE = {
     "absent": (lambda bench: "nowhere", apply, "'nowhere': it can't be read: No such file"),
-    "absent from a comparison": (
-        lambda bench: "nowhere.safetensors",
-        compare,
-        "'nowhere.safetensors': it can't be read: No such file",
-    ),
     "empty": (text("m.safetensors", ""), apply, r"m\.safetensors.*can't be read"),
-    "eight zero bytes": (text("m.safetensors", bytes(8)), apply, "can't be read"),
     "a length of 2^63": (text("m.safetensors", b"\0" * 7 + b"\x80{}"), apply, "can't be read"),
-    "prose": (text("m.safetensors", "this is no mask at all, only words"), compare, "can't be read"),
-    "cut in the header": (spoiled("mask", cut(0.1)), apply, "can't be read"),
     "cut in the bits": (spoiled("mask", cut(0.9)), apply, "can't be read"),
-    "cut at the last byte": (spoiled("mask", lambda data: data[:-1]), evaluate, "can't be read"),
-    "a byte too many": (spoiled("mask", lambda data: data + b"\0"), prior, "can't be read"),
-    "flipped in the length": (spoiled("mask", flipped(0, 1)), apply, "can't be read"),
     "flipped in the header": (spoiled("mask", flipped(0.1, 1)), apply, "checksum: the file is damaged"),
     "flipped in the bits": (spoiled("mask", flipped(0.9)), apply, "damaged"),
-    "flipped, compared": (spoiled("mask", flipped(0.99)), compare, "damaged"),
-    "flipped, evaluated": (spoiled("mask", flipped(0.99)), evaluate, "damaged"),
-    "flipped, a prior": (spoiled("mask", flipped(0.99)), prior, "damaged"),
     "a model's weights": (lambda bench: bench.model / "model.safetensors", apply, "did not write it"),
-    "a model's weights as prior": (
-        lambda bench: bench.model / "model.safetensors",
-        prior,
-        "did not write it",
-    ),
     "a model's directory": (
         lambda bench: bench.model,
         apply,
@@ -141,39 +118,22 @@ TABLE = {
     "floats": (floats, apply, "not uint8"),
     "of another model, evaluated": (strangers, evaluate, "another model"),
     "of another pattern": (other_pattern, compare, "different patterns"),
-    "no N": (resealed(metadata(n="")), apply, "pattern ':4'"),
     "N is M": (resealed(metadata(n="4")), apply, "pattern 4:4 is impossible"),
-    "M is zero": (resealed(metadata(m="0")), apply, "pattern 2:0 is impossible"),
     "another N": (resealed(metadata(n="1")), apply, "does not keep exactly 1:4"),
-    "another M": (resealed(metadata(m="8")), apply, "does not keep exactly 2:8"),
     "M too large": (
         resealed(metadata(m="1" + "0" * 5000)),
         apply,
         "mask file .*: pattern '2:10{30,} is not of the form",
     ),
     "a version to come": (resealed(metadata(version="3")), apply, "version is '3'"),
-    "bits in another order": (resealed(metadata(bitorder="msb-first")), apply, "msb-first"),
     "layers: no JSON": (resealed(metadata(layers="{")), apply, "makes no sense"),
-    "layers: a list": (resealed(metadata(layers="[]")), apply, "makes no sense"),
     "layers: deep": (resealed(metadata(layers=DEEP)), apply, "makes no sense"),
     "hashes: a list": (resealed(metadata(sha256="[]")), apply, "makes no sense .*not a mapping"),
-    "hashes: deep": (resealed(metadata(sha256=DEEP)), apply, "makes no sense"),
-    "updates: a number": (resealed(metadata(updated="3")), apply, "makes no sense"),
-    "updates: of another tensor": (
-        resealed(metadata(updated='{"x": "y"}')),
-        apply,
-        "belong to weights that their method updated in 1 tensors, 'x' first",
-    ),
     "no hash of a layer": (resealed(no_hash), apply, "have a hash"),
     "another hash": (resealed(other_hash), apply, "another model.*other values"),
     "a shape with other rows": (resealed(layer(shape=[32, 64])), apply, r"packed mask of \[32, 64\]"),
-    "a negative shape": (resealed(layer(shape=[-64, 64])), apply, r"\[-64, 64\] covers no weight"),
-    "a shape of nothing": (resealed(layer(shape=[0, 0])), apply, r"\[0, 0\] covers no weight"),
     "an endless shape": (resealed(layer(shape=[64, 10**30])), apply, r"packed mask of \[64, 10{30}\]"),
     "a shape of text": (resealed(layer(shape="64")), apply, "makes no sense .*'shape': '64'"),
-    "no shape": (resealed(layer(shape=None)), apply, "makes no sense"),
-    "a shape of one": (resealed(layer(shape=[64])), apply, "makes no sense"),
-    "a shape of three": (resealed(layer(shape=[64, 64, 1])), apply, "makes no sense"),
     "columns past the bits": (
         resealed(layer(shape=[64, 61])),
         apply,
@@ -181,7 +141,6 @@ TABLE = {
     ),
     "transposed: a word": (resealed(layer(transposed="no")), apply, "makes no sense"),
     "a tensor fewer": (resealed(tensors=without(Q)), apply, "lists other layers"),
-    "a tensor more": (resealed(tensors=more("model.norm.weight")), apply, "lists other layers"),
     "no tensor": (resealed(metadata(layers="{}", sha256="{}"), lambda tensors: {}), apply, "no layer"),
     "all kept": (resealed(tensors=all_kept), apply, "q_proj.* does not keep exactly 2:4"),
     "a layer fewer, as prior": (resealed(consistent_loss, without(Q)), prior, "no mask for .*q_proj"),

@@ -209,32 +209,15 @@ def narrow(bench):
     return tiny_llama(bench.folder / "narrow", hidden_size=60, num_attention_heads=2, num_key_value_heads=2)
 
 
-def at_pattern(command, pattern):
-    return lambda bench, model: [*command(bench, model), "--pattern", pattern]
-
-
 DEEP = "[" * 100_000
 TABLE = {
     # Configurations.
-    "no config, planned": (changed("config.json", removed), plan, "no config.json"),
     "no config, evaluated": (changed("config.json", removed), evaluate, "no config.json"),
     "a broken config": (changed("config.json", text("{")), prune, "can't be read"),
-    "a broken config, applied": (changed("config.json", text("{")), apply, "can't be read"),
-    "a broken config, verified": (changed("config.json", text("{")), verify_base, "can't be read"),
-    "a config that is a list": (changed("config.json", text("[1]")), plan, "can't be read"),
-    "a config that is a list, applied": (changed("config.json", text("[1]")), apply, "can't be read"),
     "a deep config": (changed("config.json", text(DEEP)), apply, "can't be read"),
-    "a binary config": (changed("config.json", lambda _: b"\xff\x00\xfe"), prune, "can't be read"),
     "an unknown architecture": (configured(model_type="martian"), prune, "can't be read.*martian"),
-    "an unknown architecture, pruned": (configured(model_type="martian"), prune, "can't be read.*martian"),
-    "no architecture": (configured(model_type=None), plan, "can't be read"),
     "code of its own": (with_code, prune, "custom code.*set trust_remote_code"),
-    "code of its own, pruned": (with_code, prune, "custom code.*set trust_remote_code"),
-    "code of its own, planned": (with_code, plan, "custom code.*set trust_remote_code"),
     "a width that is a word": (configured(hidden_size="wide"), plan, "can't be read"),
-    "a width of zero": (configured(hidden_size=0), plan, "no causal language model of type .qwen2"),
-    "a negative width": (configured(hidden_size=-64), prune, "negative dimension -64"),
-    "no layers": (configured(num_hidden_layers=0), prune, "num_hidden_layers. .0. must be equal"),
     "more layers than tensors": (
         configured(num_hidden_layers=3),
         fit,
@@ -245,12 +228,6 @@ TABLE = {
         prune,
         r"down_proj.weight' is \[64, 128\] and its configuration wants \[64, 256\]",
     ),
-    "another width, evaluated": (configured(intermediate_size=256), evaluate, "configuration wants"),
-    "packed weights": (
-        configured(quantization_config={"quant_method": "gptq", "bits": 4}),
-        fit,
-        "GPTQ quantized",
-    ),
     "packed weights, pruned": (
         configured(quantization_config={"quant_method": "gptq", "bits": 4}),
         prune,
@@ -258,18 +235,10 @@ TABLE = {
     ),
     # Weights.
     "no weights": (changed("model.safetensors", removed), fit, "no file named model.safetensors"),
-    "no weights, pruned": (changed("model.safetensors", removed), prune, "no model.safetensors"),
     "no weights, applied": (changed("model.safetensors", removed), apply, "no model.safetensors"),
-    "only pickled weights": (pickled, fit, "no file named model.safetensors"),
     "only pickled weights, applied": (pickled, apply, "only safetensors are read"),
-    "empty weights": (changed("model.safetensors", text("")), prune, "can't be read"),
     "cut weights": (changed("model.safetensors", cut(0.5)), prune, "can't be read"),
-    "cut weights, pruned": (changed("model.safetensors", cut(0.5)), prune, "can't be read"),
-    "cut weights, applied": (changed("model.safetensors", cut(0.99)), apply, "can't be read"),
-    "cut weights, evaluated": (changed("model.safetensors", cut(0.99)), evaluate, "can't be read"),
-    "cut weights, verified against": (changed("model.safetensors", cut(0.5)), verify_base, "can't be read"),
     "cut weights, timed": (changed("model.safetensors", cut(0.5)), measure, "can't be read"),
-    "a flipped length": (changed("model.safetensors", flipped(0, 3)), prune, "can't be read"),
     "a flipped header": (
         changed("model.safetensors", flipped(0.003, 1)),
         prune,
@@ -278,17 +247,9 @@ TABLE = {
     "flipped weights, applied": (changed("model.safetensors", flipped(0.9)), apply, "has other values"),
     "a flipped export, evaluated": (damaged_export, evaluate, "model.safetensors.*changed since"),
     "a tensor missing": (without(Q), prune, "lacks 1 tensors, .*q_proj.weight"),
-    "a tensor missing, pruned": (without(Q), prune, "lacks 1 tensors"),
     "a tensor missing, applied": (without(Q), apply, "there is no tensor .*q_proj"),
-    "a tensor of another shape": (
-        with_shape(Q, 64, 32),
-        fit,
-        r"q_proj.weight' is \[64, 32\] and its configuration wants \[64, 64\]",
-    ),
     "a tensor of another shape, applied": (with_shape(Q, 64, 32), apply, r"is \[64, 32\], not \[64, 64\]"),
     "NaN": (with_value(Q, float("nan")), prune, "NaN or infinity in .*q_proj.weight"),
-    "NaN, pruned": (with_value(Q, float("nan")), prune, "NaN or infinity in .*q_proj.weight"),
-    "NaN, evaluated": (with_value("model.norm.weight", float("nan")), evaluate, "NaN or infinity in .*norm"),
     "infinity": (with_value("model.norm.weight", float("inf")), wanda, "NaN or infinity in .*norm.weight"),
     "infinity, timed": (with_value("model.norm.weight", -float("inf")), measure, "NaN or infinity in .*norm"),
     # Packed directories.
@@ -309,41 +270,30 @@ TABLE = {
         "model.safetensors' has changed since",
     ),
     # Shards.
-    "a shard missing": (sharded(lose_shard), fit, "No such file.*model-00002-of-00003"),
     "a shard missing, pruned": (sharded(lose_shard), prune, "names .*which is not there"),
     "a cut shard": (sharded(cut_shard), prune, "can't be read"),
-    "a cut shard, pruned": (sharded(cut_shard), prune, "can't be read"),
     "shards by each other's names": (sharded(swap_shards), prune, "against the index"),
     "a broken index": (sharded(rewrite_index("{")), prune, "index.json.*can't be read"),
-    "a deep index": (sharded(rewrite_index(DEEP)), prune, "index.json.*can't be read"),
     "an index without a map": (sharded(rewrite_index("{}")), prune, "index.json.*can't be read"),
     "an index of numbers": (
         sharded(rewrite_index('{"weight_map": {"a": 1}}')),
         prune,
         "index.json.*it names no files",
     ),
-    "an index that is a list": (sharded(rewrite_index("[]")), fit, "shards.*can't be read: list indices"),
     # Tokenizers.
     "no tokenizer": (changed("tokenizer.json", removed), fit, "no tokenizer"),
     "a broken tokenizer": (changed("tokenizer.json", text("{")), fit, "can't be read"),
-    "a broken tokenizer, evaluated": (changed("tokenizer.json", text("{")), evaluate, "can't be read"),
     # Kinds.
     "an encoder": (encoder, prune, "is an encoder.*give a causal"),
-    "an encoder, pruned": (encoder, prune, "is an encoder"),
     "an encoder and decoder": (encoder_decoder, prune, "no causal language model of type .t5"),
-    "8 does not divide": (narrow, at_pattern(prune, "2:8"), "has 60 inputs, which 8 does not divide"),
     "16 does not divide": (
         narrow,
         lambda bench, lm: [*plan(bench, lm), "--model.pattern", "4:16"],
         "60 inputs, which 16 does not divide",
     ),
     # GGUF files.
-    "an empty GGUF": (gguf(text("")), prune, "can't be read"),
     "prose by the name of a GGUF": (gguf(text("GGUF in name alone")), prune, "can't be read"),
-    "a GGUF cut in its header": (gguf(cut(0.005)), plan, "can't be read"),
     "a GGUF cut in its weights": (gguf(cut(0.7)), prune, "can't be read"),
-    "a GGUF cut at its end": (gguf(lambda data: data[:-50]), prune, "can't be read"),
-    "a GGUF of a version to come": (gguf(lambda data: data[:4] + b"\x63" + data[5:]), prune, "can't be read"),
 }
 
 

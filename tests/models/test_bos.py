@@ -20,13 +20,11 @@ from data_helpers import (
 )
 from roi_lightning.data import Corpus
 from roi_lightning.data.packing import find_bos
-from roi_lightning.errors import UserError
 from roi_lightning.evaluation.perplexity import Cut, token_perplexity
 from roi_lightning.models.loading import load_language_model
 from roi_lightning.models.source import resolve_model
-from roi_lightning.oneshot import calibration_windows
 from slow_perplexity import by_a_loop
-from tiny_models import tiny_llama, tiny_tokenizer
+from tiny_models import tiny_llama
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
@@ -41,12 +39,6 @@ OTHERS = [(False, 2), *product((False, True), (16, 1000))]
 )
 def test_bos_is_what_the_tokenizer_puts_before_a_text(around, expected):
     assert find_bos(byte_tokenizer(around)) == expected
-
-
-def test_a_bos_that_is_named_but_not_put_there_is_none():
-    tokenizer = tiny_tokenizer()
-    assert tokenizer.bos_token_id is not None
-    assert find_bos(tokenizer) is None
 
 
 @pytest.mark.parametrize(
@@ -73,28 +65,6 @@ def test_cached_and_streamed_windows_equal_a_plain_python_reference(tmp_path, bo
     assert streamed.windows("train", some).tolist() == list(islice(cycle(expected), some))
     wanted = reference_windows(documents(90, "v"), seq_len, [BOS] if bos else [])
     assert cached.windows("val", len(wanted)).tolist() == wanted
-
-
-def test_calibration_windows_of_pruning_begin_with_bos(tmp_path):
-    windows = calibration_windows(data(tmp_path, bos=True), 5, None)
-    assert windows.shape == (5, 16)
-    assert windows[:, 0].tolist() == [BOS] * 5
-    assert not (windows[:, 1:] == BOS).any()
-
-
-@pytest.mark.parametrize("streaming", [False, True])
-def test_interrupted_and_resumed_equals_uninterrupted(tmp_path, streaming):
-    path = write_jsonl(tmp_path / "a.jsonl", documents(30))
-
-    def module():
-        return data(tmp_path, [Corpus(path, streaming=streaming)], batch_size=2, val_windows=3, bos=True)
-
-    whole, _ = fit(module(), tmp_path / "whole", 7, 20, accumulate=3, max_epochs=1)
-    resumed, _ = fit(
-        module(), tmp_path / "rest", 7, 20, tmp_path / "whole" / "step=7.ckpt", accumulate=3, max_epochs=1
-    )
-    assert whole.seen[:21] + resumed.seen == whole.seen
-    assert all(window[0] == BOS for batch in whole.seen for window in batch)
 
 
 def test_a_place_in_streamed_text_is_a_place_in_the_text_alone(tmp_path):
@@ -141,12 +111,6 @@ def test_a_stream_is_known_by_its_bos(tmp_path):
         }
 
 
-def test_text_for_less_than_a_window_is_counted_without_bos(tmp_path):
-    path, held_out = (write_jsonl(tmp_path / f"{n}.jsonl", ["x" * n]) for n in (14, 99))
-    with pytest.raises(UserError, match="has only 14 tokens, one window needs 15"):
-        data(tmp_path, path, val_corpora=held_out, bos=True).setup("fit")
-
-
 @pytest.fixture
 def lm(tmp_path):
     return load_language_model(resolve_model(str(tiny_llama(tmp_path / "llama"))))
@@ -164,12 +128,6 @@ def test_perplexity_with_bos_predicts_every_token_of_the_text_once(lm, length, k
     batches = cut.batches(ids, 3)
     assert [row.tolist() for batch in batches for row in batch] == [window.tolist() for window in windows]
     assert token_perplexity(lm, cut.batches(ids, 3)) == pytest.approx(by_a_loop(lm, windows), rel=1e-5)
-
-
-@pytest.mark.parametrize(("cut", "count"), [(Cut(64, bos=BOS), 0), (Cut(64, keep_tail=False, bos=BOS), 62)])
-def test_a_text_without_a_window_is_refused(cut, count):
-    with pytest.raises(UserError, match=f"has {count} tokens and at least {count + 1} are needed"):
-        cut.batches(torch.zeros(count, dtype=torch.int64), 1)
 
 
 def test_the_text_has_no_bos_of_its_own_where_every_window_has_one():

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from roi_lightning.errors import UserError
+from roi_lightning.errors import UserError, reason
 from roi_lightning.models.source import HUB_REMEDY, ModelSource, resolve_model
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
@@ -19,7 +19,6 @@ _INSTRUCTIONS: Final = {
     torch.bfloat16: ("amx_bf16", "avx512_bf16", "avx10_2", "bf16", "sve_bf16"),
     torch.float16: ("amx_fp16", "avx512_fp16", "avx10_2", "fp16_arith"),
 }
-_LONGEST_REASON: Final = 200
 
 
 def compute_dtype(stored: torch.dtype, device: torch.device) -> torch.dtype:
@@ -131,10 +130,3 @@ def unreadable(source: ModelSource, error: Exception) -> UserError:
     if "trust_remote_code" in str(error):
         remedy = "set trust_remote_code if you trust it, or give another model"
     return UserError(f"model {source.spec!r} ({source.kind}) can't be read: {reason(error)}; {remedy}")
-
-
-def reason(error: Exception) -> str:
-    """The first line that says something of another library's error, cut to 200 characters."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    said = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
-    return said if len(said) <= _LONGEST_REASON else f"{said[:_LONGEST_REASON]} …"

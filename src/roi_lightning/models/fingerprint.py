@@ -1,6 +1,5 @@
 """Which model masks belong to: the hash of every masked tensor, taken when they are made, compared when applied."""
 
-import hashlib
 import warnings
 from collections.abc import Iterable, Mapping
 from typing import Final
@@ -14,7 +13,7 @@ from roi_lightning.errors import UserError
 from roi_lightning.masks.mask_set import BaseModel, MaskSet
 from roi_lightning.models.base_tensors import BaseTensors, open_base
 from roi_lightning.models.source import ModelSource, resolve_model
-from roi_lightning.models.stored_tensors import StoredTensors, tensor_sha256
+from roi_lightning.models.stored_tensors import StoredTensors
 from roi_lightning.models.weight_names import stored_weights
 from roi_lightning.utils.progress import progress
 
@@ -39,34 +38,6 @@ def base_model(base: BaseTensors, names: Iterable[str]) -> BaseModel:
         hashes[name] = base.sha256(name)
         dtypes.add(str(base[name].dtype).removeprefix("torch."))
     return BaseModel(source.spec, source.commit, ", ".join(sorted(dtypes)), hashes)
-
-
-def model_digest(source: ModelSource, lm: PreTrainedModel | None = None) -> str:
-    """What tells a model from all others: a hub model's commit, else a SHA-256 of its weights and configuration.
-
-    Args:
-        source: The model.
-        lm: The model in memory; then its tensors count, not what `source` holds.
-    """
-    if lm is not None:
-        parts = [f"{name} {tensor_sha256(tensor)}" for name, tensor in lm.state_dict().items()]
-        return _sha256(lm.config.to_json_string(), *parts)
-    if source.commit is not None:
-        return source.commit
-    if source.kind == "gguf" and source.path is not None:
-        files = [source.path]
-    else:
-        stored = StoredTensors(source.directory).files.values()
-        files = [source.directory / name for name in ("config.json", *sorted(set(stored)))]
-    digests = []
-    for path in progress(files, "hashing the model"):
-        with path.open("rb") as file:
-            digests.append(hashlib.file_digest(file, "sha256").hexdigest())
-    return _sha256(*digests)
-
-
-def _sha256(*parts: str) -> str:
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def check_masks_fit(source: ModelSource | BaseTensors, masks: MaskSet) -> None:

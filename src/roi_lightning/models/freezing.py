@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from roi_lightning.errors import UserError
-from roi_lightning.models.config import compute_dtype, reason
+from roi_lightning.errors import UserError, reason
+from roi_lightning.models.config import compute_dtype
 from roi_lightning.models.experts import is_router, split_experts
 
 _DROPOUTS: Final = ("dropout", "pdrop", "layerdrop")

@@ -9,12 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from roi_lightning.contrib.self_text.corpus import UNFINISHED, Author, about, write_samples
+from roi_lightning.contrib.self_text.corpus import UNFINISHED, Author, about, model_digest, write_samples
 from roi_lightning.contrib.self_text.samples import SampleSettings, sample_documents
 from roi_lightning.data import Corpus
 from roi_lightning.data.corpora import load_documents
 from roi_lightning.errors import UserError
-from roi_lightning.models.fingerprint import model_digest
 from roi_lightning.models.loading import load_language_model
 from roi_lightning.models.source import resolve_model
 from tiny_models import tiny_llama, tiny_tokenizer

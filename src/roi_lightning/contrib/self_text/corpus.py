@@ -31,11 +31,11 @@ from roi_lightning.contrib.self_text.samples import (
 from roi_lightning.data.packing import identity as tokenizer_identity
 from roi_lightning.errors import UserError, reason
 from roi_lightning.models.config import DType, load_config, max_positions
-from roi_lightning.models.fingerprint import model_digest
 from roi_lightning.models.loading import load_language_model
 from roi_lightning.models.source import ModelSource
+from roi_lightning.models.stored_tensors import StoredTensors, tensor_sha256
 from roi_lightning.utils.atomic_io import write_json, written_aside
-from roi_lightning.utils.progress import Advance
+from roi_lightning.utils.progress import Advance, progress
 
 BATCH_SIZE: Final = 32
 ABOUT: Final = ".about.json"
@@ -87,6 +87,34 @@ class Author:
         lm = load_language_model(self.source, self.dtype, self.trust_remote_code, device=self.device)
         lm.to(self.device)  # type: ignore[arg-type]
         return lm
+
+
+def model_digest(source: ModelSource, lm: PreTrainedModel | None = None) -> str:
+    """What tells a model from all others: a hub model's commit, else a SHA-256 of its weights and configuration.
+
+    Args:
+        source: The model.
+        lm: The model in memory; then its tensors count, not what `source` holds.
+    """
+    if lm is not None:
+        parts = [f"{name} {tensor_sha256(tensor)}" for name, tensor in lm.state_dict().items()]
+        return _sha256(lm.config.to_json_string(), *parts)
+    if source.commit is not None:
+        return source.commit
+    if source.kind == "gguf" and source.path is not None:
+        files = [source.path]
+    else:
+        stored = StoredTensors(source.directory).files.values()
+        files = [source.directory / name for name in ("config.json", *sorted(set(stored)))]
+    digests = []
+    for path in progress(files, "hashing the model"):
+        with path.open("rb") as file:
+            digests.append(hashlib.file_digest(file, "sha256").hexdigest())
+    return _sha256(*digests)
+
+
+def _sha256(*parts: str) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def write_samples(author: Author, settings: SampleSettings, out: Path) -> dict[str, Any]:
