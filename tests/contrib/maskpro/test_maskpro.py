@@ -9,7 +9,6 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.plugins.precision import MixedPrecision
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
@@ -24,11 +23,9 @@ from cli_helpers import (
     whole_and_resumed,
 )
 from roi_lightning.cli.fit_in import candidate_settings
-from roi_lightning.cli.lightning import build
 from roi_lightning.contrib.maskpro import MaskProModule
 from roi_lightning.errors import UserError
 from roi_lightning.evaluation.perplexity import token_perplexity
-from roi_lightning.learning.callbacks import SparseExport
 from roi_lightning.learning.memory_plan import Planner, Step
 from roi_lightning.learning.roi import RoILightningModule
 from roi_lightning.learning.trainer import RoITrainer
@@ -225,21 +222,6 @@ def test_a_checkpoint_of_another_learner_of_logits_is_refused(lab):
         learn(lab, 2, ckpt_path=saves.best_model_path, flags={"allow_changed_settings": True})
 
 
-def test_a_scaler_of_gradients_is_refused_before_text_is_read(lab, monkeypatch):
-    # Lightning replaces 16-mixed by bf16 on a CPU.
-    plugin = MixedPrecision("16-mixed", "cpu")
-    with pytest.raises(UserError, match=r"'16-mixed' scales .*; use bf16-mixed or 32-true"):
-        learn(lab, 1, trainer={"plugins": [plugin]})
-    trainer = RoITrainer(**QUICK_TRAINER | {"max_steps": 1, "plugins": [plugin]})
-    with pytest.raises(UserError, match="16-mixed"):
-        MaskProModule(str(lab.model)).preflight(trainer)
-
-
-def test_a_prior_that_draws_would_leave_is_told_with_a_remedy(lab):
-    with pytest.warns(UserWarning, match=r"λ = 1 at the start; raise model\.prior_strength$"):
-        learn(lab, 1, prior_strength=0.1)
-
-
 def test_the_plan_has_no_backward_pass(lab, capsys):
     step = Step(batch_size=2, seq_len=32, accumulate=2, checkpointing=False)
     planner, other = Planner(MaskProModule(str(lab.model))), Planner(RoILightningModule(str(lab.model)))
@@ -255,18 +237,6 @@ def test_the_plan_has_no_backward_pass(lab, capsys):
     assert "backward" not in told
 
 
-@pytest.mark.slow
-def test_the_overlay_swaps_the_learner_and_keeps_the_rest(lab):
-    start = ["--config", "qwen0.5b_2of4.yaml", "--config", "overlays/one_24gb_gpu.yaml"]
-    cli = build([*start, *OVERLAY, "--model.lm", str(lab.model), "--model.pattern", "2:8"])
-    assert type(cli.model) is MaskProModule
-    group = cli.model.optimizer([torch.nn.Parameter(torch.zeros(1))])
-    assert type(group) is torch.optim.SGD
-    assert cli.trainer.gradient_clip_val is None
-    assert (cli.model.dtype_name, str(cli.model.pattern)) == ("bfloat16", "2:8")
-    cli.model.preflight(cli.trainer)
-
-
 def test_a_run_with_the_overlay_ends_in_a_verified_export(lab):
     rate = ["--model.optimizer.lr", "30"]
     assert run("fit", *lab.quick(*OVERLAY, *rate, "--model.prior_strength", "1")) == 0
@@ -279,14 +249,3 @@ def test_a_run_with_the_overlay_ends_in_a_verified_export(lab):
     facts = json.loads((folder / "export" / SIDECAR).read_text())["training"]
     assert (facts["learner"], facts["method"], facts["prior"]) == ("MaskProModule", "maskpro", "activation")
     assert (facts["average"], facts["renew_every"]) == (0.99, 100)
-
-
-@pytest.mark.slow
-def test_a_half_precision_model_is_exported_under_the_top_of_the_logits(lab):
-    learner = learn(
-        lab, 2, dtype="bfloat16", pattern="1:4", callbacks=[SparseExport(str(lab.folder / "out"))]
-    )
-    exported = AutoModelForCausalLM.from_pretrained(lab.folder / "out", dtype=torch.bfloat16)
-    for name, layer in learner.layers.items():
-        mask = brute_top(layer.logits.detach(), 1, 4)
-        assert torch.equal(exported.get_submodule(name).weight, layer.weight.masked_fill(~mask, 0)), name

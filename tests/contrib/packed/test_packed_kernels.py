@@ -8,10 +8,9 @@ import torch
 from torch import nn
 
 from roi_lightning.contrib.packed import PackedLinear, kernels, pack, unpack
-from roi_lightning.contrib.packed.format import Packed, quantize
+from roi_lightning.contrib.packed.format import quantize
 from roi_lightning.contrib.packed.linear import (
     MAX_SMALL_BATCH,
-    SmallBatchLinear,
     packed_linear,
     speed_up_dense,
 )
@@ -211,12 +210,6 @@ def test_any_shape_is_taken(shape):
     torch.testing.assert_close(y, torch.nn.functional.linear(x, unpack(packed)), rtol=2**-7, atol=1e-2)
 
 
-def test_rows_may_lie_anywhere():
-    packed, x = packed_matrix(torch.bfloat16, 11, 64), numbers(torch.bfloat16, 64, 6)
-    assert torch.equal(product(x.t(), packed), product(x.t().contiguous(), packed))
-    assert torch.equal(product(x.t()[::2], packed), product(x.t(), packed)[::2])
-
-
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_nan_shows(bad, dtype):
@@ -302,13 +295,6 @@ def test_the_operator_is_as_torch_expects(int8):
     torch.library.opcheck(torch.ops.roi_lightning.packed_linear, (x, *packed, torch.ones(8)))
 
 
-def test_a_matrix_is_what_it_was():
-    packed = packed_matrix(torch.bfloat16, 4, 64)
-    before = Packed(*(part.clone() for part in packed.parts))
-    product(torch.ones(2, 64, dtype=torch.bfloat16), packed)
-    assert all(torch.equal(mine, its) for mine, its in zip(packed.parts, before.parts, strict=True))
-
-
 def few_rows_linear(dtype=torch.float32):
     model = nn.Sequential(nn.Linear(64, 11, dtype=dtype))
     speed_up_dense(model)
@@ -344,15 +330,6 @@ def test_what_the_kernel_is_not_for_falls_back(layer, x):
     assert (y.shape, y.dtype, y.device) == ((1, 11), x.dtype, x.device)
     with pytest.raises(RuntimeError), torch.no_grad():
         layer(x[:, 1:])
-
-
-def test_layers_of_a_special_kind_are_left_as_they_are():
-    class Special(nn.Linear):
-        pass
-
-    model = nn.Sequential(Special(4, 4), nn.Linear(4, 4), nn.ReLU())
-    speed_up_dense(model)
-    assert [type(layer) for layer in model] == [Special, SmallBatchLinear, nn.ReLU]
 
 
 @pytest.mark.parametrize(("dtype", "int8"), FORMS)

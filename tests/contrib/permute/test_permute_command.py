@@ -16,7 +16,7 @@ from roi_lightning.evaluation.models import dense_name, resolve_models
 from roi_lightning.export import verify_export
 from roi_lightning.export.sidecar import read_sidecar, write_sidecar
 from roi_lightning.models.source import resolve_model
-from tiny_models import tiny_gguf, tiny_gpt2, tiny_llama, tiny_mixtral, tiny_opt, tiny_phi3
+from tiny_models import tiny_gpt2, tiny_llama, tiny_mixtral, tiny_opt
 
 lab = pytest.fixture(make_lab)
 
@@ -118,13 +118,6 @@ def test_gpt2_s_mlp_is_permuted_and_its_attention_left(lab, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_gguf_model_permuted_verifies_against_the_file(lab, tmp_path):
-    model, out = tiny_gguf(tmp_path / "m.gguf"), tmp_path / "out"
-    assert permute(lab, model, out) == 0
-    assert run("verify", out, "--base", model) == 0
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("builder", "left"), [(tiny_llama, ""), (tiny_opt, ""), (tiny_mixtral, "model.layers.*.mlp.experts.*")]
 )
@@ -215,30 +208,6 @@ def test_a_damaged_permutation_file_is_noticed(made, tmp_path):
     (copy / PERMUTATION_FILE).write_bytes(content)
     assert "permutation" in failed(copy, made.model)
     assert run("verify", copy) == 1
-
-
-def test_the_command_refuses_before_it_reads_text(made, tmp_path, capsys):
-    phi = tiny_phi3(tmp_path / "phi3")
-    rows = [
-        (made.permuted, [], "permuted already"),
-        (phi, [], "Phi3ForCausalLM) has no channels"),
-        (made.model, ["--pattern", "5:4"], "5:4"),
-        (made.model, ["--windows", "0"], "--windows is 0"),
-        (made.model, ["--pattern", "2:48"], "which 48 does not divide"),
-    ]
-    for model, options, words in rows:
-        assert permute(made, model, tmp_path / "out", "--corpora", "nothing.txt", *options) == 1
-        assert words in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-
-
-def test_nothing_is_replaced_unless_told(made, tmp_path, capsys):
-    copy = shutil.copytree(made.permuted, tmp_path / "out")
-    assert permute(made, made.model, copy) == 1
-    assert "--overwrite" in capsys.readouterr().err
-    (copy / "mine.txt").write_text("precious")
-    assert permute(made, made.model, copy, "--overwrite") == 1
-    assert (copy / "mine.txt").exists()
 
 
 def test_a_model_that_computes_something_else_is_not_written(made, tmp_path, monkeypatch, capsys):

@@ -1,7 +1,6 @@
 """ProxSparse: what is trained, when the proximal step comes, which mask follows, and that a run can go on."""
 
 import json
-import logging
 import math
 from functools import partial
 from typing import ClassVar
@@ -9,7 +8,6 @@ from typing import ClassVar
 import pytest
 import torch
 from lightning.pytorch import Callback
-from lightning.pytorch.loggers.logger import DummyLogger
 from safetensors.torch import load_file
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, get_linear_schedule_with_warmup
@@ -143,31 +141,6 @@ def test_training_runs_the_copies_and_validation_the_mask(lab):
         assert torch.equal(layer(x), F.linear(x, layer.weight, layer.bias))
 
 
-class Log(DummyLogger):
-    """What is logged, by name and number of optimizer steps before."""
-
-    def __init__(self):
-        super().__init__()
-        self.rows = {}
-
-    def log_metrics(self, metrics, step=None):
-        for name, value in metrics.items():
-            self.rows.setdefault(name, {})[step] = value
-
-
-def test_the_fractions_of_zeros_are_logged(lab):
-    log = Log()
-    trainer = {"logger": log, "log_every_n_steps": 3, "accumulate_grad_batches": 2}
-    learner, _ = learn(lab, 6, trainer=trainer)
-    zeros = [(x.master.unflatten(1, (-1, 4)) == 0).sum(-1) for x in learner.layers.values()]
-    zeros = torch.cat([layer.flatten() for layer in zeros])
-    wanted = [(zeros == 0).float().mean(), (zeros == 1).float().mean(), (zeros >= 2).float().mean()]
-    for number, share in enumerate(wanted):
-        assert log.rows[f"prox/zeros_{number}"].keys() == log.rows["train/loss"].keys() == {2, 5}
-        assert log.rows[f"prox/zeros_{number}"][5] == pytest.approx(float(share))
-    assert 0 < wanted[2] < 1
-
-
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
 def test_a_resumed_run_ends_with_the_same_bits(lab):
@@ -189,34 +162,6 @@ REFUSED = {
 def test_refusals_say_why(lab, options, says):
     with pytest.raises(UserError, match=says):
         ProxSparseModule(str(lab.model), **{"strength": 1.0} | options)
-
-
-@pytest.mark.parametrize("base", ["quickstart.yaml", "qwen0.5b_2of4.yaml"])
-def test_the_overlay_swaps_the_learner_and_keeps_the_rest(lab, base):
-    names = ["--config", base, *OVERLAY]
-    cli = build([*names, "--model.lm", str(lab.model), "--model.strength", "3"])
-    assert type(cli.model) is ProxSparseModule
-    assert cli.model.strength == 3
-    assert (cli.model.lr_schedule, cli.model.lr_warmup, cli.model.lr_end) == ("linear", 0.1, 0.0)
-    group = cli.model.optimizer([torch.nn.Parameter(torch.zeros(1))]).param_groups[0]
-    assert (group["lr"], tuple(group["betas"]), group["weight_decay"]) == (1e-4, (0.9, 0.999), 0)
-    assert cli.model.dtype_name == ("bfloat16" if base.startswith("qwen") else "auto")
-    cli.model.preflight(cli.trainer)
-
-
-@pytest.mark.parametrize(
-    ("name", "strength"), [("SmolLM2-135M-Instruct", 0.015), ("Qwen2.5-1.5B", 0.2), ("qwen2.5-0.5b", 0.2)]
-)
-def test_a_strength_that_is_known_is_taken_and_said(lab, caplog, name, strength):
-    model = tiny_qwen2(lab.folder / name)
-    with caplog.at_level(logging.INFO):
-        learner, _ = learn(lab, 1, model, strength=None)
-    assert learner.strength == strength
-    assert (
-        f"ProxSparse: strength {strength}, found for {'SmolLM2' if strength < 0.1 else 'Qwen2.5'}"
-        in caplog.text
-    )
-    assert learner.training_facts()["strength"] == strength
 
 
 def test_a_model_without_a_known_strength_is_refused_before_it_is_read(lab):

@@ -12,7 +12,6 @@ from roi_lightning.contrib.self_text.samples import (
     Document,
     SampleSettings,
     Selection,
-    distinct_share,
     draw_tokens,
     end_tokens,
     sample_documents,
@@ -138,12 +137,6 @@ def test_empty_documents_repeats_and_loops_are_dropped_and_counted():
     assert selection.written == 8
 
 
-@pytest.mark.parametrize("ids", [[], [1] * 7, [1] * 8, [1] * 9, list(range(40)), [1, 2, 3] * 9])
-def test_distinct_runs_are_counted(ids):
-    runs = ["-".join(map(str, ids[i : i + 8])) for i in range(max(0, len(ids) - 7))]
-    assert distinct_share(ids) == (len({*runs}) / len(runs) if runs else 1)
-
-
 def test_documents_are_taken_until_there_are_enough_tokens():
     selection = kept("abc", "defg", "hi", enough=6)
     assert list(selection.texts) == ["abc", "defg"]
@@ -157,9 +150,3 @@ def test_a_model_that_writes_nothing_is_not_asked_for_ever():
     with pytest.raises(UserError, match=r"last 256 documents were dropped \(in all 256 empty.*; set start"):
         kept("a", *[""] * 256)
     assert kept(*[""] * 255, "a").tokens == 1
-
-
-@pytest.mark.parametrize("name", ["tokens", "max_tokens", "seed"])
-def test_numbers_out_of_range_are_refused(name):
-    with pytest.raises(UserError, match=f"{name} of sampled text is -1; give a whole number"):
-        SampleSettings(**{name: -1})

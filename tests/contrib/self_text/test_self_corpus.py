@@ -2,14 +2,12 @@
 
 import hashlib
 import json
-import shutil
 from dataclasses import replace
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
-from roi_lightning.contrib.self_text.corpus import UNFINISHED, Author, about, model_digest, write_samples
+from roi_lightning.contrib.self_text.corpus import UNFINISHED, Author, about, write_samples
 from roi_lightning.contrib.self_text.samples import SampleSettings, sample_documents
 from roi_lightning.data import Corpus
 from roi_lightning.data.corpora import load_documents
@@ -96,35 +94,3 @@ def test_a_spoiled_unfinished_file_is_refused(author, tmp_path, content):
         write_samples(author, SETTINGS, tmp_path / "out.jsonl")
     assert unfinished.read_text() == content
     assert sorted(tmp_path.iterdir()) == [unfinished]
-
-
-def test_a_model_that_can_t_be_read_leaves_nothing(author, tmp_path):
-    model = tmp_path / "model"
-    shutil.copytree(author.source.directory, model)
-    weights = load_file(model / "model.safetensors")
-    weights["model.norm.weight"].fill_(torch.nan)
-    save_file(weights, model / "model.safetensors", {"format": "pt"})
-    spoiled = replace(author, source=resolve_model(str(model)), lm=None)
-    with pytest.raises(UserError, match="NaN or infinity"):
-        write_samples(spoiled, SETTINGS, tmp_path / "new/out.jsonl")
-    assert list(tmp_path.iterdir()) == [model]
-
-
-def test_documents_longer_than_the_model_are_refused_before_it_is_loaded(author, tmp_path, monkeypatch):
-    monkeypatch.setattr(Author, "load", None)
-    for one in (author, replace(author, lm=None)):
-        with pytest.raises(
-            UserError, match=r"max_tokens of sampled text is 129 and model .* at most 128 .*; lower"
-        ):
-            write_samples(one, SampleSettings(max_tokens=129), tmp_path / "out.jsonl")
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_stored_model_is_known_by_its_files(author, tmp_path):
-    copy = resolve_model(str(tiny_llama(tmp_path / "copy")))
-    assert model_digest(copy) == model_digest(author.source)
-    config = tmp_path / "copy/config.json"
-    config.write_text(config.read_text().replace("10000.0", "20000.0"))
-    assert model_digest(copy) != model_digest(author.source)
-    other = resolve_model(str(tiny_llama(tmp_path / "other", seed=1)))
-    assert model_digest(other) != model_digest(author.source)
