@@ -6,7 +6,6 @@ python docs/count_commands.py
 
     <!-- not run: needs two machines -->           the commands are still parsed where they are this package's
     <!-- tested by: tests/test_claims.py -->       another test runs it
-    <!-- file: my_method.py -->                    the block is written to that file, for later blocks of the page
 """
 
 import re
@@ -41,7 +40,7 @@ _PROGRAMS: Final = (
     "source",
 )
 _FENCE: Final = re.compile(
-    r"(?:^<!-- (?P<mark>not run|tested by|file): (?P<note>.+?) -->\n+)?"
+    r"(?:^<!-- (?P<mark>not run|tested by): (?P<note>.+?) -->\n+)?"
     r"^```(?P<language>\w*)[^\n]*\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
@@ -89,7 +88,7 @@ class Command:
         ours = self.block.kind == "shell" and self.arguments is not None
         if self.block.mark == "not run":
             return "parsed" if ours else "marked"
-        if self.block.mark in ("tested by", "file") or ours or self.block.kind == "python":
+        if self.block.mark == "tested by" or ours or self.block.kind == "python":
             return "run"
         parsed = self.block.kind == "yaml" or self.text.startswith("tensorboard ")
         return "parsed" if parsed else "unknown"

@@ -1,4 +1,4 @@
-"""Runs as docs/distributed.md types them: by Lightning's own launcher, and by torchrun on two machines."""
+"""Runs as docs/training.md types them: by Lightning's own launcher, and by torchrun on two machines."""
 
 import os
 import signal

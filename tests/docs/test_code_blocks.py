@@ -43,12 +43,6 @@ SMALL = {
     "evaluate": {("--seq_len",): "32", ("--limit",): "4", ("--device",): "cpu"},
 }
 SMALL |= dict.fromkeys(("plan", "validate", "export"), SMALL["fit"])
-IN_PYTHON = {
-    "smollm2-135m": "my_model_dir",
-    "HuggingFaceTB/SmolLM2-135M-Instruct": "my_model_dir",
-    "steps=150": 'steps=2, seq_len=32, accelerator="cpu", enable_progress_bar=False',
-    '"my_book.txt"': '"my_book.txt", seq_len=32, limit=4',
-}
 SLOW = (
     "docs/baselines.md",
     "docs/configurations.md",
@@ -141,15 +135,10 @@ def treat(command, names):
 def execute(command, names):
     """Run a command as a reader would, in the working folder."""
     block = command.block
-    if block.mark == "file":
-        Path(block.note).write_text(block.text)
-    elif block.mark == "tested by":
+    if block.mark == "tested by":
         assert (ROOT / block.note).is_file(), f"{block.note} does not exist"
     elif block.kind == "python":
-        text = block.text
-        for documented, tiny in IN_PYTHON.items():
-            text = text.replace(documented, tiny)
-        exec(compile(text, f"{block.page}:{block.line}", "exec"), names)
+        exec(compile(block.text, f"{block.page}:{block.line}", "exec"), names)
     else:
         arguments = small(command.arguments)
         if out := _value(arguments, "--out"):
