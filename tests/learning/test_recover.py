@@ -104,19 +104,6 @@ def test_zeros_are_exact_at_every_step(lab):
     assert len(zeros.seen) == 5 * len(set(MaskSet.load(lab.folder / "pruned").layers))
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")
-@pytest.mark.parametrize("eight_bit", [False, True])
-def test_zeros_are_exact_after_a_thousand_steps(lab, eight_bit):
-    kind = pytest.importorskip("torchao.optim").AdamW8bit if eight_bit else torch.optim.AdamW
-    out, optimizer = lab.folder / "out", partial(kind, lr=RATE, weight_decay=DECAY)
-    export, settings = pruned(lab, hidden_size=128)[1], {"accumulate_grad_batches": 2, "max_epochs": -1}
-    recover(lab, export, 1000, [SparseExport(str(out))], settings, optimizer=optimizer)
-    written = load_file(out / "model.safetensors")
-    for name, layer in MaskSet.load(export).layers.items():
-        assert torch.equal(written[name] != 0, layer.to_bool()), name
-
-
 def test_mixed_patterns_and_layers_left_alone_stay_as_they_are(lab):
     options = ["--method", "magnitude", "--patterns", '{"*.down_proj": "1:4", "k_proj": dense}']
     assert run("prune", lab.model, *options, "--ignore", "o_proj", "--out", lab.folder / "mixed") == 0

@@ -202,7 +202,6 @@ class MaskLearningModule(pl.LightningModule, ABC):
             UserError: For a setting that can't be used, an unreadable model, patterns that match nothing, or a
                 layer M does not divide.
         """
-        check_trainer(trainer)
         self.check_settings()
         if isinstance(trainer.strategy, ModelParallelStrategy):
             check_sharded_optimizer(self.optimizer)
@@ -483,7 +482,8 @@ class MaskLearningModule(pl.LightningModule, ABC):
     @cached_property
     def base(self) -> BaseTensors:
         """The frozen model's tensors as stored; none is hashed twice."""
-        return open_base(self.source, self.stored_dtype, self.unsharded_lm)
+        whole = self.lm if self.device_mesh is None else None
+        return open_base(self.source, GGUF_DTYPE if self.dtype_name == "auto" else self.dtype_name, whole)
 
     @property
     def mixed_patterns(self) -> dict[str, dict[str, int]]:
@@ -491,16 +491,6 @@ class MaskLearningModule(pl.LightningModule, ABC):
         kept, prunable = self.kept_of_prunable
         mixed = isinstance(self.pattern, LayerPatterns)
         return {"mixed_patterns": {"kept": kept, "prunable": prunable}} if mixed else {}
-
-    @property
-    def unsharded_lm(self) -> PreTrainedModel | None:
-        """The language model, if it is loaded and not sharded."""
-        return self.lm if self.device_mesh is None else None
-
-    @property
-    def stored_dtype(self) -> str:
-        """The dtype in which a GGUF model is cast and saved."""
-        return GGUF_DTYPE if self.dtype_name == "auto" else self.dtype_name
 
 
 def _spelled_patterns(pattern: Pattern) -> dict[str, object]:
