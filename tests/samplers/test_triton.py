@@ -13,7 +13,7 @@ GPUS = {"A100": 80, "H100 and H200": 90}
 
 
 def interpreted(every):
-    """Errors of the kernels that draw and of those that multiply, from one process: it starts slowly."""
+    """Errors of the kernels, from one process: it starts slowly."""
     pytest.importorskip("triton", reason="Triton is not installed")
     # Triton decides when it is imported whether it interprets.
     environment = os.environ | {"TRITON_INTERPRET": "1"}
@@ -23,26 +23,12 @@ def interpreted(every):
         command, cwd=Path(__file__).parents[1], env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()[-2:]]
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.fixture(scope="module")
-def found():
+def errors():
     return interpreted(every=False)
-
-
-@pytest.fixture
-def errors(found):
-    return found[0]
-
-
-def test_packed_kernels_multiply_as_in_double_precision(found):
-    errors = found[1]
-    assert {name.split()[0] for name in errors} == {"unpacked", "few_rows"}
-    for name, error in errors.items():
-        if name.startswith("unpacked"):
-            assert error == 0, name
-        assert error < (1e-6 if "float32" in name else 2**-11), name
 
 
 def test_kernels_are_as_exact_as_the_eager_form(errors):
@@ -51,7 +37,7 @@ def test_kernels_are_as_exact_as_the_eager_form(errors):
 
 @pytest.mark.slow
 def test_kernels_are_as_exact_as_the_eager_form_in_every_setting():
-    assert_as_exact(interpreted(every=True)[0], 80)
+    assert_as_exact(interpreted(every=True), 80)
 
 
 def assert_as_exact(errors, count):
