@@ -1,8 +1,9 @@
-"""The one exception for what a user can mend; commands print its text without a traceback."""
+"""Errors that a user can mend, which commands print without a traceback, and what their messages share."""
 
+import importlib.util
 from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import Final
+from typing import Final, Literal
 
 _MOST: Final = 600
 _LONGEST_REASON: Final = 200
@@ -46,3 +47,32 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """A question to end an error about an unknown name with; empty if nothing known is near."""
     near = get_close_matches(word, list(known), cutoff=0.65)
     return f"; did you mean {' or '.join(near)}?" if near else ""
+
+
+Extra = Literal["8bit", "eval", "gguf", "wandb"]
+_PACKAGES: Final[dict[Extra, tuple[str, ...]]] = {
+    "8bit": ("torchao",),
+    "eval": ("lm_eval",),
+    "gguf": ("accelerate", "gguf"),
+    "wandb": ("wandb",),
+}
+
+
+def install(extra: Extra) -> str:
+    """The command that installs an extra."""
+    return f"pip install 'roi-lightning[{extra}]'"
+
+
+def require(extra: Extra, what: str) -> None:
+    """Refuse what an optional dependency is missing for; nothing is imported.
+
+    Args:
+        extra: Of pyproject.toml, which brings the packages.
+        what: Begins the message; the value that was asked for.
+
+    Raises:
+        UserError: Naming the packages and the command that installs them.
+    """
+    missing = [name for name in _PACKAGES[extra] if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(f"{what} needs {' and '.join(missing)}; run `{install(extra)}`")

@@ -14,8 +14,7 @@ from roi_lightning.contrib.proxsparse import ProxSparseModule
 from roi_lightning.data.corpora import FORMATS
 from roi_lightning.errors import UserError
 from roi_lightning.export import write_export
-from roi_lightning.export.public_names import public_name
-from roi_lightning.export.sidecar import command_line
+from roi_lightning.export.sidecar import command_line, public_name
 from roi_lightning.learning.roi import RoILightningModule
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.models.base_tensors import LoadedBase

@@ -7,7 +7,7 @@ from typing import Any, Final
 from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch.loggers.logger import Logger
 
-from roi_lightning.utils.extras import require
+from roi_lightning.errors import require
 
 _SAVE_DIR: Final = "save_dir"
 

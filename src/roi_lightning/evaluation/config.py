@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from roi_lightning.data.corpora import Corpus, as_corpora, parse_corpus
-from roi_lightning.errors import UserError, check_at_least
-from roi_lightning.utils.extras import require
+from roi_lightning.errors import UserError, check_at_least, require
 
 PROTOCOL_2048: Final = "token_perplexity_2048"
 WORDS: Final = "word_perplexity"

@@ -5,8 +5,7 @@ from typing import Any, Final
 
 from huggingface_hub import ModelCardData
 
-from roi_lightning.export.public_names import public_name
-from roi_lightning.export.sidecar import RECOVERED, WITH_WEIGHTS
+from roi_lightning.export.sidecar import RECOVERED, WITH_WEIGHTS, public_name
 from roi_lightning.masks.layer_patterns import LayerPatterns
 from roi_lightning.masks.mask_set import MASK_FILE, MaskSet
 from roi_lightning.masks.overlap import by_kind, kind_of

@@ -8,10 +8,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from roi_lightning.errors import UserError
+from roi_lightning.errors import UserError, require
 from roi_lightning.models.stored_tensors import read_json
 from roi_lightning.utils.entry_points import added
-from roi_lightning.utils.extras import require
 
 _HUB_ID: Final = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _WANTED: Final = (

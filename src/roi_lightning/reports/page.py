@@ -11,7 +11,7 @@ from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.masks.overlap import shown_layers
 from roi_lightning.reports.run import Run, read_run
 from roi_lightning.utils.atomic_io import check_writable, written_aside
-from roi_lightning.utils.summary_table import SUMMARY_HEAD, summary_rows
+from roi_lightning.utils.tables import SUMMARY_HEAD, summary_rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -21,7 +21,7 @@ from roi_lightning.contrib.permute.permutation import PERMUTATION_FILE, Permutat
 from roi_lightning.contrib.permute.reorder import KeptScore, compared_logits, reorder_channels
 from roi_lightning.errors import UserError, check_at_least
 from roi_lightning.export import check_destination, check_not_base
-from roi_lightning.export.public_names import public_name
+from roi_lightning.export.sidecar import public_name
 from roi_lightning.masks.overlap import kind_of
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.base_tensors import open_base

@@ -70,7 +70,7 @@ class BaselineSummary(FinishCallback):
         path = folder / SUMMARY
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, summary)
-        from roi_lightning.utils.summary_table import show_summary
+        from roi_lightning.utils.tables import show_summary
 
         show_summary(path)
 
