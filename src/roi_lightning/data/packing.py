@@ -167,25 +167,6 @@ def select_side(documents: "Dataset", side: Side, held_out_fraction: float) -> "
         raise UserError(f"a document can't be read ({error}); convert the corpus to UTF-8") from error
 
 
-def pack_documents(documents: "Dataset", convert: TextTokenizer, seq_len: int) -> tuple["Dataset", int]:
-    """Tokenise and pack documents; guarantees windows of exactly `seq_len` tokens.
-
-    Args:
-        documents: Column `text`.
-        convert: What makes tokens of them.
-        seq_len: Window length in tokens, BOS included.
-
-    Returns:
-        Column `input_ids`, int32, `seq_len` each, and how many tokens the documents have. Only the last, incomplete
-        window is dropped, which is fewer than `seq_len` tokens, and windows in which no token counts.
-    """
-    packer = Packer(seq_len, convert.separator, convert.bos)
-    tokens = _map(documents, convert, -1, ["tokens", convert.identity], "Tokenizing")
-    parts = ["windows", seq_len, convert.separator, convert.bos]
-    windows = _map(tokens, lambda ids: list(counted_windows(packer(ids))), seq_len, parts, "Packing windows")
-    return windows, 0 if len(windows) else sum(map(len, tokens["input_ids"]))
-
-
 def _map(
     rows: "Dataset", convert: Callable[[Any], list[Tokens]], length: int, parts: Sequence[Any], title: str
 ) -> "Dataset":
@@ -210,17 +191,30 @@ def _map(
 def pack_side(documents: "Dataset", side: Side, convert: TextTokenizer, seq_len: int) -> "Dataset":
     """Tokenise and pack the selected documents of a side.
 
+    Args:
+        documents: Column `text`.
+        side: Which they are.
+        convert: What makes tokens of them.
+        seq_len: Window length in tokens, BOS included.
+
+    Returns:
+        Column `input_ids`, int32, exactly `seq_len` each. Only the last, incomplete window is dropped, which is fewer
+        than `seq_len` tokens, and windows in which no token counts.
+
     Raises:
         UserError: If they do not fill one window; the `val` side may be that small.
     """
-    name = convert.source
-    windows, length = pack_documents(documents, convert, seq_len)
+    name, separator, bos = convert.source, convert.separator, convert.bos
+    packer = Packer(seq_len, separator, bos)
+    tokens = _map(documents, convert, -1, ["tokens", convert.identity], "Tokenizing")
+    parts = ["windows", seq_len, separator, bos]
+    windows = _map(tokens, lambda ids: list(counted_windows(packer(ids))), seq_len, parts, "Packing windows")
     if side == "val" or len(windows):
         return windows
     if not len(documents):
         left = " left for training" if side == "train" else ""
         raise UserError(f"corpus {name!r} has no documents with text{left}; give more text")
-    needed = seq_len - (convert.bos is not None)
+    length, needed = sum(map(len, tokens["input_ids"])), seq_len - (bos is not None)
     if length >= needed:
         raise UserError(no_answers(name))
     raise UserError(
