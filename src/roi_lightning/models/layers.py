@@ -12,10 +12,7 @@ from transformers.pytorch_utils import Conv1D
 
 from roi_lightning.errors import UserError
 from roi_lightning.masks.layer_patterns import LayerPatterns, Pattern, layer_patterns, matches
-from roi_lightning.models.config import load_config
 from roi_lightning.models.experts import is_router
-from roi_lightning.models.freezing import meta_language_model
-from roi_lightning.models.source import ModelSource
 
 
 def prunable_layers(
@@ -179,22 +176,6 @@ def check_pattern(layers: Mapping[str, nn.Linear | Conv1D], pattern: Pattern) ->
 def input_dim(layer: nn.Module) -> int:
     """The input dimension of the layer's weight: 0 for GPT-2's `Conv1D` ([in, out]), else 1 ([out, in])."""
     return 0 if isinstance(layer, Conv1D) else 1
-
-
-def check_model(
-    source: ModelSource,
-    pattern: Pattern,
-    targets: Sequence[str] = ("*",),
-    ignore: Sequence[str] = (),
-    trust_remote_code: bool = False,
-) -> None:
-    """Check names and shapes on the meta device, before text or weights are read.
-
-    Raises:
-        UserError: For an unreadable model, an encoder, patterns that match nothing, or a layer M does not divide.
-    """
-    lm = meta_language_model(load_config(source, trust_remote_code), trust_remote_code)
-    checked_layers(source.spec, lm, pattern, targets, ignore)
 
 
 def checked_layers(

@@ -89,33 +89,6 @@ def _lines(items: Sequence[T], description: str) -> Iterator[T]:
             )
 
 
-class Advance:
-    """The report of `progress` on work of which many pieces are done at a time.
-
-    Args:
-        total: Pieces.
-        description: What is being done to them.
-
-    Attributes:
-        done: How many are.
-    """
-
-    def __init__(self, total: int, description: str) -> None:
-        self._report = iter(progress(range(total), description))
-        self.done = 0
-        next(self._report, None)
-
-    def go_to(self, done: int) -> None:
-        """So many pieces are done, or will never come."""
-        for _ in range(done - self.done):
-            next(self._report, None)
-        self.done = max(self.done, done)
-
-    def close(self) -> None:
-        """End the report."""
-        self._report.close()  # type: ignore[attr-defined]  # a generator
-
-
 def spell_left(seconds: float) -> str:
     """`0:01:30 left`."""
     return f"{timedelta(seconds=round(seconds))} left"

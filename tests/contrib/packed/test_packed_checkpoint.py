@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from copy import deepcopy
 from functools import partial
 from subprocess import PIPE
 from types import SimpleNamespace
@@ -43,7 +44,6 @@ from tiny_models import (
     tiny_qwen3,
     tiny_qwen3_moe,
 )
-from unpacking import unpacked
 
 ARCHITECTURES = {
     "llama": (tiny_llama, []),
@@ -95,7 +95,7 @@ def test_logits_are_those_of_the_dense_directory(tmp_path, architecture):
     assert sum(isinstance(module, PackedLinear) for module in lm.modules()) == len(MaskSet.load(dense).layers)
     torch.testing.assert_close(logits(lm), logits(wanted))
     rounding = 1e-6 if architecture in MIXTURES else 0.0
-    torch.testing.assert_close(logits(unpacked(lm)), logits(wanted), rtol=0, atol=rounding)
+    torch.testing.assert_close(logits(deepcopy(lm).dequantize()), logits(wanted), rtol=0, atol=rounding)
     accelerate(wanted)
     assert torch.equal(logits(lm), logits(wanted))
     tied = lm.get_output_embeddings().weight is lm.get_input_embeddings().weight
@@ -216,7 +216,7 @@ def test_no_dense_weight_is_ever_there(tmp_path, weights, monkeypatch):
         lm = from_packed(tmp_path / "packed", dtype="bfloat16")
     assert loading.most == 64 * 1024 // 2
     with Largest() as computing:
-        unpacked(lm)
+        deepcopy(lm).dequantize()
     assert computing.most == 64 * 1024, "this would not have noticed"
 
 
@@ -434,7 +434,7 @@ def test_updated_weights_are_packed_and_hashed(tmp_path):
     write_packed(dense, packed)
     assert len(verify_packed(packed, source).checks) == 11
     assert verify_packed(packed, source).ok
-    assert torch.equal(unpacked(from_packed(packed)).get_parameter(name), new)
+    assert torch.equal(from_packed(packed).dequantize().get_parameter(name), new)
     change(packed, name, lambda x: -x)
     assert failed(packed, source) == {"updates"}
 

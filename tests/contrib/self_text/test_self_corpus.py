@@ -12,7 +12,6 @@ from roi_lightning.contrib.self_text.samples import SampleSettings, sample_docum
 from roi_lightning.data import Corpus
 from roi_lightning.data.corpora import load_documents
 from roi_lightning.errors import UserError
-from roi_lightning.models.loading import load_language_model
 from roi_lightning.models.source import resolve_model
 from tiny_models import tiny_llama, tiny_tokenizer
 
@@ -23,7 +22,7 @@ SETTINGS = SampleSettings(tokens=500, max_tokens=40)
 def author(tmp_path_factory):
     source = resolve_model(str(tiny_llama(tmp_path_factory.mktemp("author") / "model")))
     options = {"source": source, "tokenizer": tiny_tokenizer(), "device": torch.device("cpu")}
-    return Author(**options, batch_size=3, lm=load_language_model(source))
+    return Author(**options, batch_size=3)
 
 
 def texts(path):
@@ -43,7 +42,9 @@ def test_the_file_is_a_corpus_of_as_many_tokens_as_were_asked_for(author, tmp_pa
     assert count(author, out) - len(author.tokenizer(texts(out)[-1])["input_ids"]) < 500
     assert facts["text"]["documents"] == len(texts(out))
     assert facts["text"]["sha256"] == hashlib.sha256(out.read_bytes()).hexdigest()
-    first = [x.text for x in sample_documents(author.lm, author.tokenizer, SETTINGS, range(len(texts(out))))]
+    first = [
+        x.text for x in sample_documents(author.load(), author.tokenizer, SETTINGS, range(len(texts(out))))
+    ]
     assert texts(out) == first
     read = load_documents(Corpus(str(out)), str(tmp_path / "cache"))
     assert [row["text"] for row in read] == first

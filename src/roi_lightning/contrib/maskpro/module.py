@@ -12,12 +12,12 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 from typing_extensions import override
 
+from roi_lightning.contrib.maskpro.log_probability import log_probability_gradient
 from roi_lightning.errors import UserError
 from roi_lightning.learning.losses import objective
 from roi_lightning.learning.roi import RoILightningModule
 from roi_lightning.masks.layer_mask import unpack_bits
 from roi_lightning.samplers import Draw, StraightThrough
-from roi_lightning.samplers.log_probability import log_probability_gradient
 from roi_lightning.samplers.masked_linear import SharedState, SparseLinear, attach
 from roi_lightning.samplers.noise import noise_key
 from roi_lightning.samplers.schedules import Constant

@@ -28,7 +28,7 @@ from roi_lightning.models.base_tensors import open_base
 from roi_lightning.models.config import load_config, max_positions
 from roi_lightning.models.fingerprint import base_model
 from roi_lightning.models.freezing import cast_weights, meta_language_model
-from roi_lightning.models.layers import check_model
+from roi_lightning.models.layers import checked_layers
 from roi_lightning.models.loading import load_language_model, plain_language_model
 from roi_lightning.models.source import ModelSource, resolve_model
 from roi_lightning.oneshot import calibration_windows
@@ -115,8 +115,8 @@ def _check(source: ModelSource, pattern: NMPattern, options: PermuteOptions) -> 
     """What can be refused before text or weights are read."""
     if source.is_stored and (source.directory / PERMUTATION_FILE).is_file():
         raise UserError(f"model {source.spec!r} is permuted already; give the original one")
-    check_model(source, pattern)
     lm = meta_language_model(load_config(source))
+    checked_layers(source.spec, lm, pattern, ("*",), ())
     if not find_channels(lm, pattern)[0]:
         raise UserError(
             f"model {source.spec!r} ({type(lm).__name__}) has no channels that are known to change places: no "

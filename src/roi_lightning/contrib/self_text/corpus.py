@@ -30,12 +30,13 @@ from roi_lightning.contrib.self_text.samples import (
 )
 from roi_lightning.data.packing import identity as tokenizer_identity
 from roi_lightning.errors import UserError, reason
+from roi_lightning.export.sidecar import file_sha256
 from roi_lightning.models.config import DType, load_config, max_positions
 from roi_lightning.models.loading import load_language_model
 from roi_lightning.models.source import ModelSource
-from roi_lightning.models.stored_tensors import StoredTensors, tensor_sha256
+from roi_lightning.models.stored_tensors import StoredTensors
 from roi_lightning.utils.atomic_io import write_json, written_aside
-from roi_lightning.utils.progress import Advance, progress
+from roi_lightning.utils.progress import progress
 
 BATCH_SIZE: Final = 32
 ABOUT: Final = ".about.json"
@@ -54,7 +55,6 @@ class Author:
         dtype: Of its weights.
         batch_size: Documents at a time; the text depends on it by rounding only.
         trust_remote_code: Run its repository's code.
-        lm: The model, if it is in memory already; then the three before count for nothing.
     """
 
     source: ModelSource
@@ -63,12 +63,20 @@ class Author:
     dtype: DType = "auto"
     batch_size: int = BATCH_SIZE
     trust_remote_code: bool = False
-    lm: PreTrainedModel | None = None
 
     @cached_property
     def digest(self) -> str:
-        """See `model_digest`."""
-        return model_digest(self.source, self.lm)
+        """What tells the model from others: a commit on the hub, else a SHA-256 of its weights and configuration."""
+        source = self.source
+        if source.commit is not None:
+            return source.commit
+        if source.kind == "gguf" and source.path is not None:
+            files = [source.path]
+        else:
+            stored = StoredTensors(source.directory).files.values()
+            files = [source.directory / name for name in ("config.json", *sorted(set(stored)))]
+        digests = [file_sha256(path) for path in progress(files, "hashing the model")]
+        return hashlib.sha256("\n".join(digests).encode()).hexdigest()
 
     def identity(self, settings: SampleSettings) -> dict[str, Any]:
         """What its documents depend on, but for rounding; plain values.
@@ -82,39 +90,9 @@ class Author:
 
     def load(self) -> PreTrainedModel:
         """The model, on its device."""
-        if self.lm is not None:
-            return self.lm
         lm = load_language_model(self.source, self.dtype, self.trust_remote_code, device=self.device)
         lm.to(self.device)  # type: ignore[arg-type]
         return lm
-
-
-def model_digest(source: ModelSource, lm: PreTrainedModel | None = None) -> str:
-    """What tells a model from all others: a hub model's commit, else a SHA-256 of its weights and configuration.
-
-    Args:
-        source: The model.
-        lm: The model in memory; then its tensors count, not what `source` holds.
-    """
-    if lm is not None:
-        parts = [f"{name} {tensor_sha256(tensor)}" for name, tensor in lm.state_dict().items()]
-        return _sha256(lm.config.to_json_string(), *parts)
-    if source.commit is not None:
-        return source.commit
-    if source.kind == "gguf" and source.path is not None:
-        files = [source.path]
-    else:
-        stored = StoredTensors(source.directory).files.values()
-        files = [source.directory / name for name in ("config.json", *sorted(set(stored)))]
-    digests = []
-    for path in progress(files, "hashing the model"):
-        with path.open("rb") as file:
-            digests.append(hashlib.file_digest(file, "sha256").hexdigest())
-    return _sha256(*digests)
-
-
-def _sha256(*parts: str) -> str:
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def write_samples(author: Author, settings: SampleSettings, out: Path) -> dict[str, Any]:
@@ -181,7 +159,7 @@ def summary(facts: Mapping[str, Any]) -> str:
 
 
 def _check_length(author: Author, settings: SampleSettings) -> None:
-    config = author.lm.config if author.lm else load_config(author.source, author.trust_remote_code)
+    config = load_config(author.source, author.trust_remote_code)
     longest = max_positions(config)
     if longest is not None and settings.max_tokens > longest:
         raise UserError(
@@ -190,12 +168,39 @@ def _check_length(author: Author, settings: SampleSettings) -> None:
         )
 
 
+class _Advance:
+    """The report of `progress` on work of which many pieces are done at a time.
+
+    Args:
+        total: Pieces.
+        description: What is being done to them.
+
+    Attributes:
+        done: How many are.
+    """
+
+    def __init__(self, total: int, description: str) -> None:
+        self._report = iter(progress(range(total), description))
+        self.done = 0
+        next(self._report, None)
+
+    def go_to(self, done: int) -> None:
+        """So many pieces are done, or will never come."""
+        for _ in range(done - self.done):
+            next(self._report, None)
+        self.done = max(self.done, done)
+
+    def close(self) -> None:
+        """End the report."""
+        self._report.close()  # type: ignore[attr-defined]  # a generator
+
+
 def _batches(
     lm: PreTrainedModel, author: Author, settings: SampleSettings, selection: Selection
 ) -> Iterator[list[Document]]:
     """Documents, batch by batch, selected once they are dealt with, until there are enough."""
     before = selection.tokens
-    with closing(Advance(settings.tokens - before, "sampling tokens")) as advance:
+    with closing(_Advance(settings.tokens - before, "sampling tokens")) as advance:
         while selection.tokens < settings.tokens:
             done = selection.tokens - before
             numbers = selection.next_batch(settings, author.batch_size)
@@ -205,7 +210,7 @@ def _batches(
             selection.add(documents, settings.tokens)
 
 
-def _report(advance: Advance, before: int, drawn: int) -> None:
+def _report(advance: _Advance, before: int, drawn: int) -> None:
     advance.go_to(before + drawn)
 
 

@@ -5,9 +5,9 @@ from itertools import combinations, permutations
 import pytest
 import torch
 
+from roi_lightning.contrib.maskpro.log_probability import log_probability_gradient
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.samplers import Draw, StraightThrough
-from roi_lightning.samplers.log_probability import log_probability_gradient
 from roi_lightning.samplers.noise import noise_key, uniform
 
 GROUPS = 12_000
