@@ -21,8 +21,7 @@ from safetensors.torch import load_file
 
 import roi_lightning
 from cli_helpers import make_lab
-from roi_lightning.errors import UserError
-from roi_lightning.utils import extras
+from roi_lightning.errors import Extra, UserError, require
 
 pytest.importorskip("hatchling")
 lab = pytest.fixture(make_lab)
@@ -113,7 +112,7 @@ def test_every_dependency_is_pinned_within_its_bounds():
 
 
 def test_extras_that_errors_and_pages_name_exist():
-    of_errors = set(get_args(extras.Extra))
+    of_errors = set(get_args(Extra))
     assert EXTRAS.keys() == of_errors | {"all", "dev", "docs"}
     assert requirements(EXTRAS["all"])["roi-lightning"].extras == of_errors
     pages = [
@@ -128,13 +127,13 @@ def test_extras_that_errors_and_pages_name_exist():
     assert named <= EXTRAS.keys()
 
 
-@pytest.mark.parametrize("extra", get_args(extras.Extra))
+@pytest.mark.parametrize("extra", get_args(Extra))
 def test_a_missing_package_is_one_that_the_extra_brings(extra, monkeypatch):
     brought = requirements(EXTRAS[extra])
     for name in brought:
         monkeypatch.setitem(sys.modules, name.replace("-", "_"), None)
     with pytest.raises(UserError) as caught:
-        extras.require(extra, "this")
+        require(extra, "this")
     named = re.fullmatch(
         rf"this needs (.+); run `pip install 'roi-lightning\[{extra}\]'`", str(caught.value)
     )[1]
