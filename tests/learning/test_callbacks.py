@@ -25,7 +25,7 @@ from roi_lightning.learning.callbacks import (
     SparseExport,
     StraightThroughToggle,
 )
-from roi_lightning.learning.callbacks.mask_statistics import normalised_entropy, settled_groups
+from roi_lightning.learning.callbacks.monitor import normalised_entropy, settled_groups
 from roi_lightning.learning.trainer import RoITrainer
 from roi_lightning.masks.mask_set import MaskSet
 from tiny_models import tiny_gpt2

@@ -19,8 +19,7 @@ from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.source import SIDECAR
 from roi_lightning.samplers import Categorical, Draw, GumbelSubset, GumbelTopK, StraightThrough
-from roi_lightning.samplers.joint_linear import JointLinear
-from roi_lightning.samplers.masked_linear import SharedState
+from roi_lightning.samplers.masked_linear import JointLinear, SharedState
 from roi_lightning.samplers.schedules import Constant
 from tiny_models import tiny_gpt2, tiny_qwen2
 

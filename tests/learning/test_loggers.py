@@ -23,11 +23,11 @@ from roi_lightning.cli.lightning import build
 from roi_lightning.cli.log_folders import with_log_folders
 from roi_lightning.errors import UserError
 from roi_lightning.learning.callbacks import MaskMonitor
-from roi_lightning.learning.callbacks.mask_statistics import mask_tile
-from roi_lightning.learning.callbacks.media import (
+from roi_lightning.learning.callbacks.monitor import (
     log_histogram,
     log_hyperparameters,
     log_picture,
+    mask_tile,
 )
 from roi_lightning.masks.layer_mask import LayerMask
 

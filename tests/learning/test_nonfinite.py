@@ -11,7 +11,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from cli_helpers import make_lab
 from roi_lightning.errors import UserError
-from roi_lightning.learning.nonfinite import check_step
+from roi_lightning.learning.optim import check_step
 
 lab = pytest.fixture(make_lab)
 LAYER = "lm.model.layers.1.mlp.up_proj.logits"

@@ -18,8 +18,7 @@ from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.masks.overlap import Overlap
 from roi_lightning.reports.callback import Report
 from roi_lightning.reports.curves import changed_figure, changed_shares, curves_figure
-from roi_lightning.reports.page import write_report
-from roi_lightning.reports.run import read_run
+from roi_lightning.reports.page import read_run, write_report
 
 pytestmark = [*GOING_ON, pytest.mark.filterwarnings("ignore:the first draws keep")]
 TITLES = ["Loss", "How settled the mask is", "What learning changed", "Corners before and after"]

@@ -26,11 +26,11 @@ from typing_extensions import override
 from roi_lightning.errors import UserError
 from roi_lightning.learning.fsdp import attach_sharded
 from roi_lightning.learning.losses import next_token_nll, objective
-from roi_lightning.learning.nonfinite import check_step
 from roi_lightning.learning.optim import (
     Decay,
     check_optimizer,
     check_sharded_optimizer,
+    check_step,
     check_trainer,
     decay_to,
     keep_configured,

@@ -17,8 +17,7 @@ from roi_lightning.learning.base import MaskLearningModule
 from roi_lightning.learning.logits import LogitStart
 from roi_lightning.masks.layer_mask import LayerMask
 from roi_lightning.samplers import Draw, GumbelTopK, KeptNorm, Sampler
-from roi_lightning.samplers.joint_linear import JointLinear
-from roi_lightning.samplers.masked_linear import SharedState, SparseLinear, attach
+from roi_lightning.samplers.masked_linear import JointLinear, SharedState, SparseLinear, attach
 from roi_lightning.samplers.schedules import Exponential, Schedule
 
 

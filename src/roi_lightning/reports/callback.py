@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from roi_lightning.data import CalibrationDataModule
 from roi_lightning.learning.base import MaskLearningModule
-from roi_lightning.learning.callbacks.base import FinishCallback
+from roi_lightning.learning.callbacks.write_masks import FinishCallback
 from roi_lightning.learning.run_folder import BEFORE, PAGE, REPORT, run_folder
 from roi_lightning.masks.layer_mask import LayerMask, UnpackedMasks
 from roi_lightning.utils.atomic_io import write_json

@@ -1,6 +1,6 @@
 """Draw curves over optimizer steps, and the share of a mask that changed by layer."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -8,14 +8,13 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from roi_lightning.masks.overlap import Overlap, kind_of, place_of
-from roi_lightning.reports.run import Curve
 from roi_lightning.reports.style import line_style, own_style, style_axes
 
 _WIDTH: Final = 5.0  # inches: nearly its own size on a phone
 _MARKED: Final = 100  # so many points of a line have markers
 
 
-def curves_figure(curves: Mapping[str, Curve], y: str) -> Figure:
+def curves_figure(curves: Mapping[str, Sequence[tuple[int, float]]], y: str) -> Figure:
     """Draw values over optimizer steps.
 
     Args:

@@ -2,8 +2,7 @@
 
 from roi_lightning.samplers.base import Draw, KeptNorm, PerWeightSampler, Sampler
 from roi_lightning.samplers.categorical import Categorical
-from roi_lightning.samplers.gumbel_subset import GumbelSubset
-from roi_lightning.samplers.gumbel_top_k import GumbelTopK, StraightThrough
+from roi_lightning.samplers.gumbel_top_k import GumbelSubset, GumbelTopK, StraightThrough
 from roi_lightning.samplers.reference import relaxed_top_n
 
 __all__ = [

@@ -33,7 +33,7 @@ from roi_lightning.oneshot.methods import (
 from roi_lightning.oneshot.observers import InputNormObserver, InputObserver
 from roi_lightning.oneshot.sparsegpt import SparseGPT
 from roi_lightning.samplers import Categorical, Draw
-from roi_lightning.samplers.gumbel_subset import MAX_CANDIDATES
+from roi_lightning.samplers.gumbel_top_k import MAX_CANDIDATES
 from roi_lightning.samplers.schedules import Exponential
 
 Prior = Literal["none", "magnitude", "wanda", "sparsegpt"]

@@ -2,26 +2,30 @@
 
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.core.saving import save_hparams_to_yaml
+from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 from lightning.pytorch.loggers.logger import Logger
+from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 from typing_extensions import override
 
 from roi_lightning.errors import UserError
 from roi_lightning.learning.base import MaskLearningModule
-from roi_lightning.learning.callbacks.mask_statistics import (
-    mask_tile,
-    normalised_entropy,
-    sampled,
-    settled_groups,
-)
-from roi_lightning.learning.callbacks.media import log_histogram, log_hyperparameters, log_picture
 from roi_lightning.masks.layer_mask import LayerMask
 from roi_lightning.masks.overlap import RUN_DEPTHS, kind_of, shown_layers
 from roi_lightning.utils.devices import peak_memory
+
+# The difference of two Gumbel variables is logistic: beyond this lead, a redraw swaps two with under 1 %.
+_SETTLED_LEAD: Final = 4.6
+_TILE: Final = 8
+_PIXELS: Final = 24
+# What TensorBoard's table of hyperparameters shows beside them: the last value of this scalar.
+_RESULT: Final = "val/perplexity"
 
 
 class MaskMonitor(Callback):
@@ -31,7 +35,7 @@ class MaskMonitor(Callback):
     previous snapshot, and by the prior), the learner's own annealing (`anneal/tau`, `anneal/lambda`), `lr`,
     `tokens/seen`, `tokens/per_second` (without validation and snapshots), `memory/peak_gib` (most memory of this
     process so far: of its GPU, or of the CPU); the top-left 8×8 corner of the mask of three kinds of layer in the
-    first, middle and last block, to loggers that take pictures (`media`). Where layers learn what groups choose from
+    first, middle and last block, to TensorBoard and W&B. Where layers learn what groups choose from
     (`MaskedLinear.choices`, the logits of RoI and MaskLLM), also histograms of that by kind of layer,
     `mask/entropy` (of the distribution of a pick, softmax(φ/λ), 1 is undecided), and `mask/settled` (fraction
     of groups whose hard mask a redraw would change at the border with less than 1 % probability). A pick is
@@ -133,3 +137,118 @@ def _mean(values: list[Tensor]) -> float:
 def _changed(before: Mapping[str, LayerMask], now: Mapping[str, LayerMask]) -> float:
     kept = sum(mask.kept for mask in now.values())
     return 1 - sum(mask.kept_with(before[name]) for name, mask in now.items()) / kept
+
+
+def sampled(groups: Tensor, count: int) -> Tensor:
+    """Evenly spaced groups of a layer, [groups, choices], about `count` elements.
+
+    Args:
+        groups: All of them, [rows, ..., choices].
+        count: How many elements.
+    """
+    rows = groups.shape[0]
+    stride = max(1, groups.numel() // count)
+    return groups[:: min(stride, rows)].flatten(0, -2)[: max(1, count // groups.shape[-1])]
+
+
+def normalised_entropy(logits: Tensor, lam: float) -> Tensor:
+    """Mean entropy of softmax(φ/λ) over groups, divided by the log of the number of choices.
+
+    Args:
+        logits: [groups, choices].
+        lam: Sampling temperature λ.
+
+    Returns:
+        A scalar in [0, 1]; 1 where every choice is as likely as the others.
+    """
+    log_p = (logits / lam).log_softmax(-1)
+    entropy = -(log_p.exp() * log_p).sum(-1)
+    return entropy.mean() / torch.tensor(float(logits.shape[-1]), device=logits.device).log()
+
+
+def settled_groups(logits: Tensor, picks: int, lam: float) -> Tensor:
+    """Fraction of groups in which the last choice taken leads the first not taken by more than noise bridges.
+
+    Args:
+        logits: [groups, choices].
+        picks: Choices taken.
+        lam: Sampling temperature λ.
+
+    Returns:
+        A scalar in [0, 1].
+    """
+    ordered = (logits / lam).sort(-1, descending=True).values
+    return (ordered[:, picks - 1] - ordered[:, picks] > _SETTLED_LEAD).float().mean()
+
+
+def mask_tile(mask: LayerMask) -> Tensor:
+    """The top-left 8×8 corner of a mask as a picture, kept weights dark, grid lines between.
+
+    Returns:
+        uint8 [1, height, width].
+    """
+    corner = mask.to_rows()[:_TILE, :_TILE]
+    picture = torch.where(corner, 40, 225).to(torch.uint8)
+    picture = picture.repeat_interleave(_PIXELS, 0).repeat_interleave(_PIXELS, 1)
+    picture[::_PIXELS], picture[:, ::_PIXELS] = 150, 150
+    return picture.unsqueeze(0)
+
+
+@rank_zero_only
+def log_histogram(loggers: Iterable[Logger], tag: str, values: Tensor, step: int) -> None:
+    """Log the distribution of a tensor's values to TensorBoard and W&B.
+
+    Args:
+        loggers: Of the trainer.
+        tag: Name, with slashes between its parts.
+        values: Any shape; on a CPU.
+        step: Optimizer step.
+    """
+    for logger in loggers:
+        if isinstance(logger, TensorBoardLogger):
+            logger.experiment.add_histogram(tag, values, step)
+        elif isinstance(logger, WandbLogger):
+            import wandb
+
+            logger.log_metrics({tag: wandb.Histogram(values.float().numpy())}, step)
+
+
+@rank_zero_only
+def log_picture(loggers: Iterable[Logger], tag: str, picture: Tensor, step: int) -> None:
+    """Log a picture to TensorBoard and W&B.
+
+    Args:
+        loggers: Of the trainer.
+        tag: Name, with slashes between its parts.
+        picture: Grey values, uint8 [1, height, width].
+        step: Optimizer step.
+    """
+    for logger in loggers:
+        if isinstance(logger, TensorBoardLogger):
+            logger.experiment.add_image(tag, picture, step)
+        elif isinstance(logger, WandbLogger):
+            logger.log_image(tag, [picture[0].numpy()], step)
+
+
+@rank_zero_only
+def log_hyperparameters(loggers: Iterable[Logger], settings: Mapping[str, Any]) -> None:
+    """Log the settings of a run; TensorBoard's table shows the last held-out perplexity beside them.
+
+    Args:
+        loggers: Of the trainer.
+        settings: By option; plain values.
+    """
+    for logger in loggers:
+        logger.log_hyperparams(dict(settings))
+        if isinstance(logger, TensorBoardLogger):
+            _fill_table(logger, settings)
+
+
+def _fill_table(logger: TensorBoardLogger, settings: Mapping[str, Any]) -> None:
+    from torch.utils.tensorboard.summary import hparams
+
+    # Lightning has written this file by now, before there was anything to say.
+    save_hparams_to_yaml(str(Path(logger.log_dir) / logger.NAME_HPARAMS_FILE), logger.hparams)
+    shown = {name: x if isinstance(x, bool | int | float | str) else str(x) for name, x in settings.items()}
+    for summary in hparams(shown, {_RESULT: 0.0}):
+        logger.experiment.file_writer.add_summary(summary)

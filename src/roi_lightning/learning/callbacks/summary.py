@@ -10,8 +10,7 @@ from typing_extensions import override
 from roi_lightning.data import CalibrationDataModule
 from roi_lightning.errors import check_at_least
 from roi_lightning.learning.base import MaskLearningModule
-from roi_lightning.learning.callbacks.base import FinishCallback
-from roi_lightning.learning.callbacks.write_masks import SparseExport
+from roi_lightning.learning.callbacks.write_masks import FinishCallback, SparseExport
 from roi_lightning.learning.run_folder import SUMMARY, run_folder
 from roi_lightning.masks.layer_mask import UnpackedMasks
 from roi_lightning.utils.atomic_io import write_json

@@ -1,10 +1,11 @@
 """Write what a run has learned: mask files, and the sparse checkpoint when training ends."""
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from typing_extensions import override
 
@@ -12,9 +13,33 @@ from roi_lightning.data import CalibrationDataModule
 from roi_lightning.errors import check_at_least
 from roi_lightning.export import check_destination, needed_bytes
 from roi_lightning.learning.base import MaskLearningModule
-from roi_lightning.learning.callbacks.base import FinishCallback
 from roi_lightning.learning.recipe import callback_recipes, fingerprint
 from roi_lightning.learning.run_folder import EXPORT, MASK, MASKS, run_folder
+
+
+class FinishCallback(Callback):
+    """Does its work once, at the end of training.
+
+    A run resumed from its very last checkpoint trains no step, and Lightning then skips the end of training: the
+    work, interrupted the first time, is done at the end of fit instead.
+    """
+
+    def __init__(self) -> None:
+        self._finished = False
+
+    @abstractmethod
+    def finish(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The work."""
+
+    @override
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._finished = True
+        self.finish(trainer, pl_module)
+
+    @override
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not self._finished:
+            self.finish(trainer, pl_module)
 
 
 class HardenMasks(FinishCallback):
