@@ -19,9 +19,8 @@ from benchmarks.speed.script import Row, Script, Table, add_device, positive, ti
 from benchmarks.speed.timing import Ratio, Task, in_turns, peak_bytes
 from roi_lightning.learning.losses import next_token_nll
 from roi_lightning.masks.pattern import NMPattern
-from roi_lightning.models.freezing import enable_checkpointing, frozen_view
 from roi_lightning.models.layers import prunable_layers
-from roi_lightning.models.loading import load_language_model
+from roi_lightning.models.loading import enable_checkpointing, frozen_view, load_language_model
 from roi_lightning.models.source import resolve_model
 from roi_lightning.samplers import Categorical, Draw, GumbelTopK, Sampler
 from roi_lightning.samplers.masked_linear import SharedState, SparseLinear

@@ -14,7 +14,7 @@ from roi_lightning.export import write_export
 from roi_lightning.learning.losses import next_token_nll
 from roi_lightning.learning.roi import RoILightningModule
 from roi_lightning.masks.pattern import NMPattern
-from roi_lightning.models.freezing import freeze
+from roi_lightning.models.loading import freeze
 from roi_lightning.models.source import resolve_model
 from roi_lightning.oneshot import SparseGPT, Wanda
 from roi_lightning.samplers import (

@@ -15,8 +15,8 @@ from roi_lightning.contrib.packed.format import PATTERN
 from roi_lightning.errors import UserError
 from roi_lightning.export.sidecar import read_sidecar
 from roi_lightning.models.config import load_config, max_positions
-from roi_lightning.models.freezing import meta_language_model
 from roi_lightning.models.layers import input_dim, prunable_layers
+from roi_lightning.models.loading import meta_language_model
 from roi_lightning.models.source import SIDECAR, ModelSource
 
 Shape = tuple[int, int]

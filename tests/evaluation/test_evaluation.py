@@ -19,8 +19,8 @@ from roi_lightning.evaluation.perplexity import Cut, read_text, token_perplexity
 from roi_lightning.evaluation.scoring import _SLICE_TOKENS, TokenPositions, every_next_token, predict
 from roi_lightning.export import write_export
 from roi_lightning.models.config import load_tokenizer
+from roi_lightning.models.fingerprint import apply_masks
 from roi_lightning.models.loading import load_language_model
-from roi_lightning.models.masking import apply_masks
 from roi_lightning.models.source import resolve_model
 from slow_perplexity import by_a_loop
 from tiny_models import VOCAB_SIZE, random_masks, tiny_gguf, tiny_gpt2, tiny_llama, tiny_qwen2

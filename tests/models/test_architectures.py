@@ -31,12 +31,10 @@ from roi_lightning.learning.roi import RoILightningModule
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.models import layers
 from roi_lightning.models.experts import SplitExperts, split_experts
-from roi_lightning.models.freezing import freeze
-from roi_lightning.models.layers import prunable_layers
-from roi_lightning.models.loading import load_language_model
-from roi_lightning.models.masking import apply_masks
+from roi_lightning.models.fingerprint import apply_masks
+from roi_lightning.models.layers import prunable_layers, stored_names
+from roi_lightning.models.loading import freeze, load_language_model
 from roi_lightning.models.source import resolve_model
-from roi_lightning.models.weight_names import stored_names
 from roi_lightning.samplers import Draw
 from roi_lightning.samplers.masked_linear import in_mode
 from tiny_models import (

@@ -18,9 +18,14 @@ from transformers import (
 
 from roi_lightning.errors import UserError
 from roi_lightning.masks.pattern import NMPattern
-from roi_lightning.models.freezing import freeze, meta_language_model
-from roi_lightning.models.layers import check_pattern, decoder_blocks, input_dim, prunable_layers
-from roi_lightning.models.weight_names import stored_names
+from roi_lightning.models.layers import (
+    check_pattern,
+    decoder_blocks,
+    input_dim,
+    prunable_layers,
+    stored_names,
+)
+from roi_lightning.models.loading import freeze, meta_language_model
 from roi_lightning.samplers import GumbelTopK
 
 SIZES = {"vocab_size": 96, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}

@@ -12,9 +12,8 @@ from transformers import AutoModelForCausalLM
 from cli_helpers import brute_top
 from roi_lightning.errors import UserError
 from roi_lightning.masks.pattern import NMPattern
-from roi_lightning.models.freezing import freeze
 from roi_lightning.models.layers import input_dim, prunable_layers
-from roi_lightning.models.loading import load_language_model
+from roi_lightning.models.loading import freeze, load_language_model
 from roi_lightning.models.source import resolve_model
 from roi_lightning.oneshot import (
     Calibration,

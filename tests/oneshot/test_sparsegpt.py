@@ -8,7 +8,7 @@ import led_pruning
 from cli_helpers import brute_top
 from roi_lightning.errors import UserError
 from roi_lightning.masks.pattern import NMPattern
-from roi_lightning.models.freezing import freeze
+from roi_lightning.models.loading import freeze
 from roi_lightning.oneshot import Magnitude, SparseGPT, Wanda
 from tiny_models import tiny_gemma2
 

@@ -15,8 +15,8 @@ from transformers import (
 
 from roi_lightning.errors import UserError
 from roi_lightning.masks.pattern import NMPattern
-from roi_lightning.models.freezing import freeze
 from roi_lightning.models.layers import prunable_layers
+from roi_lightning.models.loading import freeze
 from roi_lightning.samplers import Draw, GumbelTopK, StraightThrough
 from roi_lightning.samplers.masked_linear import SharedState, SparseLinear, attach, fixed_masks
 

@@ -7,9 +7,8 @@ from transformers.modeling_utils import PreTrainedModel
 
 from roi_lightning.errors import UserError
 from roi_lightning.masks.mask_set import MaskSet
-from roi_lightning.models.fingerprint import check_updates
-from roi_lightning.models.freezing import frozen_view
-from roi_lightning.models.masking import apply_masks, check_masks_fit_model
+from roi_lightning.models.fingerprint import apply_masks, check_masks_fit_model, check_updates
+from roi_lightning.models.loading import frozen_view
 from roi_lightning.models.stored_tensors import tensor_sha256
 
 

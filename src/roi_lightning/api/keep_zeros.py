@@ -16,9 +16,9 @@ from roi_lightning.export.sidecar import RECOVERED
 from roi_lightning.masks.layer_mask import unpack_bits
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.models.base_tensors import BaseTensors, open_base, same
+from roi_lightning.models.layers import loaded_names, stored_names
 from roi_lightning.models.source import resolve_model
 from roi_lightning.models.stored_tensors import tensor_sha256
-from roi_lightning.models.weight_names import loaded_names, stored_names
 
 
 class KeptZeros(AbstractContextManager["KeptZeros"]):

@@ -29,8 +29,8 @@ from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.config import check_positions, compute_dtype
 from roi_lightning.models.fingerprint import base_of
-from roi_lightning.models.freezing import frozen_view
 from roi_lightning.models.layers import checked_layers
+from roi_lightning.models.loading import frozen_view
 from roi_lightning.samplers import GumbelTopK, Sampler
 from roi_lightning.samplers.schedules import Linear, Schedule
 from roi_lightning.utils.third_party import plain_errors, silence_warnings

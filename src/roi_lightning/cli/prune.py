@@ -13,8 +13,7 @@ from roi_lightning.export import check_destination, check_not_base, needed_bytes
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.models.base_tensors import BaseTensors, open_base
 from roi_lightning.models.config import DType, load_config
-from roi_lightning.models.freezing import meta_language_model
-from roi_lightning.models.loading import load_language_model
+from roi_lightning.models.loading import load_language_model, meta_language_model
 from roi_lightning.models.source import resolve_model
 from roi_lightning.oneshot import TensorStore, prune_model
 from roi_lightning.oneshot.config import PruneConfig

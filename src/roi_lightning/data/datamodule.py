@@ -19,11 +19,11 @@ from roi_lightning.data.chats import ChatTokenizer
 from roi_lightning.data.corpora import Corpus, as_corpora, describe, load_documents
 from roi_lightning.data.packing import Side, TextTokenizer, as_batch
 from roi_lightning.data.resumable_order import ResumableLoader, ResumableSampler, evenly_spaced, mix
-from roi_lightning.data.stream_state import StreamState
 from roi_lightning.data.streaming import (
     PROGRESS,
     StreamedBatches,
     StreamLoader,
+    StreamState,
     Substream,
     WindowReader,
     make_substreams,

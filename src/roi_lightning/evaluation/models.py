@@ -25,9 +25,8 @@ from roi_lightning.models.config import (
     load_tokenizer,
     max_positions,
 )
-from roi_lightning.models.fingerprint import check_masks_fit
+from roi_lightning.models.fingerprint import apply_masks, check_masks_fit
 from roi_lightning.models.loading import load_language_model
-from roi_lightning.models.masking import apply_masks
 from roi_lightning.models.source import SIDECAR, ModelSource, resolve_model
 from roi_lightning.models.stored_tensors import StoredTensors
 

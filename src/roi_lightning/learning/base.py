@@ -44,12 +44,10 @@ from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.base_tensors import BaseTensors, open_base
 from roi_lightning.models.config import GGUF_DTYPE, DType, load_config
 from roi_lightning.models.fingerprint import base_model
-from roi_lightning.models.freezing import enable_checkpointing, meta_language_model
-from roi_lightning.models.layers import ChosenLayers, check_causal, choose_layers
-from roi_lightning.models.loading import load_language_model
+from roi_lightning.models.layers import ChosenLayers, check_causal, choose_layers, stored_weights
+from roi_lightning.models.loading import enable_checkpointing, load_language_model, meta_language_model
 from roi_lightning.models.source import ModelSource, resolve_model
 from roi_lightning.models.stored_tensors import tensor_sha256
-from roi_lightning.models.weight_names import stored_weights
 from roi_lightning.samplers.masked_linear import LayerState, MaskedLinear, fixed_masks, in_mode
 
 

@@ -17,7 +17,7 @@ from roi_lightning.errors import UserError
 from roi_lightning.learning.base import MaskLearningModule
 from roi_lightning.learning.memory_tracker import LiveBytes, step_bytes
 from roi_lightning.models.config import GGUF_DTYPE, compute_dtype, load_config
-from roi_lightning.models.freezing import meta_language_model
+from roi_lightning.models.loading import meta_language_model
 from roi_lightning.utils.devices import memory_of
 
 # Large enough for tables that a tensor has once not to count.

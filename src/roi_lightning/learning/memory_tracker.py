@@ -22,7 +22,7 @@ from roi_lightning.learning.base import MaskLearningModule
 from roi_lightning.learning.losses import objective
 from roi_lightning.models.config import load_config
 from roi_lightning.models.experts import SplitExperts, split_experts
-from roi_lightning.models.freezing import cast_weights, enable_checkpointing, freeze
+from roi_lightning.models.loading import cast_weights, enable_checkpointing, freeze
 from roi_lightning.samplers import Draw
 from roi_lightning.samplers.masked_linear import SharedState, in_mode
 from roi_lightning.samplers.ops import GRADIENTS

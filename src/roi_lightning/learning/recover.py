@@ -20,10 +20,9 @@ from roi_lightning.masks.layer_patterns import DENSE, layer_patterns
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.fingerprint import check_masks_fit
-from roi_lightning.models.layers import ChosenLayers, prunable_layers
+from roi_lightning.models.layers import ChosenLayers, prunable_layers, stored_names
 from roi_lightning.models.source import SIDECAR, resolve_model
 from roi_lightning.models.stored_tensors import StoredTensors
-from roi_lightning.models.weight_names import stored_names
 from roi_lightning.samplers.masked_linear import LayerState, MaskedLinear, attach, in_mode
 from roi_lightning.utils.dtensor import distribute_like, local_tensor
 from roi_lightning.utils.progress import progress

@@ -1,4 +1,4 @@
-"""Which model masks belong to: the hash of every masked tensor, taken when they are made, compared when applied."""
+"""Which model masks belong to, by a hash of every masked tensor, and masks on a model in memory."""
 
 import warnings
 from collections.abc import Iterable, Mapping
@@ -10,15 +10,15 @@ from torch import Tensor, nn
 from transformers.modeling_utils import PreTrainedModel
 
 from roi_lightning.errors import UserError
+from roi_lightning.masks.layer_mask import LayerMask
 from roi_lightning.masks.mask_set import BaseModel, MaskSet
 from roi_lightning.models.base_tensors import BaseTensors, open_base
+from roi_lightning.models.layers import loaded_names, stored_weights
 from roi_lightning.models.source import ModelSource, resolve_model
-from roi_lightning.models.stored_tensors import StoredTensors
-from roi_lightning.models.weight_names import stored_weights
+from roi_lightning.models.stored_tensors import INDEX, WEIGHTS, StoredTensors, tensor_sha256
 from roi_lightning.utils.progress import progress
 
 _REMEDY: Final = "give the model it was made for"
-_WEIGHT_FILES: Final = ("model.safetensors", "model.safetensors.index.json")
 
 
 def base_model(base: BaseTensors, names: Iterable[str]) -> BaseModel:
@@ -110,7 +110,7 @@ def _loaded_from(lm: PreTrainedModel) -> ModelSource | None:
             StoredTensors(source.directory)
     except UserError:  # no name, or nothing there that a mask could be of
         return None
-    cached = (try_to_load_from_cache(name, file, revision=commit) for file in _WEIGHT_FILES)
+    cached = (try_to_load_from_cache(name, file, revision=commit) for file in (WEIGHTS, INDEX))
     return source if source.kind == "directory" or any(isinstance(path, str) for path in cached) else None
 
 
@@ -128,3 +128,59 @@ def _same(weight: Tensor, stored: Tensor) -> bool:
     mine = weight.detach().cpu()
     cast = mine.to(stored.dtype)
     return torch.equal(cast, stored) and torch.equal(cast.to(mine.dtype), mine)
+
+
+@torch.no_grad()
+def apply_masks(lm: PreTrainedModel, masks: MaskSet, updates: Mapping[str, Tensor] | None = None) -> None:
+    """Set the pruned weights of a model to zero, in place.
+
+    Args:
+        lm: The masks' base model, its experts split.
+        masks: They must fit.
+        updates: Weights to set beforehand, by names on disk.
+
+    Raises:
+        UserError: If the model has no weight of a masked name.
+    """
+    for stored, weight in _masked_weights(lm, masks).items():
+        if updates and stored in updates:
+            weight.copy_(updates[stored])
+        weight.masked_fill_(~masks.layers[stored].to_bool().to(weight.device), 0)
+
+
+def check_masks_fit_model(lm: PreTrainedModel, masks: MaskSet) -> None:
+    """Refuse masks that were made for other weights than a model has in memory.
+
+    Args:
+        lm: The model, its experts split, in the dtype of the masks' base or a wider one.
+        masks: Any.
+
+    Raises:
+        UserError: Naming the first weight whose name, shape or values differ, or that has been pruned already.
+    """
+    for stored, weight in _masked_weights(lm, masks).items():
+        layer = masks.layers[stored]
+        other = f"masks of another model: they were made for {masks.base.spec!r}, and here {stored!r}"
+        if tuple(weight.shape) != layer.stored_shape:
+            shapes = f"{list(weight.shape)}, not {list(layer.stored_shape)}"
+            raise UserError(f"{other} is {shapes}; give the model they were made for")
+        if not has_hash(weight, masks.base.sha256[stored], masks.base.dtype):
+            raise UserError(_mismatch(weight, layer, other, masks.base.dtype))
+
+
+def has_hash(weight: Tensor, sha256: str, dtypes: str) -> bool:
+    """Whether a weight, in one of some dtypes (`BaseModel.dtype`) that hold it without loss, is the one of a hash."""
+    cast = (weight.to(getattr(torch, name)) for name in dtypes.split(", "))
+    return any(torch.equal(x.to(weight.dtype), weight) and tensor_sha256(x) == sha256 for x in cast)
+
+
+def _masked_weights(lm: PreTrainedModel, masks: MaskSet) -> dict[str, Tensor]:
+    weights = dict(lm.named_parameters())
+    return {stored: weights[name] for stored, name in loaded_names(lm, masks.layers, weights).items()}
+
+
+def _mismatch(weight: Tensor, layer: LayerMask, other: str, dtypes: str) -> str:
+    if not weight[~layer.to_bool().to(weight.device)].any():
+        return f"{other} is pruned by them already; they can be applied only once"
+    here = str(weight.dtype).removeprefix("torch.")
+    return f"{other} has other values ({here} here, {dtypes} there); give the model they were made for"

@@ -1,16 +1,22 @@
-"""Load a causal language model and freeze it."""
+"""Frozen language models: from disk, of one in memory, or of shapes alone."""
 
+import io
 import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, redirect_stderr
+from copy import deepcopy
 from typing import Any, Final
 
 import torch
-from transformers import AutoModelForCausalLM
+from torch import nn
+from transformers import AutoModelForCausalLM, PreTrainedConfig
 from transformers.modeling_utils import PreTrainedModel
+from transformers.utils import logging as transformers_logging
 
-from roi_lightning.errors import UserError
-from roi_lightning.models.config import GGUF_DTYPE, DType, unreadable
-from roi_lightning.models.experts import split_experts
-from roi_lightning.models.freezing import cast_to_compute, cast_weights, freeze, quietly
+from roi_lightning.errors import UserError, reason
+from roi_lightning.models.config import GGUF_DTYPE, DType, compute_dtype, unreadable
+from roi_lightning.models.experts import is_router, split_experts
 from roi_lightning.models.source import ModelSource
 from roi_lightning.utils.dtensor import all_finite
 from roi_lightning.utils.progress import working
@@ -138,3 +144,123 @@ def _forget_gguf(lm: PreTrainedModel) -> None:
     lm.hf_quantizer = None  # type: ignore[assignment]
     if hasattr(lm.config, "quantization_config"):
         del lm.config.quantization_config
+
+
+_DROPOUTS: Final = ("dropout", "pdrop", "layerdrop")
+_JITTERS: Final = ("jitter_noise", "input_jitter_noise")
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Silence transformers, which draws its progress bars into log files too and reports in tables."""
+    before = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    try:
+        with nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        transformers_logging.set_verbosity(before)
+
+
+def meta_language_model(config: PreTrainedConfig, trust_remote_code: bool = False) -> PreTrainedModel:
+    """The model's structure on the meta device: shapes without memory.
+
+    Raises:
+        UserError: If there is no causal model of this configuration, or its numbers make none.
+    """
+    try:
+        with torch.device("meta"), quietly():
+            lm: PreTrainedModel = AutoModelForCausalLM.from_config(
+                config, trust_remote_code=trust_remote_code
+            )
+    except Exception as error:
+        kind = config.model_type
+        raise UserError(
+            f"no causal language model of type {kind!r} can be made: {reason(error)}; give another model"
+        ) from error
+    split_experts(lm)
+    return lm
+
+
+def frozen_view(lm: PreTrainedModel) -> PreTrainedModel:
+    """A model as `load_language_model` gives one that shares another's weights and buffers, and nothing else with it.
+
+    Whatever is done to it, the other stays as it is, unless those are changed in place.
+
+    Args:
+        lm: Any model, all of it on one device; in any mode.
+
+    Raises:
+        UserError: If it is no such model, or its weights are packed.
+    """
+    _check_usable(lm)
+    shared: dict[int, Any] = {id(buffer): buffer for buffer in lm.buffers()}
+    for weight in lm.parameters():
+        shared[id(weight)] = nn.Parameter(weight.detach(), requires_grad=False)
+    view = deepcopy(lm, shared)
+    split_experts(view)
+    return freeze(view)
+
+
+def _check_usable(lm: object) -> None:
+    kind = type(lm).__name__
+    if not isinstance(lm, PreTrainedModel):
+        raise UserError(f"a {kind} is no causal language model of transformers; give one")
+    devices = sorted({str(weight.device) for weight in lm.parameters()})
+    if len(devices) > 1 or "meta" in devices:
+        raise UserError(
+            f"this {kind} is on {', '.join(devices)}; load it onto one device, without device_map"
+        )
+    if packed := next((name for name, x in lm.named_parameters() if not x.is_floating_point()), None):
+        raise UserError(f"this {kind} is quantised: {packed!r} is packed; load the unquantised model")
+
+
+def freeze(lm: PreTrainedModel) -> PreTrainedModel:
+    """Stop gradients to every weight, set train mode, turn off every dropout and all noise on routes, in place."""
+    lm.requires_grad_(False)
+    lm.config.use_cache = False
+    _zero_noise(lm.config)
+    for name, module in lm.named_modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        _zero_noise(module)
+        if is_router(name.rpartition(".")[2]):
+            # Some draw experts in train mode; left in eval mode, Lightning would warn of it.
+            module.register_forward_pre_hook(_to_eval)
+            module.register_forward_hook(_to_train)
+    lm.train()
+    return lm
+
+
+def enable_checkpointing(lm: PreTrainedModel) -> None:
+    """Have every decoder block compute its activations again in the backward pass instead of keeping them."""
+    # transformers 5.23 renamed it; the old name warns there and is all that earlier ones have.
+    enable = getattr(lm, "activation_checkpointing_enable", lm.gradient_checkpointing_enable)
+    enable({"use_reentrant": False})
+
+
+def _zero_noise(owner: object) -> None:
+    for name, value in list(vars(owner).items()):
+        known = name in _JITTERS or any(part in name for part in _DROPOUTS)
+        if isinstance(value, float) and known:
+            setattr(owner, name, 0.0)
+
+
+def _to_eval(router: nn.Module, *_: object) -> None:
+    router.eval()
+
+
+def _to_train(router: nn.Module, *_: object) -> None:
+    router.train()
+
+
+def cast_weights(lm: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Cast the parameters in place, not the buffers: rotary frequencies stay in fp32 whatever the dtype."""
+    for parameter in lm.parameters():
+        parameter.data = parameter.data.to(dtype)
+
+
+def cast_to_compute(lm: PreTrainedModel, device: torch.device) -> None:
+    """Cast the parameters in place to the dtypes in which a device computes with them, see `compute_dtype`."""
+    for parameter in lm.parameters():
+        parameter.data = parameter.data.to(compute_dtype(parameter.dtype, device))

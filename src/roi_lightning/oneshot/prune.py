@@ -18,9 +18,8 @@ from roi_lightning.masks.layer_patterns import LayerPatterns
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.models.base_tensors import BaseTensors
 from roi_lightning.models.fingerprint import base_model
-from roi_lightning.models.layers import ChosenLayers, input_dim
+from roi_lightning.models.layers import ChosenLayers, input_dim, stored_weights
 from roi_lightning.models.stored_tensors import tensor_sha256
-from roi_lightning.models.weight_names import stored_weights
 from roi_lightning.oneshot.methods import OneShotMethod
 from roi_lightning.oneshot.pipeline import Calibration, prune_layers
 from roi_lightning.utils.atomic_io import temporary_name

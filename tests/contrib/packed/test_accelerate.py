@@ -13,9 +13,8 @@ from transformers.pytorch_utils import Conv1D
 from roi_lightning.contrib.packed import accelerate, unpack
 from roi_lightning.errors import UserError
 from roi_lightning.masks.pattern import NMPattern
-from roi_lightning.models.freezing import frozen_view
 from roi_lightning.models.layers import input_dim, prunable_layers
-from roi_lightning.models.loading import load_language_model
+from roi_lightning.models.loading import frozen_view, load_language_model
 from roi_lightning.models.source import resolve_model
 from roi_lightning.samplers import GumbelTopK
 from roi_lightning.samplers.masked_linear import SharedState, SparseLinear, attach

@@ -18,8 +18,8 @@ from roi_lightning.contrib.packed.format import Packed, kept_inputs, pack, quant
 from roi_lightning.errors import UserError
 from roi_lightning.export.sidecar import read_sidecar
 from roi_lightning.masks.layer_mask import LayerMask
+from roi_lightning.models.layers import loaded_names
 from roi_lightning.models.stored_tensors import StoredTensors
-from roi_lightning.models.weight_names import loaded_names
 
 # What sidecars call the format, and config.json its `quant_method`.
 PACKED: Final = "roi_lightning.packed"

@@ -33,7 +33,7 @@ from roi_lightning.masks.layer_patterns import DENSE
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.models.base_tensors import StoredBase, same, save_tensors
 from roi_lightning.models.config import load_config
-from roi_lightning.models.freezing import meta_language_model
+from roi_lightning.models.loading import meta_language_model
 from roi_lightning.models.source import ModelSource, format_of
 from roi_lightning.models.stored_tensors import INDEX, read_json
 from roi_lightning.utils.atomic_io import written_aside

@@ -17,9 +17,8 @@ from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.base_tensors import BaseTensors
 from roi_lightning.models.config import load_config
 from roi_lightning.models.experts import expert_layers
-from roi_lightning.models.freezing import meta_language_model
-from roi_lightning.models.layers import input_dim, prunable_layers
-from roi_lightning.models.weight_names import stored_names
+from roi_lightning.models.layers import input_dim, prunable_layers, stored_names
+from roi_lightning.models.loading import meta_language_model
 
 # The layers before and after the channels of an MLP, by what families call them.
 _MLPS: Final = (

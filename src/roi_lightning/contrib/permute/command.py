@@ -27,9 +27,13 @@ from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.base_tensors import open_base
 from roi_lightning.models.config import load_config, max_positions
 from roi_lightning.models.fingerprint import base_model
-from roi_lightning.models.freezing import cast_weights, meta_language_model
 from roi_lightning.models.layers import checked_layers
-from roi_lightning.models.loading import load_language_model, plain_language_model
+from roi_lightning.models.loading import (
+    cast_weights,
+    load_language_model,
+    meta_language_model,
+    plain_language_model,
+)
 from roi_lightning.models.source import ModelSource, resolve_model
 from roi_lightning.oneshot import calibration_windows
 from roi_lightning.utils.devices import choose_device
