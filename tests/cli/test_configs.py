@@ -310,3 +310,23 @@ def test_later_configurations_and_overrides_win(lab):
 )
 def test_mixed_precision_goes_with_fused_optimizers_and_clipping(lab, overlay):
     assert run("fit", *lab.quick(*overlay, "--trainer.precision", "bf16-mixed", max_steps=2)) == 0
+
+
+def test_a_change_of_class_says_once_what_it_drops(lab, caplog):
+    with caplog.at_level("INFO", "lightning.pytorch.utilities.rank_zero"):
+        build(
+            [
+                "--config",
+                "quickstart.yaml",
+                "-c",
+                "overlays/proxsparse",
+                "--model.strength",
+                "1",
+                *lab.options(),
+            ],
+            "fit",
+        )
+    (line,) = [x.getMessage() for x in caplog.records if "discarding init_args" in x.getMessage()]
+    assert "ProxSparseModule" in line
+    assert "sampler" in line
+    assert "lr_end" not in line, "both classes have it"

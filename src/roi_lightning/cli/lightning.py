@@ -1,5 +1,6 @@
 """The commands that take a configuration: LightningCLI over the learners and the calibration data."""
 
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from jsonargparse import Namespace
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_info
 from typing_extensions import override
 
 from roi_lightning.cli.commands import SHORT, sentence
@@ -16,7 +18,7 @@ from roi_lightning.cli.config_files import ConfigByName, own_settings
 from roi_lightning.cli.log_folders import leave_folder_open, with_log_folders
 from roi_lightning.cli.options import PROGRAM, LineParser, descriptions
 from roi_lightning.data import CalibrationDataModule
-from roi_lightning.errors import UserError
+from roi_lightning.errors import UserError, brief
 
 # Imported so that YAML may name them without their module.
 from roi_lightning.learning.base import MaskLearningModule
@@ -82,6 +84,21 @@ class Parser(LineParser, LightningArgumentParser):
         return f"{str(self.reading)!r}: " if self.reading else ""
 
 
+class DroppedOptions(logging.Handler):
+    """Shows once which options a change of class has dropped; the parser logs it among much else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._shown: set[str] = set()
+
+    @override
+    def emit(self, record: logging.LogRecord) -> None:
+        message = record.getMessage()
+        if "discarding init_args" in message and message not in self._shown:
+            self._shown.add(message)
+            rank_zero_info(brief(message))
+
+
 class SaveFitConfig(SaveConfigCallback):
     """Keeps the configuration of a run that learns; measuring it, or failing to start, leaves the file alone."""
 
@@ -125,6 +142,9 @@ class RoICLI(LightningCLI):
         name = f"{PROGRAM} {self.command}"
         parser = self.parser_class(**kwargs, prog=name, usage=usage, description=about, epilog=_EPILOG)
         parser.add_argument("-c", "--config", action=ConfigByName, help=_CONFIG_HELP)
+        parser.logger = log = logging.getLogger("roi_lightning.parser")
+        log.setLevel(logging.DEBUG)
+        log.propagate, log.handlers = False, [DroppedOptions()]
         return parser
 
     @override
