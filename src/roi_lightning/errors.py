@@ -13,20 +13,20 @@ class UserError(ValueError):
     """Bad input. The message names the offending value and the remedy."""
 
 
-def check_at_least(options: object, prefix: str = "--", **lowest: int) -> None:
+def check_at_least(options: object, prefix: str = "--", **lowest: float) -> None:
     """Refuse numbers that are too small.
 
     Args:
-        options: An object with the numbers as attributes; None is none.
+        options: An object with the numbers as attributes; one that it lacks, or that is None, is none.
         prefix: What to write before a name.
         **lowest: The least allowed by name.
 
     Raises:
-        UserError: For the first that is less.
+        UserError: For the first that is less, or not a number.
     """
     for name, minimum in lowest.items():
-        value = getattr(options, name)
-        if value is not None and value < minimum:
+        value = getattr(options, name, None)
+        if value is not None and not value >= minimum:
             raise UserError(f"{prefix}{name} is {value}; give at least {minimum}")
 
 

@@ -94,7 +94,7 @@ TABLE = {
     "accumulation 0": (
         overrides("--trainer.accumulate_grad_batches", "0"),
         fit_with,
-        "accumulate_grad_batches is 0; set it",
+        "accumulate_grad_batches is 0; give at least 1",
     ),
     "no windows in a step": (
         overrides("--data.windows_per_step", "0"),
@@ -151,7 +151,7 @@ TABLE = {
     "a negative clip": (
         overrides("--trainer.gradient_clip_val", "-1"),
         plan_with,
-        r"gradient_clip_val is -1(\.0)?; set it",
+        r"gradient_clip_val is -1(\.0)?; give at least 0",
     ),
     "validation too rare": (
         overrides("--trainer.val_check_interval", "1000"),

@@ -85,8 +85,6 @@ def test_a_prior_is_a_mask_of_the_same_patterns_layer_by_layer(lab):
     swapped = PATTERNS | {"down_proj": "1:4", "model.layers.1.mlp.down_proj": "4:8"}
     with pytest.raises(UserError, match=r"down_proj.weight' at 4:8 and the run at 1:4"):
         lab.learn(1, patterns=swapped, prior=str(lab.folder / "mask"))
-    with pytest.raises(UserError, match=re.escape(f"mask file is {LABEL}, model.pattern is 2:4;")):
-        lab.learn(1, prior=str(lab.folder / "mask"))
 
 
 def test_a_plan_counts_what_is_kept_and_learned(lab):

@@ -11,7 +11,8 @@ from transformers import (
 )
 
 from roi_lightning.errors import UserError
-from roi_lightning.learning.optim import check_optimizer, decay_to
+from roi_lightning.learning.optim import decay_to
+from roi_lightning.learning.roi import RoILightningModule
 
 LR = 3e-4
 
@@ -69,5 +70,5 @@ def test_the_default_is_half_a_cosine_to_the_last_bit():
 
 @pytest.mark.parametrize("warmup", [-0.1, 1.0, math.nan])
 def test_a_warm_up_that_is_no_share_of_the_run_is_refused(warmup):
-    with pytest.raises(UserError, match=rf"model\.lr_warmup is {warmup}; it is a share of the run"):
-        check_optimizer(torch.optim.AdamW, 0.0, warmup)
+    with pytest.raises(UserError, match=rf"model\.lr_warmup is {warmup}; give a share of the run"):
+        RoILightningModule("nobody/nothing", lr_warmup=warmup)

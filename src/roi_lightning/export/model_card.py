@@ -120,10 +120,7 @@ def _rest(masks: MaskSet, training: Mapping[str, Any]) -> str:
     if not masks.updated:
         return "Nothing else was changed."
     if training.get("method") == RECOVERED:
-        others = len(masks.updated.keys() - masks.layers.keys())
-        rest = f", and {others} other tensors," if others else ""
-        layers = len(masks.updated) - others
-        return f"The kept weights of {layers} layers{rest} were trained on under the mask."
+        return f"The kept weights of {len(masks.updated)} layers were trained on under the mask."
     if str(training.get("method")).endswith(WITH_WEIGHTS):
         return f"The weights of {len(masks.updated)} layers were trained along with the mask."
     return f"The kept weights of {len(masks.updated)} layers were adjusted to make up for the loss."

@@ -23,7 +23,7 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 from typing_extensions import override
 
-from roi_lightning.errors import UserError
+from roi_lightning.errors import UserError, check_at_least
 from roi_lightning.learning.fsdp import attach_sharded
 from roi_lightning.learning.losses import next_token_nll, objective
 from roi_lightning.learning.optim import (
@@ -81,7 +81,7 @@ class MaskLearningModule(pl.LightningModule, ABC):
         seed: Of initial values and noise; linked to `seed_everything` on the command line.
 
     Raises:
-        UserError: If `distillation` is no such share.
+        UserError: If `distillation` or `lr_warmup` is no such share, or `lr_end` is below 0.
 
     Attributes:
         learns: What the learned parameters are called where they are counted.
@@ -122,8 +122,10 @@ class MaskLearningModule(pl.LightningModule, ABC):
     ) -> None:
         super().__init__()
         if not 0 <= distillation <= 1:
+            raise UserError(f"model.distillation is {distillation}; give a share of the loss, from 0 to 1")
+        if not 0 <= lr_warmup < 1:
             raise UserError(
-                f"model.distillation is {distillation}; set it to a fraction of the loss, from 0 to 1"
+                f"model.lr_warmup is {lr_warmup}; give a share of the run, 0 or above and below 1"
             )
         self.source: ModelSource = resolve_model(lm, revision)
         self.pattern: Pattern = mixed_pattern(NMPattern(pattern), patterns or {})
@@ -132,6 +134,7 @@ class MaskLearningModule(pl.LightningModule, ABC):
         self.targets, self.ignore = list(targets), list(ignore)
         self.optimizer, self.lr_end = optimizer, lr_end
         self.lr_schedule, self.lr_warmup = lr_schedule, lr_warmup
+        check_at_least(self, "model.", lr_end=0)
         self.distillation, self.activation_checkpointing = distillation, activation_checkpointing
         self.attn_implementation, self.trust_remote_code = attn_implementation, trust_remote_code
         self.lm, self.layers = None, {}
@@ -212,7 +215,7 @@ class MaskLearningModule(pl.LightningModule, ABC):
         Raises:
             UserError: For an optimizer that can't be made, or a file that does not fit.
         """
-        check_optimizer(self.optimizer, self.lr_end, self.lr_warmup)
+        check_optimizer(self.optimizer)
 
     def learn_on(self, lm: PreTrainedModel, source: ModelSource) -> None:
         """Learn on a model in memory, in place of loading the one that `lm` names.

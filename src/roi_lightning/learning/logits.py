@@ -1,7 +1,6 @@
 """Where logits start: at random values that are moved towards the mask of a prior."""
 
 import json
-import math
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -21,7 +20,6 @@ from roi_lightning.learning.priors import (
     NAMED_PRIORS,
     SEQUENTIAL_PRIORS,
     check_prior,
-    check_prior_pattern,
     file_masks,
     one_shot_priors,
     share_kept_at_start,
@@ -52,10 +50,7 @@ class LogitStart:
     prior_windows: int
 
     def __post_init__(self) -> None:
-        for name in ("init_std", "prior_strength", "prior_margin"):
-            if not 0 <= (value := getattr(self, name)) < math.inf:
-                raise UserError(f"model.{name} is {value}; set it to a number, 0 or above")
-        check_at_least(self, "model.", prior_windows=1)
+        check_at_least(self, "model.", init_std=0, prior_strength=0, prior_margin=0, prior_windows=1)
         check_prior(self.prior)
         if self.prior_margin and self.prior == "none":
             raise UserError(
@@ -75,15 +70,6 @@ class LogitStart:
         measured = {"prior_windows": self.prior_windows} if self.prior in MEASURED_PRIORS else {}
         margin = {"prior_margin": self.prior_margin} if self.prior_margin else {}
         return start | {"prior_strength": self.prior_strength} | margin | measured
-
-    def check(self, pattern: Pattern) -> None:
-        """Refuse a mask file with patterns that the run does not have.
-
-        Raises:
-            UserError: Naming both.
-        """
-        if self.prior not in NAMED_PRIORS:
-            check_prior_pattern(MaskSet.load(Path(self.prior).expanduser()), pattern)
 
     def check_strategy(self, trainer: Trainer, spec: str, pattern: Pattern) -> None:
         """Refuse a prior that a sharded model can't be measured for.

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from roi_lightning.data import CalibrationDataModule
-from roi_lightning.errors import UserError
+from roi_lightning.errors import UserError, check_at_least
 from roi_lightning.learning.resume import last_written
 from roi_lightning.utils.dtensor import all_finite, full_tensor
 
@@ -80,34 +80,21 @@ def check_trainer(settings: Any) -> None:
     Raises:
         UserError: Naming the setting and the remedy.
     """
-
-    def value(name: str) -> Any:
-        # A section that a file sets to null has lost what it does not name again.
-        return getattr(settings, name, None)
-
-    if value("precision") in _LOW_PRECISIONS:
+    # A section that a file sets to null has lost what it does not name again.
+    precision, steps = getattr(settings, "precision", None), getattr(settings, "max_steps", None)
+    if precision in _LOW_PRECISIONS:
         raise UserError(
-            f"trainer.precision {value('precision')!r} would round the logits, which move by less than it can hold; "
+            f"trainer.precision {precision!r} would round the logits, which move by less than it can hold; "
             "use 32-true and choose the frozen weights' type with model.dtype"
         )
-    if (value("max_steps") or 0) < 1:
+    if (steps or 0) < 1:
         raise UserError(
-            f"trainer.max_steps is {value('max_steps')}; set it to the number of optimizer steps: "
+            f"trainer.max_steps is {steps}; set it to the number of optimizer steps: "
             "annealing ends at a fraction of them"
         )
-    parts, every = value("accumulate_grad_batches"), value("validate_every_steps")
-    if parts is not None and parts < 1:
-        raise UserError(
-            f"trainer.accumulate_grad_batches is {parts}; set it to the number of micro-batches of an optimizer "
-            "step, 1 or more, or leave it to data.windows_per_step"
-        )
-    if every is not None and every < 1:
-        raise UserError(
-            f"trainer.validate_every_steps is {every}; set it to a number of optimizer steps, at least 1, or to null"
-        )
-    clip = value("gradient_clip_val")
-    if clip is not None and not 0 <= clip < math.inf:
-        raise UserError(f"trainer.gradient_clip_val is {clip}; set it to the largest norm, or leave it out")
+    check_at_least(
+        settings, "trainer.", accumulate_grad_batches=1, validate_every_steps=1, gradient_clip_val=0
+    )
 
 
 def count_micro_batches(settings: Any, given: Any, data: CalibrationDataModule | None, ranks: int) -> None:
@@ -139,21 +126,15 @@ def count_micro_batches(settings: Any, given: Any, data: CalibrationDataModule |
         )
 
 
-def check_optimizer(make: OptimizerCallable, lr_end: float, lr_warmup: float) -> None:
-    """Refuse an optimizer that can't be made, and learning rates that are no rates.
+def check_optimizer(make: OptimizerCallable) -> None:
+    """Refuse an optimizer that can't be made or has no learning rate.
 
     Args:
         make: Makes the optimizer of a list of parameters.
-        lr_end: The last learning rate.
-        lr_warmup: The share of the run over which it rises first.
 
     Raises:
         UserError: Naming the value.
     """
-    if not 0 <= lr_end < math.inf:
-        raise UserError(f"model.lr_end is {lr_end}; it must be a learning rate, 0 or above")
-    if not 0 <= lr_warmup < 1:
-        raise UserError(f"model.lr_warmup is {lr_warmup}; it is a share of the run, 0 or above and below 1")
     try:
         groups = make([torch.nn.Parameter(torch.zeros(1))]).param_groups
     except (TypeError, ValueError, RuntimeError) as error:

@@ -55,18 +55,6 @@ def check_prior(prior: str) -> None:
         )
 
 
-def check_prior_pattern(masks: MaskSet, pattern: Pattern) -> None:
-    """Refuse a prior's mask file with patterns that the run does not have.
-
-    Raises:
-        UserError: Naming both.
-    """
-    if not set(masks.pattern.distinct) <= set(pattern.distinct):
-        raise UserError(
-            f"the prior's mask file is {masks.pattern}, model.pattern is {pattern}; set that or give another mask"
-        )
-
-
 def share_kept_at_start(
     sampler: Sampler, pattern: NMPattern, strength: float, init_std: float, lam: float
 ) -> float:
@@ -103,7 +91,6 @@ def file_masks(masks: MaskSet, stored: Mapping[str, str], pattern: Pattern) -> I
     Raises:
         UserError: If the file has another pattern for a layer, or lacks it.
     """
-    check_prior_pattern(masks, pattern)
     for name, stored_name in stored.items():
         if stored_name not in masks.layers:
             raise UserError(f"the prior's mask file has no mask for {stored_name!r}; leave it out (ignore)")

@@ -11,7 +11,7 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 from typing_extensions import override
 
-from roi_lightning.errors import UserError
+from roi_lightning.errors import UserError, check_at_least
 from roi_lightning.export.sidecar import WITH_WEIGHTS
 from roi_lightning.learning.base import MaskLearningModule
 from roi_lightning.learning.logits import LogitStart
@@ -80,8 +80,6 @@ class RoILightningModule(MaskLearningModule):
     ) -> None:
         super().__init__(lm, **kwargs)
         self.start = LogitStart(init_std, prior, prior_strength, prior_margin, prior_windows)
-        if not 0 <= kept_norm < math.inf:
-            raise UserError(f"model.kept_norm is {kept_norm}; set it to a factor of the loss, 0 or above")
         if lr_weights is not None and not 0 < lr_weights < math.inf:
             raise UserError(
                 f"model.lr_weights is {lr_weights}; set it to a learning rate above 0, such as 2e-4, or to null to "
@@ -89,6 +87,7 @@ class RoILightningModule(MaskLearningModule):
             )
         self.sampler, self.tau, self.lam = sampler, tau, lam
         self.draw_per, self.kept_norm, self.lr_weights = draw_per, kept_norm, lr_weights
+        check_at_least(self, "model.", kept_norm=0)
         self.learns = "logits" if lr_weights is None else "logits and weights"
         self.state = SharedState(self.pattern, sampler=sampler)
         # Asked now, so that a pattern the sampler cannot learn is refused before anything is read.
@@ -129,11 +128,6 @@ class RoILightningModule(MaskLearningModule):
     def preflight(self, trainer: pl.Trainer) -> None:
         self.start.check_strategy(trainer, self.source.spec, self.pattern)
         super().preflight(trainer)
-
-    @override
-    def check_settings(self) -> None:
-        super().check_settings()
-        self.start.check(self.pattern)
 
     @override
     def on_fit_start(self) -> None:

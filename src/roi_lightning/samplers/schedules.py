@@ -8,6 +8,8 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+from typing_extensions import override
+
 from roi_lightning.errors import UserError
 
 
@@ -25,8 +27,8 @@ class Schedule(ABC):
 
 
 @dataclass(frozen=True)
-class Exponential(Schedule):
-    """Geometric decay: `max(end, start * (end / start) ** (step / T))`, T = `fraction` of the run.
+class Annealing(Schedule):
+    """A value that moves from `start` to `end` over `fraction` of the run and stays there.
 
     Args:
         start: Value at step 0, above 0.
@@ -39,57 +41,49 @@ class Exponential(Schedule):
     fraction: float = 0.75
 
     def __post_init__(self) -> None:
-        _check(self.start, self.end, self.fraction)
+        _check(self.start, self.end)
+        if not 0 < self.fraction <= 1:
+            raise UserError(
+                f"fraction is {self.fraction}; set it to the fraction of the run that anneals, in (0, 1]"
+            )
 
+    @override
     def at(self, step: int, total: int) -> float:
-        """The value at an optimizer step."""
-        progress = _progress(step, total, self.fraction)
+        return self._between(min(1.0, step / max(1.0, self.fraction * total)))
+
+    @abstractmethod
+    def _between(self, progress: float) -> float:
+        """The value after a share of the way, from 0 to 1."""
+
+
+@dataclass(frozen=True)
+class Exponential(Annealing):
+    """Geometric decay: `max(end, start * (end / start) ** (step / T))`, T = `fraction` of the run."""
+
+    @override
+    def _between(self, progress: float) -> float:
         return self.end if progress >= 1 else self.start * (self.end / self.start) ** progress
 
 
 @dataclass(frozen=True)
-class Linear(Schedule):
-    """Straight line from `start` to `end` over `fraction` of the run, constant afterwards.
+class Linear(Annealing):
+    """Straight line from `start` to `end` over `fraction` of the run, constant afterwards."""
 
-    Args:
-        start: Value at step 0, above 0.
-        end: Value from step T on, above 0.
-        fraction: Fraction of the run over which the value moves, in (0, 1].
-    """
-
-    start: float = 1.0
-    end: float = 0.05
-    fraction: float = 0.75
-
-    def __post_init__(self) -> None:
-        _check(self.start, self.end, self.fraction)
-
-    def at(self, step: int, total: int) -> float:
-        """The value at an optimizer step."""
-        progress = _progress(step, total, self.fraction)
+    @override
+    def _between(self, progress: float) -> float:
         return self.start + (self.end - self.start) * progress
 
 
 @dataclass(frozen=True)
-class LinearScale(Schedule):
-    """One over a straight line: λ = 1/κ while the scale κ of the logits grows from `start` to `end` (MaskLLM).
-
-    Args:
-        start: Scale κ at step 0, above 0.
-        end: Scale κ from step T on, above 0.
-        fraction: Fraction of the run over which the scale moves, in (0, 1].
-    """
+class LinearScale(Annealing):
+    """One over a straight line: λ = 1/κ while the scale κ of the logits grows from `start` to `end` (MaskLLM)."""
 
     start: float = 100.0
     end: float = 500.0
     fraction: float = 1.0
 
-    def __post_init__(self) -> None:
-        _check(self.start, self.end, self.fraction)
-
-    def at(self, step: int, total: int) -> float:
-        """One over the scale at an optimizer step."""
-        progress = _progress(step, total, self.fraction)
+    @override
+    def _between(self, progress: float) -> float:
         return 1 / (self.start + (self.end - self.start) * progress)
 
 
@@ -104,19 +98,13 @@ class Constant(Schedule):
     value: float = 1.0
 
     def __post_init__(self) -> None:
-        _check(self.value, self.value, 1.0)
+        _check(self.value, self.value)
 
+    @override
     def at(self, step: int, total: int) -> float:
-        """The value, whatever the step."""
         return self.value
 
 
-def _progress(step: int, total: int, fraction: float) -> float:
-    return min(1.0, step / max(1.0, fraction * total))
-
-
-def _check(start: float, end: float, fraction: float) -> None:
+def _check(start: float, end: float) -> None:
     if not (0 < start < math.inf and 0 < end < math.inf):
         raise UserError(f"a temperature must be a positive number, got start {start} and end {end}")
-    if not 0 < fraction <= 1:
-        raise UserError(f"fraction is {fraction}; set it to the fraction of the run that anneals, in (0, 1]")

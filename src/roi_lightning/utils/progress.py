@@ -1,4 +1,4 @@
-"""Progress of long work: a bar on terminals, else a line now and then, both with a rate and the time left."""
+"""Progress of long work: a bar on terminals, else a line now and then, both with the time left."""
 
 import sys
 import threading
@@ -9,17 +9,8 @@ from datetime import timedelta
 from typing import ClassVar, Final, TypeVar
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TextColumn,
-    TimeRemainingColumn,
-)
-from rich.text import Text
-from typing_extensions import override
+from rich.markup import escape
+from rich.progress import track
 
 T = TypeVar("T")
 _EVERY_SECONDS: Final = 10.0
@@ -61,19 +52,9 @@ def progress(items: Sequence[T], description: str) -> Iterable[T]:
         items: The pieces of work, about equally long.
         description: What is being done to them.
     """
-    return _bar(items, description) if sys.stderr.isatty() else _lines(items, description)
-
-
-def _bar(items: Sequence[T], description: str) -> Iterator[T]:
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), _Pace())
-    with Progress(
-        *columns,
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        transient=True,
-        speed_estimate_period=600,
-    ) as bar:
-        yield from bar.track(items, description=description)
+    if sys.stderr.isatty():
+        return track(items, escape(description), console=Console(stderr=True), transient=True)
+    return _lines(items, description)
 
 
 def _lines(items: Sequence[T], description: str) -> Iterator[T]:
@@ -131,14 +112,6 @@ def working(description: str, *, has_bar: bool = False) -> Iterator[Callable[[st
         finally:
             finished.set()
             reporter.join()
-
-
-class _Pace(ProgressColumn):
-    """Seconds a piece, or pieces a second."""
-
-    @override
-    def render(self, task: Task) -> Text:
-        return Text(_spelled(1 / task.speed) if task.speed else "")
 
 
 def _spelled(pace: float) -> str:

@@ -14,7 +14,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 from typing_extensions import override
 
-from roi_lightning.errors import UserError
+from roi_lightning.errors import check_at_least
 from roi_lightning.learning.base import MaskLearningModule
 from roi_lightning.masks.layer_mask import LayerMask
 from roi_lightning.masks.overlap import RUN_DEPTHS, kind_of, shown_layers
@@ -51,9 +51,8 @@ class MaskMonitor(Callback):
     """
 
     def __init__(self, every_n_steps: int = 50, sample: int = 16384) -> None:
-        if every_n_steps < 1 or sample < 1:
-            raise UserError(f"MaskMonitor needs positive numbers, got {every_n_steps=} and {sample=}")
         self.every_n_steps, self.sample = every_n_steps, sample
+        check_at_least(self, "MaskMonitor.", every_n_steps=1, sample=1)
         self._previous: dict[str, LayerMask] = {}
         self._logged = -1
         self._timed_from = self._validation_started = 0.0

@@ -5,7 +5,7 @@ from typing import Literal
 from lightning.pytorch import Callback, LightningModule, Trainer
 from typing_extensions import override
 
-from roi_lightning.errors import UserError
+from roi_lightning.errors import UserError, check_at_least
 from roi_lightning.learning.roi import RoILightningModule
 from roi_lightning.samplers import GumbelTopK, StraightThrough
 
@@ -25,9 +25,8 @@ class StraightThroughToggle(Callback):
     """
 
     def __init__(self, at_step: int, to: Literal["straight_through", "soft"] = "straight_through") -> None:
-        if at_step < 0:
-            raise UserError(f"StraightThroughToggle.at_step is {at_step}; set it to 0 or above")
         self.at_step, self.to = at_step, to
+        check_at_least(self, "StraightThroughToggle.", at_step=0)
 
     def recipe(self) -> dict[str, object]:
         """Which estimator is used from which optimizer step on."""
