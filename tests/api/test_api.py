@@ -284,7 +284,7 @@ def test_updates_have_to_be_those_of_the_masks(lab):
         ),
         (lambda lm, tokenizer, text: learn(lm, tokenizer, text, **QUICK, precision="bf16-true"), "bf16-true"),
         (lambda lm, tokenizer, text: prune(lm), "Wanda reads text"),
-        (lambda lm, tokenizer, text: prune(lm, method="wonder"), "no method 'wonder'"),
+        (lambda lm, tokenizer, text: prune(lm, method="wonder"), "method 'wonder' can't be made"),
         (lambda lm, tokenizer, text: evaluate(lm, tokenizer, "none.txt", seq_len=32), "no file matches"),
         (
             lambda lm, tokenizer, text: evaluate(lm, tokenizer, text, tasks=["absent.yaml"]),

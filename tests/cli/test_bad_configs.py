@@ -87,7 +87,7 @@ TABLE = {
     "seq_len endless": (
         overrides("--data.seq_len", "1" + "0" * 30),
         plan_with,
-        "data.seq_len is 10{30} and .* at most 128 tokens",
+        "seq_len is 10{30} and .* at most 128 tokens",
     ),
     "seq_len past the model": (overrides("--data.seq_len", "4096"), fit_with, "reads at most 128"),
     "batch_size 0": (overrides("--data.batch_size", "0"), plan_with, "data.batch_size is 0"),

@@ -19,7 +19,7 @@ from transformers import (
 from roi_lightning.errors import UserError
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.layers import (
-    check_pattern,
+    choose_layers,
     decoder_blocks,
     input_dim,
     prunable_layers,
@@ -69,7 +69,6 @@ def test_counts_are_those_of_the_papers_table(size):
     lm = meta_language_model(config)
     assert {parameter.device.type for parameter in lm.parameters()} == {"meta"}
     layers, pattern = prunable_layers(lm), NMPattern("2:4")
-    check_pattern(layers, pattern)
     count = sum(layer.weight.numel() for layer in layers.values())
     by_hand = depth * (2 * hidden * hidden + 2 * hidden * hidden * kv_heads // heads + 3 * hidden * inner)
     assert count == by_hand
@@ -143,11 +142,11 @@ def test_patterns_that_leave_nothing_are_named(options, named):
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_a_pattern_that_does_not_divide_names_the_layer(kind):
-    layers = prunable_layers(meta_language_model(CONFIGS[kind]()))
+    lm = meta_language_model(CONFIGS[kind]())
     with pytest.raises(UserError, match=r"2:3.*64") as caught:
-        check_pattern(layers, NMPattern("2:3"))
-    assert next(iter(layers)) in str(caught.value)
-    check_pattern(layers, NMPattern("8:16"))
+        choose_layers("lm", lm, NMPattern("2:3"))
+    assert next(iter(prunable_layers(lm))) in str(caught.value)
+    choose_layers("lm", lm, NMPattern("8:16"))
 
 
 DROPOUTS = {

@@ -5,17 +5,14 @@ import re
 
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from cli_helpers import brute_top, make_lab, run
 from roi_lightning.api import prune
-from roi_lightning.cli.prune import PruneOptions
 from roi_lightning.errors import UserError
 from roi_lightning.export.sidecar import read_sidecar, write_sidecar
 from roi_lightning.masks.mask_set import MaskSet
-from roi_lightning.oneshot.config import PruneConfig, read_patterns
 from tiny_models import tiny_gpt2
 
 lab = pytest.fixture(make_lab)
@@ -68,7 +65,7 @@ def test_a_pruned_directory_has_the_zeros_of_every_layers_own_pattern(lab, capsy
     content["layers"]["model.layers.0.mlp.up_proj.weight"]["pattern"] = "4:8"
     write_sidecar(lab.folder / "pruned", content)
     assert run("verify", "pruned") != 0
-    assert "different patterns for: model.layers.0.mlp.up_proj.weight" in capsys.readouterr().out
+    assert "different things of" in " ".join(capsys.readouterr().out.split())
 
 
 def test_layers_left_dense_are_those_that_ignore_leaves_and_pack_leaves_them(lab, capsys):
@@ -106,36 +103,12 @@ def test_patterns_in_memory_and_of_transposed_layers(tmp_path):
     assert MaskSet.load(tmp_path / "mask").pattern == masks.pattern
 
 
-def test_patterns_are_read_from_text_and_files(tmp_path):
-    file = tmp_path / "patterns.yaml"
-    file.write_text(yaml.safe_dump(PATTERNS))
-    for given in (PATTERNS, json.dumps(PATTERNS), str(file)):
-        assert read_patterns(given) == PATTERNS
-    assert str(PruneConfig(patterns=str(file)).layer_pattern) == "1:4 + 2:4 + 4:8 + dense"
-    assert str(PruneConfig(patterns="{k_proj: 4:8}").layer_pattern) == "2:4 + 4:8"
-    assert str(PruneConfig().layer_pattern) == "2:4"
-
-
-@pytest.mark.parametrize(
-    ("patterns", "says"),
-    [
-        ("{*.k_proj: dense}", r"can't be read \(while .*; give '\{"),
-        ("{}", "is no mapping of layers to patterns"),
-        ("{4: dense}", "is no mapping"),
-        ("nowhere.yaml", r"'nowhere.yaml' can't be read \(.*No such file"),
-        ("{k_proj: half}", "'k_proj': pattern 'half' is not of the form N:M.*, or dense"),
-    ],
-)
-def test_what_are_no_patterns_is_refused(patterns, says, tmp_path):
-    with pytest.raises(UserError, match=says):
-        _ = PruneOptions(lm="x", method="magnitude", out=tmp_path / "out", patterns=patterns).layer_pattern
-
-
 @pytest.mark.parametrize(
     ("patterns", "says"),
     [
         ({"r_proj": "4:8"}, "patterns: 'r_proj' matches none of the 14 linear layers"),
         ({"v_proj": "1:3"}, r"pattern 1:3: model\.layers\.0\.self_attn\.v_proj has 64 inputs"),
+        ({"k_proj": "half"}, "'k_proj': pattern 'half' is not of the form N:M.*, or dense"),
         ({"*": "dense"}, "patterns: all 14 layers are left dense"),
     ],
 )

@@ -271,4 +271,4 @@ def test_a_layer_by_itself_keeps_its_orientation(tmp_path):
 def test_more_windows_than_the_text_has_are_refused_before_any_is_gathered():
     text = SimpleNamespace(corpora=[], seq_len=8, train_tokens=87)  # asked for `windows`, it has none to give
     with pytest.raises(UserError, match="holds 10 windows of 8 tokens, 11 are asked for"):
-        calibration_windows(text, 11, None)
+        calibration_windows(text, 11)

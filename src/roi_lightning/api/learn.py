@@ -29,7 +29,7 @@ from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.config import check_positions, compute_dtype
 from roi_lightning.models.fingerprint import base_of
-from roi_lightning.models.layers import checked_layers
+from roi_lightning.models.layers import choose_layers
 from roi_lightning.models.loading import frozen_view
 from roi_lightning.samplers import GumbelTopK, Sampler
 from roi_lightning.samplers.schedules import Linear, Schedule
@@ -127,7 +127,7 @@ def learn(
         view = frozen_view(lm)
         _tell_if_slow(view.dtype, fitter.strategy.root_device)
         mixed = mixed_pattern(NMPattern(pattern), patterns or {})
-        layers = checked_layers(type(lm).__name__, view, mixed, targets, ignore).pruned
+        layers = choose_layers(type(lm).__name__, view, mixed, targets, ignore).pruned
         source = base_of(view, layers)
         check_positions(source.spec, view.config, seq_len)
         module = _make(learner, source.spec, {"seed": seed, **chosen, **rates, **own})

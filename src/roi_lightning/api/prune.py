@@ -76,6 +76,6 @@ def prune(
         updates[name] = weight.cpu()
 
     layers = config.layers(type(lm).__name__, view)
-    calibration = config.calibration(text, view)
+    calibration = config.calibration(type(lm).__name__, view, text)
     base = open_base(base_of(view, layers.pruned), lm=view)
     return PruneResult(prune_model(base, view, layers, config.chosen, calibration, keep), updates)

@@ -27,7 +27,7 @@ from roi_lightning.learning.optim import check_trainer
 from roi_lightning.learning.roi import RoILightningModule
 from roi_lightning.learning.run_folder import CONFIG, RUNS, run_folder
 from roi_lightning.learning.trainer import RoITrainer
-from roi_lightning.models.config import check_length
+from roi_lightning.models.config import check_positions, load_config
 from roi_lightning.reports.callback import Report  # noqa: F401
 from roi_lightning.samplers import schedules  # noqa: F401
 from roi_lightning.utils.entry_points import added, load_named_classes
@@ -257,17 +257,20 @@ class RoICLI(LightningCLI):
             self.datamodule.check_files()
             self.trainer.count_micro_batches(self.datamodule)
             self.model.preflight(self.trainer)
-            self._check_length()
+            self.check_length()
             from roi_lightning.learning.memory_plan import check_fits_device
 
             check_fits_device(self.model, self.trainer)
         elif self.command == "validate":
-            self._check_length()
+            self.check_length()
         options = {name: self.config_init[name] for name in self._options}
         getattr(self.trainer, self.command)(self.model, datamodule=self.datamodule, **options)
 
-    def _check_length(self) -> None:
-        check_length(self.model.source, self.datamodule.seq_len, self.model.trust_remote_code)
+    def check_length(self) -> None:
+        """Refuse windows longer than the model takes."""
+        source = self.model.source
+        config = load_config(source, self.model.trust_remote_code)
+        check_positions(source.spec, config, self.datamodule.seq_len)
 
 
 def run(args: Sequence[str]) -> None:

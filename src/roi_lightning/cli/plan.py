@@ -15,7 +15,6 @@ from roi_lightning.learning.fsdp import FSDP2Strategy
 from roi_lightning.learning.memory_plan import Planner, Step
 from roi_lightning.learning.optim import check_trainer, count_micro_batches
 from roi_lightning.masks.layer_patterns import is_mixed
-from roi_lightning.models.config import check_length
 from roi_lightning.utils.atomic_io import check_writable, write_json
 from roi_lightning.utils.devices import choose_device
 from roi_lightning.utils.tables import print_table
@@ -111,7 +110,7 @@ def _planned(cli: RoICLI) -> tuple[Planner, Step, Any]:
     trainer = given.clone()
     count_micro_batches(trainer, given, data, _ranks(trainer))
     cli.model.check_settings()
-    check_length(cli.model.source, data.seq_len, cli.model.trust_remote_code)
+    cli.check_length()
     parts, checkpointing = trainer.accumulate_grad_batches, cli.model.activation_checkpointing
     # --fit_in asks about a GPU, which may not be here.
     known = given.accelerator in ("auto", "cpu") and not cli.config.fit_in

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from roi_lightning.cli.calibration import calibration_data, text_facts
 from roi_lightning.cli.options import parse_options
 from roi_lightning.data import CalibrationDataModule
 from roi_lightning.export import check_destination, check_not_base, needed_bytes, write_export
@@ -75,11 +74,20 @@ def main(argv: Sequence[str]) -> int:
     device = choose_device(options.device)
 
     def text() -> CalibrationDataModule:
-        data = calibration_data(source, options, trusted)
-        facts.update({"activations": options.activations, **text_facts(data, options)})
+        data = CalibrationDataModule(
+            source.spec,
+            source.revision,
+            trusted,
+            corpora=list(options.corpora),
+            val_corpora=list(options.corpora),  # so that all of it is for calibration
+            seq_len=options.seq_len,
+            seed=options.seed,
+        )
+        facts.update({"activations": options.activations, "windows": options.windows, "seed": options.seed})
+        facts.update(data.facts(options.windows))
         return data
 
-    calibration = options.calibration(text, shapes)
+    calibration = options.calibration(source.spec, shapes, text)
     lm = load_language_model(source, options.dtype, trusted, device=device)
     base = open_base(source, options.dtype, lm)
     if source.kind == "gguf":  # its size as a directory is known only now

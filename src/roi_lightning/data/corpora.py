@@ -84,10 +84,11 @@ def as_corpora(value: Sequence[Corpus | str] | str) -> list[Corpus]:
     """Convert every accepted form of corpora to a list.
 
     Raises:
-        UserError: If the list is empty, a weight is not positive, or chats are not described as such.
+        UserError: If the list is empty, a mapping can't be read, a weight is not positive, or chats are not described
+            as such.
     """
     items = [value] if isinstance(value, str | Corpus) else list(value)
-    corpora = [Corpus(item) if isinstance(item, str) else item for item in items]
+    corpora = [_parse(item) if isinstance(item, str) else item for item in items]
     if not corpora:
         raise UserError(f"data.corpora is empty; name at least one source, for example {PYTHON_DOCS}")
     for corpus in corpora:
@@ -104,12 +105,8 @@ def as_corpora(value: Sequence[Corpus | str] | str) -> list[Corpus]:
     return corpora
 
 
-def parse_corpus(text: str) -> Corpus:
-    """A corpus as a command line spells it: a source, or a mapping with the fields of Corpus in braces.
-
-    Raises:
-        UserError: If the mapping can't be read or has a field that Corpus lacks.
-    """
+def _parse(text: str) -> Corpus:
+    """A corpus as a command line spells it: a source, or a mapping with the fields of Corpus in braces."""
     if not text.startswith("{"):
         return Corpus(text)
     try:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from roi_lightning.data.corpora import Corpus, as_corpora, parse_corpus
+from roi_lightning.data.corpora import Corpus, as_corpora
 from roi_lightning.errors import UserError, check_at_least, require
 
 PROTOCOL_2048: Final = "token_perplexity_2048"
@@ -84,7 +84,7 @@ class EvalConfig:
     @property
     def corpus(self) -> Corpus | None:
         """The text, None for WikiText-2."""
-        return None if self.text is None else as_corpora([parse_corpus(str(self.text))])[0]
+        return None if self.text is None else as_corpora(str(self.text))[0]
 
     @property
     def first(self) -> float | None:

@@ -44,7 +44,7 @@ from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.base_tensors import BaseTensors, open_base
 from roi_lightning.models.config import GGUF_DTYPE, DType, load_config
 from roi_lightning.models.fingerprint import base_model
-from roi_lightning.models.layers import ChosenLayers, check_causal, choose_layers, stored_weights
+from roi_lightning.models.layers import ChosenLayers, choose_layers, stored_weights
 from roi_lightning.models.loading import enable_checkpointing, load_language_model, meta_language_model
 from roi_lightning.models.source import ModelSource, resolve_model
 from roi_lightning.models.stored_tensors import tensor_sha256
@@ -191,7 +191,7 @@ class MaskLearningModule(pl.LightningModule, ABC):
         Raises:
             UserError: If globs match nothing, no layer remains, or M does not divide a layer.
         """
-        return choose_layers(lm, self.pattern, self.targets, self.ignore)
+        return choose_layers(self.source.spec, lm, self.pattern, self.targets, self.ignore)
 
     def preflight(self, trainer: pl.Trainer) -> None:
         """Check all settings, and names and shapes on the meta device, before text or weights are read.
@@ -207,7 +207,7 @@ class MaskLearningModule(pl.LightningModule, ABC):
         if isinstance(trainer.strategy, ModelParallelStrategy):
             check_sharded_optimizer(self.optimizer)
         lm = meta_language_model(load_config(self.source, self.trust_remote_code), self.trust_remote_code)
-        check_causal(self.source.spec, lm, self.choose(lm).pruned)
+        self.choose(lm)
 
     def check_settings(self) -> None:
         """Check what only shows when it is used.

@@ -72,7 +72,7 @@ def mixed_pattern(default: NMPattern, patterns: Mapping[str, str | int]) -> Patt
     """
     if not patterns:
         return default
-    read = {glob: _read(glob, value) for glob, value in patterns.items()}
+    read = {str(glob): _read(glob, value) for glob, value in patterns.items()}
     return LayerPatterns(read if _ALL in read else {_ALL: default, **read})
 
 

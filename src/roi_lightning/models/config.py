@@ -81,15 +81,6 @@ def max_positions(config: PreTrainedConfig) -> int | None:
     return next((int(value) for value in found if value is not None), None)
 
 
-def check_length(source: ModelSource, seq_len: int, trust_remote_code: bool = False) -> None:
-    """Refuse windows longer than a model takes.
-
-    Raises:
-        UserError: Naming both lengths, or if the configuration can't be read.
-    """
-    check_positions(source.spec, load_config(source, trust_remote_code), seq_len)
-
-
 def check_positions(spec: str, config: PreTrainedConfig, seq_len: int) -> None:
     """Refuse windows longer than the model of a configuration takes.
 
@@ -98,9 +89,7 @@ def check_positions(spec: str, config: PreTrainedConfig, seq_len: int) -> None:
     """
     longest = max_positions(config)
     if longest is not None and seq_len > longest:
-        raise UserError(
-            f"data.seq_len is {seq_len} and model {spec!r} reads at most {longest} tokens; lower it"
-        )
+        raise UserError(f"seq_len is {seq_len} and model {spec!r} reads at most {longest} tokens; lower it")
 
 
 def load_tokenizer(

@@ -144,18 +144,23 @@ class ChosenLayers:
 
 
 def choose_layers(
-    lm: PreTrainedModel, pattern: Pattern, targets: Sequence[str] = ("*",), ignore: Sequence[str] = ()
+    spec: str,
+    lm: PreTrainedModel,
+    pattern: Pattern,
+    targets: Sequence[str] = ("*",),
+    ignore: Sequence[str] = (),
 ) -> ChosenLayers:
     """The layers to prune, see `prunable_layers`, and the pattern of each.
 
     Args:
+        spec: The model's name, for the error.
         lm: The model; shapes are enough.
         pattern: Of all layers, or by glob.
         targets: Layers to prune.
         ignore: Layers to leave alone.
 
     Raises:
-        UserError: If globs match nothing, no layer remains, or M does not divide a layer.
+        UserError: If globs match nothing, no layer remains, M does not divide a layer, or the model is an encoder.
     """
     layers = prunable_layers(lm, targets, ignore)
     if isinstance(pattern, LayerPatterns):
@@ -165,19 +170,11 @@ def choose_layers(
     pruned = {name: layer for name, layer in layers.items() if found[name] is not None}
     if not pruned:
         raise UserError(f"patterns: all {len(layers)} layers are left dense; give one of them N:M")
-    check_pattern(pruned, pattern)
+    for name, layer in pruned.items():
+        pattern.of(name).check(layer.weight.shape[input_dim(layer)], name)
+    _check_causal(spec, lm, pruned)
     dense = {name: layer for name, layer in layers.items() if found[name] is None}
     return ChosenLayers(pruned, dense, layer_patterns(found))
-
-
-def check_pattern(layers: Mapping[str, nn.Linear | Conv1D], pattern: Pattern) -> None:
-    """Refuse a pattern that does not divide some layer's input.
-
-    Raises:
-        UserError: Naming the first such layer.
-    """
-    for name, layer in layers.items():
-        pattern.of(name).check(layer.weight.shape[input_dim(layer)], name)
 
 
 def input_dim(layer: nn.Module) -> int:
@@ -185,37 +182,8 @@ def input_dim(layer: nn.Module) -> int:
     return 0 if isinstance(layer, Conv1D) else 1
 
 
-def checked_layers(
-    spec: str, lm: PreTrainedModel, pattern: Pattern, targets: Sequence[str], ignore: Sequence[str]
-) -> ChosenLayers:
-    """The layers of a model to be pruned, see `choose_layers`, once they have been found fit for it.
-
-    Args:
-        spec: The model's name, for the error.
-        lm: The model; shapes are enough.
-        pattern: Of all layers, or by glob.
-        targets: Layers to prune.
-        ignore: Layers to leave dense.
-
-    Raises:
-        UserError: For an encoder, patterns that match nothing, or a layer M does not divide.
-    """
-    chosen = choose_layers(lm, pattern, targets, ignore)
-    check_causal(spec, lm, chosen.pruned)
-    return chosen
-
-
-def check_causal(spec: str, lm: PreTrainedModel, layers: Iterable[str]) -> None:
-    """Refuse an encoder, which transformers would run as if it were a decoder that sees what it is to predict.
-
-    Args:
-        spec: The model's name, for the error.
-        lm: The model; shapes are enough.
-        layers: Names of those to be pruned.
-
-    Raises:
-        UserError: If it is one.
-    """
+def _check_causal(spec: str, lm: PreTrainedModel, layers: Iterable[str]) -> None:
+    # transformers would run an encoder as if it were a decoder that sees what it is to predict.
     owners = [lm.get_submodule(name.rpartition(".")[0]) for name in layers]
     causal = {owner.is_causal for owner in owners if hasattr(owner, "is_causal")}
     if causal == {False}:

@@ -27,29 +27,24 @@ from roi_lightning.utils.atomic_io import temporary_name
 _KEY: Final = "tensor"
 
 
-def calibration_windows(data: CalibrationDataModule, count: int, longest: int | None) -> Tensor:
+def calibration_windows(data: CalibrationDataModule, count: int) -> Tensor:
     """Windows of calibration text.
 
     Args:
         data: The text.
         count: How many windows.
-        longest: Tokens the model was made for, None if it does not say.
 
     Returns:
         Token ids, int64 [count, seq_len].
 
     Raises:
-        UserError: If the text holds fewer windows, a window more tokens than the model takes, or only answers count.
+        UserError: If the text holds fewer windows, or only answers count.
     """
     answers = [corpus.source for corpus in data.corpora if corpus.loss_on == "answers"]
     if answers:
         raise UserError(
             f"corpus {answers[0]!r} has loss_on: answers, and pruning without training has no loss: it measures "
             "the inputs of all tokens; leave loss_on out"
-        )
-    if longest is not None and data.seq_len > longest:
-        raise UserError(
-            f"windows of {data.seq_len} tokens are longer than the model's {longest}; lower --seq_len"
         )
     available = data.train_tokens // data.seq_len
     if 0 < available < count:  # streamed text has no length

@@ -13,21 +13,21 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from roi_lightning.cli.calibration import calibration_data, text_facts
 from roi_lightning.cli.options import parse_options
 from roi_lightning.contrib.permute.channels import find_channels, stored_orders
 from roi_lightning.contrib.permute.directory import write_permuted
 from roi_lightning.contrib.permute.permutation import PERMUTATION_FILE, Permutation
 from roi_lightning.contrib.permute.reorder import KeptScore, compared_logits, reorder_channels
+from roi_lightning.data import CalibrationDataModule
 from roi_lightning.errors import UserError, check_at_least
 from roi_lightning.export import check_destination, check_not_base
 from roi_lightning.export.sidecar import public_name
 from roi_lightning.masks.overlap import kind_of
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.base_tensors import open_base
-from roi_lightning.models.config import load_config, max_positions
+from roi_lightning.models.config import check_positions, load_config
 from roi_lightning.models.fingerprint import base_model
-from roi_lightning.models.layers import checked_layers
+from roi_lightning.models.layers import choose_layers
 from roi_lightning.models.loading import (
     cast_weights,
     load_language_model,
@@ -120,7 +120,8 @@ def _check(source: ModelSource, pattern: NMPattern, options: PermuteOptions) -> 
     if source.is_stored and (source.directory / PERMUTATION_FILE).is_file():
         raise UserError(f"model {source.spec!r} is permuted already; give the original one")
     lm = meta_language_model(load_config(source))
-    checked_layers(source.spec, lm, pattern, ("*",), ())
+    choose_layers(source.spec, lm, pattern)
+    check_positions(source.spec, lm.config, options.seq_len)
     if not find_channels(lm, pattern)[0]:
         raise UserError(
             f"model {source.spec!r} ({type(lm).__name__}) has no channels that are known to change places: no "
@@ -135,9 +136,16 @@ def _text(
     source: ModelSource, options: PermuteOptions, device: torch.device
 ) -> tuple[Tensor, dict[str, object]]:
     """The windows of calibration text, and what the sidecar says of them."""
-    data = calibration_data(source, options)
-    windows = calibration_windows(data, options.windows, max_positions(load_config(source)))
-    return windows, text_facts(data, options)
+    data = CalibrationDataModule(
+        source.spec,
+        source.revision,
+        corpora=list(options.corpora),
+        val_corpora=list(options.corpora),  # so that all of it is for calibration
+        seq_len=options.seq_len,
+        seed=options.seed,
+    )
+    windows = calibration_windows(data, options.windows)
+    return windows, {"windows": options.windows, "seed": options.seed, **data.facts(options.windows)}
 
 
 @dataclass
