@@ -8,7 +8,7 @@ import torch
 
 from benchmarks import sampler, step
 from benchmarks.speed.baselines import PlainMaskLLM, PlainRoI
-from benchmarks.speed.timing import in_turns, peak_bytes
+from benchmarks.speed.timing import peak_bytes
 from cli_helpers import make_lab, plain_text
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.samplers import Categorical, Draw, GumbelTopK
@@ -26,16 +26,6 @@ def rows_of(lab, script, *args):
     }
 
 
-# Time and memory.
-
-
-def test_alternatives_are_taken_in_turns():
-    done = []
-    times = in_turns({"a": lambda: done.append("a"), "b": lambda: done.append("b")}, 3, CPU, "both")
-    assert done == ["a", "b"] * 4, "each once before, uncounted"
-    assert [len(seconds) for seconds in times.values()] == [3, 3]
-
-
 def test_the_most_that_is_held_at_once():
     def task():
         first = torch.zeros(MEGABYTE, dtype=torch.uint8)
@@ -44,9 +34,6 @@ def test_the_most_that_is_held_at_once():
         return second + 1  # where the first one was
 
     assert peak_bytes(task, CPU) == pytest.approx(2 * MEGABYTE, rel=0.01)
-
-
-# The sampler.
 
 
 @pytest.mark.slow
@@ -98,9 +85,6 @@ def test_plain_maskllm_has_the_softmax_of_its_candidates():
     assert Categorical().logits_shape((20_000, 4), pattern) == tuple(many.shape)
 
 
-# A step.
-
-
 def test_a_step_beside_its_rivals(lab, capsys):
     rows = rows_of(lab, step, "--lm", str(lab.model), "--seq_len", "32", "--baselines")
     names = {name.removeprefix("step.roi_over_") for name, *_ in rows}
@@ -113,20 +97,3 @@ def test_a_step_beside_its_rivals(lab, capsys):
             assert row["reference_held_bytes"] == 1.5 * row["held_bytes"]
     assert rows["step.roi_over_roi_autograd", "2:4", None]["reference_bytes"] > row["bytes"]
     assert "maskllm published" in plain_text(capsys.readouterr().out)
-
-
-def test_random_weights_need_a_configuration_alone(lab):
-    folder = lab.folder / "shape"
-    folder.mkdir()
-    (folder / "config.json").write_text((lab.model / "config.json").read_text())
-    rows = rows_of(
-        lab, step, "--lm", str(folder), "--random", "--activation_checkpointing", "--seq_len", "32"
-    )
-    assert {name for name, *_ in rows} == {"step.roi_over_dense", "step.roi_over_maskllm"}
-
-
-def test_bad_input_is_one_line():
-    with pytest.raises(SystemExit, match=r"^error: .*nowhere[^\n]*$"):
-        step.main(["--lm", "./nowhere"])
-    with pytest.raises(SystemExit, match=r"^error: .*5:4[^\n]*$"):
-        sampler.main(["--pattern", "5:4"])

@@ -1,4 +1,4 @@
-"""`benchmarks.decode`: tokens against a slow loop, bytes against sums of stored tensors, ties by hand."""
+"""`benchmarks.decode`: tokens against a slow loop, bytes against sums of stored tensors."""
 
 import json
 
@@ -6,24 +6,22 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
-from transformers import AutoTokenizer
 
-from benchmarks.decode import Divergence, divergence, first_differences, gap, main
+from benchmarks.decode import main
 from benchmarks.speed import timing
 from benchmarks.speed.generation import (
     GenerationConfig,
     generate,
     random_prompts,
     scores_at,
-    text_prompts,
 )
-from benchmarks.speed.models import make_pair, random_model
-from benchmarks.speed.timing import mean_cache_bytes, weight_bytes
+from benchmarks.speed.models import make_pair
+from benchmarks.speed.timing import weight_bytes
 from cli_helpers import plain_text
 from roi_lightning.export import write_export
 from roi_lightning.models.loading import plain_language_model
 from roi_lightning.models.source import resolve_model
-from tiny_models import random_masks, tiny_gpt2, tiny_llama, tiny_qwen2
+from tiny_models import random_masks, tiny_llama, tiny_qwen2
 
 PROMPT, TOKENS = 6, 9
 PRUNABLE = 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128)
@@ -67,9 +65,6 @@ def greedy(lm, ids, tokens):
     return ids[:, -tokens:], torch.stack(logits, 1)
 
 
-# Generation.
-
-
 def test_generation_is_that_of_a_slow_loop_and_no_token_ends_it(llama):
     lm, ids = load(llama), random_prompts(256, 2, PROMPT)
     wanted, logits = greedy(lm, ids, TOKENS)
@@ -81,45 +76,6 @@ def test_generation_is_that_of_a_slow_loop_and_no_token_ends_it(llama):
     found = scores_at(lm, ids, GenerationConfig(TOKENS), {0: 3, 1: 0})
     for sequence, position in ((0, 3), (1, 0)):
         torch.testing.assert_close(found[sequence], logits[sequence, position], rtol=1e-4, atol=1e-5)
-
-
-def test_prompts_are_text_and_those_of_fewer_sequences_come_first(llama):
-    tokenizer = AutoTokenizer.from_pretrained(llama)
-    four, one = (text_prompts(tokenizer, batch, 40) for batch in (4, 1))
-    assert four.shape == (4, 40)
-    assert one.tolist() == four[:1].tolist()
-    assert len({tuple(row) for row in four.tolist()}) == 4
-    assert tokenizer.decode(one[0]).isascii()
-
-
-# Divergence.
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("size", [0.011, 1.0, 1.999])
-def test_a_unit_is_the_step_to_the_next_number(dtype, size):
-    high = torch.tensor(size).to(dtype)
-    up = torch.nextafter(high, torch.tensor(torch.inf, dtype=dtype)).double()
-    low = (high.double() - 3 * (up - high.double())).float()
-    assert gap(torch.stack([high.float(), low]), 0, 1, dtype) == pytest.approx(3, rel=1e-4)
-
-
-def test_where_two_generations_part():
-    ours = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8], [1, 1, 1, 1]])
-    theirs = torch.tensor([[1, 2, 9, 4], [5, 6, 7, 8], [1, 0, 1, 1]])
-    assert first_differences(ours, theirs) == {0: 2, 2: 1}
-    logits = {0: torch.zeros(10), 2: torch.zeros(10)}
-    logits[0][[3, 9]] = torch.tensor([1.0, 1.0])
-    logits[2][[1, 0]] = torch.tensor([64.5, 64.0])  # half a number is one unit of bfloat16 at this size
-    other = {0: logits[0], 2: torch.zeros(10)}
-    asked = []
-    scores = tuple(lambda positions, own=own: asked.append(positions) or own for own in (logits, other))
-    assert divergence((ours, theirs), scores, torch.bfloat16) == Divergence(2, 1, 1.0)
-    assert asked == [{0: 2, 2: 1}] * 2
-    assert divergence((ours, ours), scores, torch.bfloat16) is None
-
-
-# Bytes.
 
 
 @pytest.mark.parametrize(("name", "tied"), [("llama", False), ("qwen", True)])
@@ -136,28 +92,6 @@ def test_a_step_reads_every_weight_once(name, tied, request):
     fewer = PRUNABLE * itemsize - (PRUNABLE // 2 * itemsize + PRUNABLE // 8)
     assert weight_bytes(pair.packed) == dense + frequencies - fewer
     assert weight_bytes(pair.dense) == dense + frequencies, "the twin shares nothing with it"
-
-
-def test_the_mean_of_what_the_steps_read_of_the_cache():
-    prompt, tokens, each = 5, 4, 10
-    reads = [each * (prompt + step) for step in range(1, tokens)]  # a step reads what it adds, too
-    assert mean_cache_bytes(reads[-1], prompt, tokens) == pytest.approx(sum(reads) / len(reads))
-
-
-@pytest.mark.parametrize("build", [tiny_llama, tiny_gpt2])
-def test_random_models_keep_two_of_every_four_inputs(tmp_path, build):
-    directory = build(tmp_path / "model")
-    (directory / "model.safetensors").unlink()
-    lm = random_model(resolve_model(str(directory)))
-    weight = (
-        lm.transformer.h[1].mlp.c_fc.weight.T if build is tiny_gpt2 else lm.model.layers[1].mlp.up_proj.weight
-    )
-    assert (weight.reshape(128, 16, 4).ne(0).sum(-1) == 2).all()
-    assert lm.dtype == torch.bfloat16
-    assert not lm.training
-
-
-# The command.
 
 
 def test_rows_of_every_batch(llama, tmp_path, capsys):
@@ -182,11 +116,3 @@ def test_rows_of_every_batch(llama, tmp_path, capsys):
     with Image.open(picture) as image:
         assert image.format == "PNG"
     assert "sdpa attention" in plain_text(capsys.readouterr().out)
-
-
-def test_what_can_t_be_run_is_refused_before_weights_are_read(tmp_path):
-    directory = export(tmp_path, tiny_llama, "4:8")
-    (directory / "model.safetensors").write_bytes(b"never read")
-    for prompt, says in (("100", "make 129 tokens"), ("10", "4:8 sparse")):
-        with pytest.raises(SystemExit, match=says):
-            main(["--lm", str(directory), "--prompt", prompt, "--tokens", "29"])

@@ -1,4 +1,4 @@
-"""The study runner in `benchmarks/`: what its cells are, what it keeps, and what its table says."""
+"""The study runner in `benchmarks/`: what its cells are, and what it keeps."""
 
 import gzip
 import json
@@ -14,27 +14,20 @@ from safetensors.torch import load_file
 from benchmarks.study import commands as study_commands
 from benchmarks.study import references, run
 from benchmarks.study.__main__ import build_parser, main
-from benchmarks.study.cells import Cell, Method, Study, choose_methods, left_out, make_cells
-from benchmarks.study.cost import cost_markdown, cost_rows
+from benchmarks.study.cells import Cell, Study, choose_methods, left_out, make_cells
 from benchmarks.study.effective import effective
-from benchmarks.study.figure import curves, draw_study
-from benchmarks.study.history import curve, step_times
 from benchmarks.study.settings import (
-    checkpoint_steps,
     cost_settings,
     fit_arguments,
     fit_settings,
     points_within,
 )
-from benchmarks.study.table import as_markdown, make_rows
-from benchmarks.study.work import Usage, WorkFailed, check_claim, claim, run_logged, sole_user
+from benchmarks.study.work import Usage, WorkFailed, check_claim, claim
 from cli_helpers import WORDS, make_lab
 from roi_lightning.cli.lightning import build
 from roi_lightning.utils.atomic_io import write_json
 
 lab = pytest.fixture(make_lab)
-ROI = Method("roi")
-TEXTS = ["wikitext2", "openstax_validation"]
 
 
 @pytest.fixture
@@ -60,9 +53,6 @@ def options(lab, texts, *more):
     return ["--roi_data", str(texts), "--out", "out", "--lm", str(lab.model), *words, *more]
 
 
-# Cells.
-
-
 def test_fit_understands_a_cell_as_it_is_meant(lab, texts):
     method = choose_methods("roi", ["cool=straight_through --model.lam.end 0.001"])[-1]
     settled = Study(lab.folder / "out", texts, lm=str(lab.model), seq_len=32, batch_size=4)
@@ -86,45 +76,12 @@ def test_fit_understands_a_cell_as_it_is_meant(lab, texts):
     assert "MaskMonitor" not in every
 
 
-def test_a_method_may_have_text_of_its_own_and_a_study_more_to_measure(lab, texts):
-    fiction = lab.folder / "story.txt"
-    fiction.write_text("once upon a time")
-    own, shared = choose_methods("own,roi", ["own=roi --data.corpora python-docs"])
-    study = Study(lab.folder / "out", texts, text=[f"fiction={fiction}"])
-    cell = Cell(own, "2:4", 1024, 0)
-    given = effective(fit_arguments(cell, Path())[:-2], fit_settings(study, cell))
-    assert given["data.corpora"] == "python-docs"
-    assert fit_settings(study, Cell(shared, "2:4", 1024, 0))["data"]["corpora"] == study.train
-    recipe = run.recipe_of(study, cell)
-    assert recipe["evaluation"]["texts"] == ["fiction"]
-    *_, command = references.evaluate(study, "MODEL", lab.folder)
-    assert command[command.index("--text") + 1] == str(fiction)
-    assert study.portable(str(fiction)) == "fiction"
-
-
 def test_the_last_validation_falls_on_the_last_step():
     for steps in range(1, 200):
         points = points_within(steps, 8)
         assert steps % points == 0
         divisors = [n for n in range(1, steps + 1) if steps % n == 0]
         assert max(points / 8, 8 / points) == min(max(n / 8, 8 / n) for n in divisors)
-
-
-def test_no_checkpoint_is_where_a_validation_is():
-    for steps in range(3, 200):
-        interval = steps // points_within(steps, 8)
-        every = checkpoint_steps(steps, interval)
-        both = set(range(every, steps + 1, every)) & set(range(interval, steps + 1, interval))
-        assert not both or interval == 1
-    assert checkpoint_steps(300, 30) == 74
-    assert checkpoint_steps(1, 1) == 1
-
-
-def test_tokens_that_leave_a_step_unfilled_are_refused():
-    settled = Study(Path("out"), Path("texts"), seq_len=512, batch_size=2)
-    assert settled.steps(307200) == 300
-    with pytest.raises(SystemExit, match=r"307201 is no multiple of 1024, one step; near: 307200, 308224"):
-        settled.steps(307201)
 
 
 def test_what_a_method_cannot_learn_is_left_out_and_said(tmp_path):
@@ -143,9 +100,6 @@ def test_what_a_method_cannot_learn_is_left_out_and_said(tmp_path):
     assert "prior" not in fit_settings(settled, proxsparse)["model"]["init_args"]
     assert "prior" not in cost_settings(settled, proxsparse, tmp_path)["model"]["init_args"]
     assert fit_settings(settled, roi)["model"]["init_args"]["prior"] == str(tmp_path / "2of4/prior")
-
-
-# Recipes.
 
 
 def test_the_same_settings_are_the_same_recipe_wherever_they_stand(lab, texts):
@@ -173,9 +127,6 @@ def test_the_same_settings_are_the_same_recipe_wherever_they_stand(lab, texts):
     assert recipe != effective([*on_file, "--model.optimizer.lr", "0.5"], last)
 
 
-# Folders and processes.
-
-
 def test_a_folder_keeps_to_its_recipe(tmp_path):
     claim(tmp_path / "cell", {"settings": {"steps": 3, "text": ["a", "b"]}})
     check_claim(tmp_path / "cell", {"settings": {"steps": 3, "text": ["a", "b"]}})
@@ -183,101 +134,6 @@ def test_a_folder_keeps_to_its_recipe(tmp_path):
         claim(tmp_path / "cell", {"settings": {"steps": 3, "text": ["a", "c"]}})
     with pytest.raises(SystemExit, match=r"settings.text.1 was 'b' and is None now"):
         check_claim(tmp_path / "cell", {"settings": {"steps": 3, "text": ["a"]}})
-
-
-def test_one_study_at_a_time(tmp_path):
-    with sole_user(tmp_path / "out"), pytest.raises(SystemExit, match="another study"):
-        sole_user(tmp_path / "out").__enter__()
-    with sole_user(tmp_path / "out"):
-        pass
-
-
-def test_a_process_is_measured_and_its_failure_told(tmp_path):
-    log, program = tmp_path / "run/log.txt", "import time; kept = b'x' * 300_000_000; print('held')"
-    usage = run_logged(["-c", program], log)
-    assert usage.peak_rss_bytes > 300_000_000
-    assert usage.seconds >= 0
-    with pytest.raises(WorkFailed, match=r"(?s)exit status 3; .*log.txt:\nheld\nwhy it failed$"):
-        run_logged(["-c", "import sys; print('why it failed', file=sys.stderr); sys.exit(3)"], log)
-
-
-def test_a_record_survives_a_run_that_was_killed(tmp_path):
-    lines = [{"step": 0, "time": 10}, {"step": 1, "time": 17}, {"step": 2, "time": 19}]
-    lines += [{"validated": 2, "perplexity": 50.0, "time": 30}, {"step": 3, "time": 33}]
-    lines += [{"step": 4, "time": 35}, {"validated": 4, "perplexity": 40.0, "time": 44}]
-    resumed = [{"step": 3, "time": 1000}, {"step": 4, "time": 1005}]
-    resumed += [{"validated": 4, "perplexity": 41.0, "time": 1010}]
-    file = tmp_path / "record.jsonl"
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines + resumed))
-    assert step_times(file) == [7, 2, 3, 2, 5]
-    assert step_times(file, skip=3) == [2, 5]
-    assert curve(file) == {2: 50.0, 4: 41.0}
-
-
-# What comes out.
-
-
-def result(wikitext2, seconds, rss, differs=0.25):
-    measured = {"wikitext2": wikitext2, "openstax_validation": wikitext2 / 2, "differs_from_prior": differs}
-    cost = {"seconds_per_step": seconds, "peak_rss_bytes": rss, "learned": 300, "prunable": 200}
-    return measured | cost | {"curve": [[512, 4 * wikitext2], [1024, wikitext2]]}
-
-
-@pytest.fixture
-def found():
-    """Two methods at one pattern, one of them with a failure, and a third that failed altogether."""
-    other, broken = Method("other"), Method("broken")
-    kinds = [(ROI, 0), (ROI, 1), (other, 0), (other, 1), (broken, 0)]
-    cells = [Cell(method, "2:4", 1024, seed) for method, seed in kinds]
-    values = [result(70.0, 2.0, 1000), result(80.0, 4.0, 3000), result(90.0, 6.0, 3000)]
-    results = {cell.name: value for cell, value in zip(cells, values, strict=False)}
-    references = {
-        "dense": {"wikitext2": 20.0, "openstax_validation": 10.0, "held_out": 11.0},
-        "2:4": {"wikitext2": 200.0, "openstax_validation": 100.0, "held_out": 110.0},
-    }
-    return cells, results, references
-
-
-def test_the_table_has_means_and_ranges(found):
-    rows = make_rows(*found, TEXTS)
-    assert [row["method"] for row in rows] == ["dense", "prior", "roi", "other", "broken"]
-    roi, other, broken = rows[2:]
-    assert roi["wikitext2"] == {"mean": 75.0, "min": 70.0, "max": 80.0}
-    assert (roi["seeds"], other["seeds"], other["failed"], broken["failed"]) == (2, 1, 1, 1)
-    assert roi["learned_ratio"] == 1.5
-    assert roi["seconds_per_step"] == {"mean": 3.0, "min": 2.0, "max": 4.0}
-    lines = as_markdown(rows, ["A note."], TEXTS).splitlines()
-    assert [cell.strip() for cell in lines[2].split("|")[3:9]] == ["dense", "", "", "11.00", "20.00", "10.00"]
-    assert lines[4].split(" | ")[5:8] == ["75.00 (70.00–80.00)", "75.00 (70.00–80.00)", "37.50 (35.00–40.00)"]
-    assert "| other | 1 (1 failed) | 1.5 | 90.00 | 90.00 | 45.00 | 25.00% |" in lines[5]
-    assert "| broken | failed |" in lines[6]
-    assert lines[-1] == "- A note."
-
-
-def test_the_figure_has_a_line_per_method(found, tmp_path):
-    cells, results, references = found
-    results[cells[2].name]["curve"] = [[512, float("inf")], [1024, 90.0]]
-    assert curves(cells, results) == {
-        ("2:4", "roi", 1024): [(512, [280.0, 320.0]), (1024, [70.0, 80.0])],
-        ("2:4", "other", 1024): [(1024, [90.0])],
-    }
-    draw_study(cells, results, references, "A study", tmp_path / "figure.png")
-    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_the_cost_of_a_step_is_a_median_over_runs():
-    runs = [("roi", [1.0, 2.0, 3.0], 2**30), ("other", [4.0, 4.0, 100.0], 2**31)]
-    runs += [("roi", [2.0, 2.0, 9.0], 2**29), ("other", [4.0, 5.0, 6.0], 2**31)]
-    named = [{"pattern": "2:4", "method": m, "step_seconds": s, "peak_rss_bytes": p} for m, s, p in runs]
-    roi, other = cost_rows(named)
-    assert (roi["seconds_per_step"], roi["seconds_per_step_by_run"], roi["runs"]) == (2.0, [2.0, 2.0], 2)
-    assert (other["seconds_per_step"], other["seconds_per_step_by_run"]) == (4.5, [4.0, 5.0])
-    assert (other["seconds_per_step_ratio"], other["peak_rss_bytes_ratio"]) == (2.25, 2.0)
-    last = cost_markdown([roi, other], []).splitlines()[-1]
-    assert last == "| 2:4 | other | 4.50 | 4.00, 5.00 | 2.25 | 75.0 | 2.00 | 2.00 |"
-
-
-# Whole studies.
 
 
 def lost(prior, other):
