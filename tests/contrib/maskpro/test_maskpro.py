@@ -18,16 +18,12 @@ from cli_helpers import (
     brute_top,
     fit,
     make_lab,
-    plain_text,
     run,
     whole_and_resumed,
 )
-from roi_lightning.cli.fit_in import candidate_settings
 from roi_lightning.contrib.maskpro import MaskProModule
 from roi_lightning.errors import UserError
 from roi_lightning.evaluation.perplexity import token_perplexity
-from roi_lightning.learning.memory_plan import Planner, Step
-from roi_lightning.learning.roi import RoILightningModule
 from roi_lightning.learning.trainer import RoITrainer
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.models.source import SIDECAR
@@ -153,15 +149,6 @@ def test_steps_are_those_of_plain_torch(lab, monkeypatch, kind, parts):
     assert all(p.grad is None for p in learner.parameters())
 
 
-@pytest.mark.slow
-def test_micro_batches_make_the_step_of_one_batch(lab):
-    one = learn(lab, 4, data=lab.data(batch_size=4))
-    four = learn(lab, 4, data=lab.data(batch_size=1), trainer={"accumulate_grad_batches": 4})
-    for name, layer in one.layers.items():
-        torch.testing.assert_close(four.layers[name].logits, layer.logits, rtol=0, atol=1e-3)
-        assert (layer.logits.detach().abs() - 3).abs().max() > 0.1
-
-
 # Of a layer with two groups, and of one with a single group.
 SMALL = {"1:4": ("v_proj", {"intermediate_size": 4}), "2:4": ("up_proj", {"intermediate_size": 1})}
 
@@ -195,46 +182,11 @@ def test_a_resumed_run_ends_with_the_same_bits(lab, saved):
         assert torch.equal(layer.reference, resumed.layers[name].reference), name
 
 
-REFUSED = {
-    "an average of 1": ({"average": 1.0}, r"model\.average is 1\.0; set it to 0 or above and below 1"),
-    "an average that is none": ({"average": math.nan}, r"model\.average is nan"),
-    "renewed every 0 steps": (
-        {"renew_every": 0},
-        r"model\.renew_every is 0; set it to a number .* or to null",
-    ),
-    "checkpointing": (
-        {"activation_checkpointing": True},
-        r"activation_checkpointing saves .* set it to false",
-    ),
-}
-
-
-@pytest.mark.parametrize(("options", "says"), REFUSED.values(), ids=REFUSED)
-def test_refusals_say_why(lab, options, says):
-    with pytest.raises(UserError, match=says):
-        MaskProModule(str(lab.model), **options)
-
-
 def test_a_checkpoint_of_another_learner_of_logits_is_refused(lab):
     saves = ModelCheckpoint(lab.folder / "roi", "{step}", every_n_train_steps=1)
     lab.learn(1, callbacks=[saves], trainer={"enable_checkpointing": True})
     with pytest.raises(UserError, match="of another learner; give one of a run of MaskProModule"):
         learn(lab, 2, ckpt_path=saves.best_model_path, flags={"allow_changed_settings": True})
-
-
-def test_the_plan_has_no_backward_pass(lab, capsys):
-    step = Step(batch_size=2, seq_len=32, accumulate=2, checkpointing=False)
-    planner, other = Planner(MaskProModule(str(lab.model))), Planner(RoILightningModule(str(lab.model)))
-    sizes, roi = planner.sizes(step), other.sizes(step)
-    assert (sizes["weights"] - roi["weights"]) * 8 == planner.prunable, "the reference mask's bits"
-    assert (sizes["logits"], sizes["gradients"]) == (roi["logits"], roi["gradients"])
-    assert sizes["masked_weights"] < roi["masked_weights"] / 4, "one layer's at a time"
-    assert sizes["activations"] < roi["activations"] / 4
-    assert not any(tried.step.checkpointing for tried in candidate_settings(planner, step, limit=1))
-    assert run("plan", *lab.quick(*OVERLAY)) == 0
-    told = plain_text(capsys.readouterr().out)
-    assert "optimizer state 0.00 GiB" in told
-    assert "backward" not in told
 
 
 def test_a_run_with_the_overlay_ends_in_a_verified_export(lab):

@@ -1,7 +1,5 @@
 """Models with packed layers against the dense ones."""
 
-import logging
-import warnings
 from copy import deepcopy
 
 import pytest
@@ -14,7 +12,7 @@ from roi_lightning.contrib.packed import accelerate, unpack
 from roi_lightning.errors import UserError
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.layers import input_dim, prunable_layers
-from roi_lightning.models.loading import frozen_view, load_language_model
+from roi_lightning.models.loading import load_language_model
 from roi_lightning.models.source import resolve_model
 from roi_lightning.samplers import GumbelTopK
 from roi_lightning.samplers.masked_linear import SharedState, SparseLinear, attach
@@ -107,29 +105,6 @@ def test_stacks_of_experts_are_freed(left, tmp_path):
     torch.testing.assert_close(logits(lm), exact)
 
 
-@pytest.mark.parametrize("pruned", [("experts", "self_attn"), ("self_attn",), ()])
-def test_experts_are_split_where_any_is_packed(pruned, tmp_path):
-    """transformers holds the experts of a block in one tensor."""
-    lm = AutoModelForCausalLM.from_pretrained(tiny_mixtral(tmp_path)).eval()
-    layers = prunable_layers(frozen_view(lm))  # with the same weights
-    chosen = {name: layer for name, layer in layers.items() if any(part in name for part in pruned)}
-    if pruned:
-        prune(lm, layers=chosen)
-    whole = [module for name, module in lm.named_modules() if name.endswith("experts")]
-    exact = logits(lm)
-    if pruned:
-        result = accelerate(lm)
-        assert result.packed.keys() == chosen.keys()
-        assert result.left.keys() == layers.keys() - chosen.keys()
-    else:
-        with pytest.raises(UserError, match="layers are dense"):
-            accelerate(lm)
-    now = [module for name, module in lm.named_modules() if name.endswith("experts")]
-    assert len(now) == len(whole) > 0
-    assert all((mine is its) == ("experts" not in pruned) for mine, its in zip(now, whole, strict=True))
-    torch.testing.assert_close(logits(lm), exact)
-
-
 def test_a_weight_of_several_layers_is_packed_once(sparse):
     lm = sparse()
     one, other = lm.model.layers[0].mlp, lm.model.layers[1].mlp
@@ -143,15 +118,14 @@ def test_a_weight_of_several_layers_is_packed_once(sparse):
     torch.testing.assert_close(logits(lm), exact)
 
 
-def test_layers_that_are_not_2_of_4_stay_dense(sparse, caplog):
+def test_layers_that_are_not_2_of_4_stay_dense(sparse):
     lm = sparse()
     block, head = lm.model.layers[1], lm.lm_head
     block.self_attn.q_proj.weight.data[3, 8:11] = 1
     block.self_attn.k_proj.weight.data[:] = 1
     head.weight = lm.model.layers[0].self_attn.q_proj.weight
     exact = logits(lm)
-    with caplog.at_level(logging.WARNING):
-        result = accelerate(lm)
+    result = accelerate(lm)
     attention = "model.layers.1.self_attn"
     not_sparse = "the weight is not 2:4 sparse"
     assert result.left == {
@@ -160,12 +134,6 @@ def test_layers_that_are_not_2_of_4_stay_dense(sparse, caplog):
         f"{attention}.k_proj": not_sparse,
     }
     assert len(result.packed) == 11
-    for record, parts in zip(
-        caplog.records,
-        [("1 of 14", "layers.0.self_attn.q_proj", "lm_head"), ("2 of 14", f"{attention}.q_proj", not_sparse)],
-        strict=True,
-    ):
-        assert all(part in record.message for part in parts), record.message
     torch.testing.assert_close(logits(lm), exact)
 
 
@@ -193,10 +161,7 @@ def accelerated(lm):
             lambda lm: prune(dense(lm), "4:8"),
             "none of 14 layers .*layers keep 4 of 8.*only 2:4 can be accelerated",
         ),
-        (lambda lm: prune(dense(lm), "3:4"), "layers keep 3 of 4"),
         (dense, "layers are dense.*prune or learn with --pattern 2:4"),
-        (lambda lm: lm.double(), "the weight is torch.float64"),
-        (lambda lm: lm.to("meta"), "the weight is not in memory"),
         (lambda lm: lm.train(), "train mode.*eval"),
         (learning, "learning a mask; export it"),
         (accelerated, "14 layers of this model are packed already"),
@@ -217,25 +182,3 @@ def test_what_transformers_could_not_read_is_not_saved(sparse, tmp_path):
     with pytest.raises(UserError, match="runs packed and can't be saved"):
         deepcopy(lm).save_pretrained(tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("builder", BUILDERS)
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_the_same_tokens_are_generated(builder, mode, sparse):
-    lm = sparse(builder).float()
-    options = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 256, "eos_token_id": None}
-    with mode():
-        before = lm.generate(ids(), attention_mask=torch.ones_like(ids()), **options)
-        accelerate(lm)
-        assert torch.equal(lm.generate(ids(), attention_mask=torch.ones_like(ids()), **options), before)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
-def test_a_compiled_model_has_no_breaks(mode, sparse):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's compiler meets torch's own deprecated parts
-        lm = accelerated(sparse(tiny_qwen2).float())
-        with mode():
-            compiled = torch.compile(lm, fullgraph=True)(ids()).logits
-    torch.testing.assert_close(compiled.detach(), logits(lm))

@@ -1,8 +1,6 @@
 """Packed directories with int8 weights: they compute what their rounded weights stand for, and hide no damage."""
 
-import json
 import shutil
-import warnings
 from copy import deepcopy
 from functools import partial
 from types import SimpleNamespace
@@ -12,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from cli_helpers import plain_text, run
+from cli_helpers import run
 from roi_lightning.contrib.packed import PackedLinear, from_packed, verify_packed, write_packed
 from roi_lightning.contrib.packed.tensors import PACKED, VERSION, PackedTensors
 from roi_lightning.errors import UserError
@@ -25,7 +23,6 @@ from tiny_models import random_masks, tiny_gpt2, tiny_llama, tiny_mixtral, tiny_
 
 ARCHITECTURES = {
     "llama": (tiny_llama, []),
-    "qwen2, some layers dense": (tiny_qwen2, ["k_proj", "model.layers.1.*"]),
     "gpt2": (tiny_gpt2, []),
     "mixtral, some experts dense": (tiny_mixtral, ["w1", "experts.2.*"]),
 }
@@ -61,10 +58,7 @@ def rounded_directory(dense, out):
     return out
 
 
-@pytest.mark.parametrize(
-    "architecture",
-    [pytest.param(x, marks=[pytest.mark.slow] * x.startswith("qwen2")) for x in ARCHITECTURES],
-)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_logits_are_those_of_the_rounded_weights(tmp_path, architecture):
     build, dense_layers = ARCHITECTURES[architecture]
     ignore = ["--ignore", *dense_layers] if dense_layers else []
@@ -114,10 +108,6 @@ def failed(directory, base=None):
     return {check.name for check in verify_packed(directory, base).failures}
 
 
-def details(directory, base=None):
-    return {check.name: check.detail for check in verify_packed(directory, base).checks}
-
-
 def test_unpacking_goes_to_the_original_dtype_with_exact_zeros(made):
     tensors, dense = PackedTensors(made.packed), load_file(made.dense / "model.safetensors")
     assert tensors.files.keys() == dense.keys()
@@ -137,22 +127,7 @@ def test_bytes_are_five_bits_a_weight_and_the_scales(made):
     assert made.sizes.linears == 2 * made.masks.total
 
 
-def test_pack_says_what_it_proved(made, tmp_path, capsys):
-    out = tmp_path / "sizes.json"
-    options = ["--out", tmp_path / "packed", "--weights", "int8", "--json", out]
-    assert run("pack", made.dense, *options) == 0
-    said = plain_text(capsys.readouterr().out)
-    assert "int8 times scale is within half a step of every kept weight and zero for every pruned one" in said
-    assert json.loads(out.read_text()) == made.sizes.to_json()
-    assert "its\nlargest absolute weight / 127" in (tmp_path / "packed" / "README.md").read_text()
-    assert run("pack", made.dense, "--out", tmp_path / "other", "--weights", "int4") == 2
-    assert "int4" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "dtype",
-    [pytest.param("float16", marks=pytest.mark.slow), "bfloat16", "float32"],
-)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_activations_have_the_dtype_that_is_asked_for(made, dtype):
     lm = from_packed(made.packed, dtype=dtype)
     assert str(lm.dtype) == f"torch.{dtype}"
@@ -163,15 +138,6 @@ def test_activations_have_the_dtype_that_is_asked_for(made, dtype):
     exact = logits(from_packed(made.packed, dtype="float32"))
     assert (logits(lm).float() - exact).norm() < 0.03 * exact.norm()
     assert torch.equal(logits(deepcopy(lm)), logits(lm))
-
-
-@pytest.mark.slow
-def test_a_model_compiles_without_breaks(made):
-    lm = from_packed(made.packed, dtype="float32")
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")
-        compiled = torch.compile(lm, fullgraph=True)(ids()).logits
-    torch.testing.assert_close(compiled, logits(lm))
 
 
 # Damage.
@@ -191,20 +157,7 @@ def test_changes_need_the_base_to_be_noticed(copy, made, part, edit):
     assert failed(copy, made.source) == {"survivors"}
 
 
-@pytest.mark.parametrize(
-    ("part", "edit"),
-    [
-        ("weight_scales", torch.zeros_like),
-        ("weight_scales", torch.Tensor.half),
-        ("weight", torch.Tensor.float),
-    ],
-)
-def test_what_no_packing_makes_is_noticed(copy, part, edit):
-    change(copy, f"{Q}.{part}", edit)
-    assert "indices" in failed(copy)
-
-
-def test_of_updated_weights_it_is_said_what_cannot_be_compared(made, tmp_path):
+def test_updates_without_a_mask_are_compared(made, tmp_path):
     names = [f"{Q}.weight", "model.norm.weight"]
     held = load_file(made.dense / "model.safetensors")
     new = {name: held[name] * 2 for name in names}
@@ -212,13 +165,6 @@ def test_of_updated_weights_it_is_said_what_cannot_be_compared(made, tmp_path):
     updated = MaskSet(made.masks.pattern, made.masks.layers, made.masks.base, hashes)
     dense = write_export(made.source, updated, tmp_path / "dense", updates=new)
     write_packed(dense, tmp_path / "packed", weights="int8")
-    found = details(tmp_path / "packed", made.source)
-    unproven = "can't be compared in int8: only the files' hashes hold them"
-    assert not failed(tmp_path / "packed", made.source)
-    rest = "1 without a mask have the recorded SHA-256"
-    assert found["updates"] == f"1 tensors with updated survivors {unproven}; {rest}"
-    assert found["survivors"].endswith(f"2,048 updated by the method {unproven}")
-    change(tmp_path / "packed", f"{Q}.weight", lambda x: -x)
     assert not failed(tmp_path / "packed", made.source)
     change(tmp_path / "packed", "model.norm.weight", lambda x: -x)
     assert failed(tmp_path / "packed", made.source) == {"updates"}

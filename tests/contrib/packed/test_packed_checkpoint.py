@@ -2,25 +2,18 @@
 
 import json
 import random
-import re
 import shutil
-import subprocess
-import sys
 from copy import deepcopy
 from functools import partial
-from subprocess import PIPE
 from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cli_helpers import plain_text, run
 from roi_lightning.contrib.packed import PackedLinear, accelerate, from_packed, verify_packed, write_packed
-from roi_lightning.contrib.packed.quantizer import PackedConfig
 from roi_lightning.contrib.packed.tensors import PACKED, VERSION
 from roi_lightning.errors import UserError
 from roi_lightning.export import write_export
@@ -30,18 +23,14 @@ from roi_lightning.models.source import resolve_model
 from roi_lightning.models.stored_tensors import tensor_sha256
 from tiny_models import (
     random_masks,
-    tiny_gemma2,
     tiny_gemma3,
     tiny_gpt2,
     tiny_gpt_oss,
     tiny_llama,
-    tiny_mistral,
     tiny_mixtral,
     tiny_opt,
     tiny_phi3,
     tiny_qwen2,
-    tiny_qwen2_moe,
-    tiny_qwen3,
     tiny_qwen3_moe,
 )
 
@@ -49,24 +38,17 @@ ARCHITECTURES = {
     "llama": (tiny_llama, []),
     "qwen2": (tiny_qwen2, []),
     "qwen2, some layers dense": (tiny_qwen2, ["k_proj", "model.layers.1.*"]),
-    "qwen3": (tiny_qwen3, []),
-    "gemma2": (tiny_gemma2, []),
     "gemma3": (tiny_gemma3, []),
-    "mistral": (tiny_mistral, []),
     "phi3": (tiny_phi3, []),
     "gpt2": (tiny_gpt2, []),
     "gpt2, no prefix": (partial(tiny_gpt2, prefix=False), []),
     "opt": (tiny_opt, []),
     "mixtral": (tiny_mixtral, []),
     "mixtral, some experts dense": (tiny_mixtral, ["w1", "experts.2.*"]),
-    "mixtral, experts dense": (tiny_mixtral, ["experts.*"]),
-    "qwen2_moe": (tiny_qwen2_moe, []),
     "qwen3_moe": (tiny_qwen3_moe, []),
     "gpt_oss": (tiny_gpt_oss, ["k_proj"]),
 }
-MIXTURES = {"mixtral", "mixtral, some experts dense", "qwen2_moe", "qwen3_moe"}
-# Of these others have every trait.
-SLOW = {"qwen3", "gemma2", "mistral", "qwen2_moe"}
+MIXTURES = {"mixtral", "mixtral, some experts dense", "qwen3_moe"}
 Q = "model.layers.0.self_attn.q_proj"
 
 
@@ -77,10 +59,7 @@ def logits(lm):
 
 
 @pytest.mark.filterwarnings("ignore:.*matrices of a layout that is not known")
-@pytest.mark.parametrize(
-    "architecture",
-    [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in ARCHITECTURES],
-)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_logits_are_those_of_the_dense_directory(tmp_path, architecture):
     build, dense_layers = ARCHITECTURES[architecture]
     ignore = ["--ignore", *dense_layers] if dense_layers else []
@@ -193,48 +172,13 @@ def test_packing_again_gives_the_same_files(made, tmp_path):
         assert (tmp_path / "again" / file.name).read_bytes() == file.read_bytes()
 
 
-class Largest(TorchDispatchMode):
-    """Remembers the most numbers that a tensor on the CPU held, but for the raw bytes of files."""
-
-    most = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(out):
-            if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu" and leaf.dtype != torch.uint8:
-                self.most = max(self.most, leaf.numel())
-        return out
-
-
-@pytest.mark.parametrize("weights", ["stored", "int8"])
-def test_no_dense_weight_is_ever_there(tmp_path, weights, monkeypatch):
-    source = resolve_model(str(tiny_llama(tmp_path / "base", intermediate_size=1024)))
-    dense = write_export(source, random_masks(source), tmp_path / "dense")
-    write_packed(dense, tmp_path / "packed", weights=weights)
-    monkeypatch.setenv("HF_DEACTIVATE_ASYNC_LOAD", "1")  # other threads would not be watched
-    with Largest() as loading:
-        lm = from_packed(tmp_path / "packed", dtype="bfloat16")
-    assert loading.most == 64 * 1024 // 2
-    with Largest() as computing:
-        deepcopy(lm).dequantize()
-    assert computing.most == 64 * 1024, "this would not have noticed"
-
-
 # What transformers makes of it.
 
 
-@pytest.mark.parametrize("kind", [AutoModelForCausalLM, LlamaForCausalLM])
-def test_transformers_loads_it(made, kind):
-    lm = kind.from_pretrained(made.packed)
-    assert type(lm) is LlamaForCausalLM
-    assert sum(isinstance(module, PackedLinear) for module in lm.modules()) == len(made.masks.layers)
-    assert torch.equal(logits(lm), logits(from_packed(made.packed)))
-    assert lm.generation_config.max_new_tokens == 3
-    assert lm.is_quantized
-
-
-@pytest.mark.parametrize("weights", ["stored", "int8"])
-@pytest.mark.parametrize("name", ["llama", "gpt2, no prefix", "mixtral, some experts dense"])
+@pytest.mark.parametrize(
+    ("name", "weights"),
+    [("llama", "int8"), ("gpt2, no prefix", "stored"), ("mixtral, some experts dense", "stored")],
+)
 def test_transformers_saves_it_again(tmp_path, name, weights):
     build, dense_layers = ARCHITECTURES[name]
     ignore = ["--ignore", *dense_layers] if dense_layers else []
@@ -253,22 +197,6 @@ def test_transformers_saves_it_again(tmp_path, name, weights):
         from_packed(tmp_path / "again")  # nobody knows its hashes
 
 
-_LOAD = "import sys, transformers; transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1])"
-
-
-@pytest.mark.slow  # it starts Pythons of its own
-def test_a_transformers_that_was_not_taught_the_format_ends_with_an_error(made, tmp_path):
-    AutoModelForCausalLM.from_pretrained(made.packed).save_pretrained(tmp_path / "again")
-    says = {
-        made.packed: "ValueError: .*import roi_lightning.contrib.packed",
-        tmp_path / "again": r"got roi_lightning\.packed(.|\n)*RuntimeError: .*ignore_mismatched_sizes",
-    }
-    for directory, words in says.items():
-        done = subprocess.run([sys.executable, "-c", _LOAD, str(directory)], stderr=PIPE, text=True)
-        assert done.returncode == 1
-        assert re.search(words, done.stderr), done.stderr
-
-
 @pytest.mark.parametrize("weights", ["stored", "int8"])
 def test_unpacked_it_is_an_ordinary_model_as_on_gpus(made, tmp_path, weights, caplog):
     write_packed(made.dense, tmp_path / "packed", weights=weights)
@@ -284,11 +212,6 @@ def test_unpacked_it_is_an_ordinary_model_as_on_gpus(made, tmp_path, weights, ca
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "dense")
     with torch.no_grad():
         assert torch.equal(again(ids).logits, plain(ids).logits)
-
-
-def test_a_dense_model_is_not_packed_on_the_way(made):
-    with pytest.raises(UserError, match="roi-lightning pack"):
-        AutoModelForCausalLM.from_pretrained(made.dense, quantization_config=PackedConfig([]))
 
 
 @pytest.mark.parametrize("entry", [{"version": 5}, {"weights": "int2"}])
@@ -356,23 +279,6 @@ def test_damage_to_any_file_is_noticed_when_it_is_loaded(copy):
     assert torch.isfinite(logits(from_packed(copy))).all()
 
 
-def test_tensors_missing_under_a_right_sidecar_are_noticed(copy):
-    for name, says in (
-        (f"{Q}.weight_indices", "lacks .*indices"),
-        ("model.norm.weight", "lacks 1 tensors, 'model.norm"),
-    ):
-        place = copy.with_name(name)
-        shutil.copytree(copy, place)
-        file = next(file for file in place.glob("model*.safetensors") if name in load_file(file))
-        save_file({key: x for key, x in load_file(file).items() if key != name}, file, {"format": "pt"})
-        index = json.loads((place / "model.safetensors.index.json").read_text())
-        del index["weight_map"][name]
-        (place / "model.safetensors.index.json").write_text(json.dumps(index))
-        reseal(place)
-        with pytest.raises(UserError, match=says):
-            from_packed(place)
-
-
 # verify.
 
 
@@ -407,19 +313,6 @@ def test_another_base_is_noticed(made, tmp_path):
     other = resolve_model(str(tiny_llama(tmp_path / "other", seed=1)))
     assert {"base hashes", "survivors", "other tensors"} <= failed(made.packed, other)
     assert "same tensors" in failed(made.packed, resolve_model(str(tiny_opt(tmp_path / "opt"))))
-
-
-def test_gradients_go_through_packed_layers_and_change_none(made):
-    ids, gradients = torch.arange(24).reshape(2, 12) * 7 % 256, []
-    packed = from_packed(made.packed, dtype="float32").train()
-    for lm in (packed, AutoModelForCausalLM.from_pretrained(made.dense, dtype=torch.float32)):
-        weight = lm.get_input_embeddings().weight.requires_grad_()
-        lm(ids, labels=ids).loss.backward()
-        gradients.append(weight.grad)
-    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-6)
-    layers = [module for module in packed.modules() if isinstance(module, PackedLinear)]
-    assert layers
-    assert not [parameter for layer in layers for parameter in layer.parameters()]
 
 
 def test_updated_weights_are_packed_and_hashed(tmp_path):

@@ -164,10 +164,6 @@ def spoil(kind, orders):
     values, inputs = (f"model.layers.0.self_attn.{x}_proj.weight" for x in "vo")
     if kind == "one alone":
         orders[up] = ChannelOrder(0, orders[up].indices.roll(1))
-    elif kind == "the consumer alone":
-        orders[down] = ChannelOrder(1, orders[down].indices.roll(1))
-    elif kind == "one left out":
-        del orders[up]
     elif kind == "the consumer left out":
         del orders[down]
     elif kind == "across heads":
@@ -178,11 +174,7 @@ def spoil(kind, orders):
 
 
 @pytest.mark.parametrize(
-    "kind",
-    [
-        *("one alone", "the consumer alone", "one left out", "the consumer left out", "across heads"),
-        "the other dimension",
-    ],
+    "kind", ["one alone", "the consumer left out", "across heads", "the other dimension"]
 )
 def test_orders_that_do_not_belong_together_are_noticed(made, tmp_path, kind):
     """Also where weights, file and sidecar all fit: only the base model's layers say that they can't."""

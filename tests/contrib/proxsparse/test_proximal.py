@@ -47,7 +47,7 @@ def brute(z, strength):
 @dtypes
 @pytest.mark.parametrize("size", SIZES)
 def test_no_start_leads_lower(size, dtype):
-    z, strength = groups(500, dtype=dtype) * 0.3, size / 0.3
+    z, strength = groups(200, dtype=dtype) * 0.3, size / 0.3
     w = prox_2of4(z, strength)
     assert w.dtype == dtype
     z, w = z.double(), w.double()
@@ -68,28 +68,6 @@ def test_a_minimum_with_one_low_member_is_found(point):
     z = w + torch.stack([sum(products) for products in pairs])
     torch.testing.assert_close(brute(z, 1.0)[0], w, rtol=0, atol=1e-8)
     torch.testing.assert_close(prox_2of4(z, 1.0), w, rtol=0, atol=1e-8)
-
-
-def test_no_point_of_a_grid_is_lower():
-    axis = torch.linspace(0, 1, 25, dtype=torch.float64)
-    grid = torch.stack(torch.meshgrid(axis, axis, axis, axis, indexing="ij")).flatten(1)
-    for z in groups(12, seed=1).T:
-        for strength in (0.3, 0.8, 1.1):
-            point = (grid * z.abs()[:, None]) * z.sign()[:, None]
-            lowest = objective(point, z[:, None], strength).min()
-            assert objective(prox_2of4(z[:, None], strength), z[:, None], strength) <= lowest
-
-
-@dtypes
-@pytest.mark.parametrize("strength", [0.3, 0.9, 2.0])
-def test_signs_and_order_go_along(strength, dtype):
-    z = groups(400, seed=2, dtype=dtype)
-    w = prox_2of4(z, strength)
-    assert (w * z >= 0).all()
-    assert (w.abs() <= z.abs()).all()
-    torch.testing.assert_close(prox_2of4(-z, strength), -w, rtol=0, atol=0)
-    for order in itertools.permutations(range(4)):
-        torch.testing.assert_close(prox_2of4(z[list(order)], strength), w[list(order)], rtol=0, atol=1e-6)
 
 
 @dtypes

@@ -1,21 +1,17 @@
 """Sampled documents against the model's own probabilities and a loop over one document without a cache."""
 
-import string
-
 import numpy as np
 import pytest
 import torch
 from transformers import GenerationConfig
 
-from data_helpers import END, byte_tokenizer
+from data_helpers import byte_tokenizer
 from roi_lightning.contrib.self_text.samples import (
     Document,
     SampleSettings,
     Selection,
     draw_tokens,
-    end_tokens,
     sample_documents,
-    start_token,
 )
 from roi_lightning.errors import UserError
 from roi_lightning.models.loading import load_language_model
@@ -69,52 +65,10 @@ def test_documents_side_by_side_are_those_of_a_slow_loop(builder, tmp_path):
     assert sample_documents(lm, tokenizer, settings, range(7, 9)) == made[4:6], "alone as among others"
 
 
-def test_first_tokens_are_as_frequent_as_the_softmax_says(tmp_path):
-    lm = load(tiny_llama, tmp_path)
-    with torch.no_grad():
-        logits = lm(input_ids=torch.tensor([[256]])).logits[0, -1]
-    probabilities, count = logits.double().softmax(-1), 20_000
-    draws = torch.tensor([np.random.default_rng([1, number]).random() for number in range(count)])
-    drawn = draw_tokens(logits.expand(count, -1), draws).bincount(minlength=len(logits))
-    # Tokens that are rarer than five in all count as one.
-    rare = probabilities * count < 5
-    expected = torch.cat([probabilities[~rare], probabilities[rare].sum(0, keepdim=True)]) * count
-    observed = torch.cat([drawn[~rare], drawn[rare].sum(0, keepdim=True)])
-    freedom = len(expected) - 1
-    assert freedom > 20
-    chi_square = float(((observed - expected) ** 2 / expected).sum())
-    assert abs(chi_square - freedom) < 4 * (2 * freedom) ** 0.5
-
-
 def test_draws_at_the_edges_of_the_distribution():
     logits = torch.tensor([[0.0, -torch.inf, 0.0, 0.0, -torch.inf]])
     draws = torch.tensor([0.0, 0.33, 0.34, 0.67, 1 - 2**-53], dtype=torch.float64)
     assert draw_tokens(logits.expand(5, -1), draws).tolist() == [0, 0, 2, 3, 3]
-
-
-def test_a_document_follows_bos_or_eos_or_the_token_that_is_named():
-    assert start_token(byte_tokenizer(), None) == END
-    assert start_token(byte_tokenizer("<s> $A"), None) == END + 1
-    assert start_token(byte_tokenizer("<s> $A"), "</s>") == END
-    with pytest.raises(UserError, match="no token '<x>'; set start"):
-        start_token(byte_tokenizer(), "<x>")
-    nameless = byte_tokenizer()
-    nameless.eos_token = None
-    with pytest.raises(UserError, match="neither BOS nor EOS; set start"):
-        start_token(nameless, None)
-
-
-def test_the_token_before_documents_ends_one(tmp_path):
-    lm, tokenizer = load(tiny_llama, tmp_path), tiny_tokenizer()
-    assert end_tokens(lm, tokenizer) == ENDS
-    lm.generation_config = GenerationConfig()
-    texts = [x.text for x in sample_documents(lm, tokenizer, SampleSettings(max_tokens=40), range(60))]
-    letter = max(string.ascii_letters, key="".join(texts).count)
-    start = SampleSettings(max_tokens=40, start=letter)
-    cut = sample_documents(lm, tokenizer, start, range(60))
-    assert "".join(texts).count(letter) > 9
-    assert not any(letter in document.text for document in cut)
-    assert any(document.ended for document in cut)
 
 
 def kept(*texts, enough=10**6):
