@@ -36,45 +36,13 @@ def run_folder(bench, out):
     return ["fit", *bench.quick("--trainer.default_root_dir", out, "--trainer.logger", "false")]
 
 
-def compare(bench, out):
-    return ["compare", bench.mask, bench.export, "--out", out]
-
-
-def evaluate_json(bench, out):
-    return ["evaluate", bench.model, "--text", bench.corpus, "--seq_len", "32", "--limit", "1", "--json", out]
-
-
 def theirs(bench):
     """A folder with a stranger's file."""
     return bench.write("theirs/notes.txt", "mine").parent
 
 
-def fake(bench):
-    return bench.write("fake/roi_sparsity.json", "{}").parent
-
-
 def file(bench):
     return bench.write("file", "mine")
-
-
-def below_file(bench):
-    return file(bench) / "deep" / "out"
-
-
-def folder(bench):
-    (bench.folder / "folder").mkdir()
-    return bench.folder / "folder"
-
-
-def link(bench):
-    (bench.folder / "link").symlink_to(folder(bench))
-    return bench.folder / "link"
-
-
-def used_export(bench):
-    out = bench.copy(bench.export)
-    (out / "notes.txt").write_text("mine")
-    return out
 
 
 def base_itself(bench):
@@ -83,6 +51,10 @@ def base_itself(bench):
 
 def prune_itself(bench, model):
     return ["prune", model, "--method", "magnitude", "--out", model]
+
+
+def export_itself(bench):
+    return bench.copy(bench.export)
 
 
 def pack_itself(bench, model):
@@ -98,21 +70,14 @@ NOT_OURS = "was not written by roi_lightning"
 COMMANDS = {"prune": prune, "apply": apply, "pack": pack, "export": export, "fit": fit}
 TABLE = {
     **{f"a stranger's folder, {name}": (theirs, command, NOT_OURS) for name, command in COMMANDS.items()},
-    "a file": (file, prune, NOT_OURS),
-    "below a file": (below_file, apply, "is no folder that can be written to"),
-    "a link": (link, prune, NOT_OURS),
-    "a sidecar that is none": (fake, apply, "exists and its roi_sparsity.json is not one"),
-    "an export with a stranger's file": (used_export, prune, "'notes.txt' in it was not written by"),
     "the base itself, pruned": (base_itself, prune_itself, "base model itself"),
-    "an export packed over itself": (used_export, pack_itself, "model itself"),
-    "a file, compared": (file, compare, "is a file; give a folder"),
-    "a folder for JSON": (folder, evaluate_json, "can't be written"),
+    "an export packed over itself": (export_itself, pack_itself, "model itself"),
     "a run in a file": (file, run_folder, "file.*/config.yaml' can't be written; give"),
 }
 if sys.platform == "linux":
     TABLE |= {
         f"a place that takes no files, {name}": (nowhere, command, "'/proc/out.* are free; make room")
-        for name, command in (COMMANDS | {"run": run_folder}).items()
+        for name, command in {"prune": prune, "fit": fit, "run": run_folder}.items()
     }
 
 

@@ -1,5 +1,4 @@
 import json
-import shutil
 import sys
 from functools import partial
 
@@ -10,19 +9,16 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cli_helpers import make_lab
-from roi_lightning.contrib.proxsparse import ProxSparseModule
 from roi_lightning.data.corpora import FORMATS
 from roi_lightning.errors import UserError
 from roi_lightning.export import write_export
 from roi_lightning.export.sidecar import command_line, public_name
-from roi_lightning.learning.roi import RoILightningModule
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.models.base_tensors import LoadedBase
 from roi_lightning.models.fingerprint import check_masks_fit
 from roi_lightning.models.loading import load_language_model
-from roi_lightning.models.source import ModelSource, resolve_model
+from roi_lightning.models.source import resolve_model
 from roi_lightning.models.stored_tensors import tensor_sha256
-from roi_lightning.samplers import Categorical
 from tiny_models import random_masks, tiny_gguf, tiny_gpt2, tiny_llama, tiny_qwen2
 
 lab = pytest.fixture(make_lab)
@@ -224,24 +220,6 @@ def test_a_gguf_base_becomes_an_ordinary_directory(tmp_path, dtype):
         assert (again / file.name).read_bytes() == file.read_bytes()
 
 
-LEARNERS = {
-    "roi": RoILightningModule,
-    "maskllm": partial(RoILightningModule, sampler=Categorical()),
-    "proxsparse": partial(ProxSparseModule, strength=1.0),
-}
-
-
-@pytest.mark.parametrize("learner", LEARNERS.values(), ids=LEARNERS)
-def test_what_is_learned_on_a_gguf_base_is_left_out(tmp_path, learner):
-    source = resolve_model(str(tiny_gguf(tmp_path / "base.gguf")))
-    plain = LoadedBase(source, load_language_model(source))
-    training = learner(source.spec)
-    base = LoadedBase(source, training.model, torch.bfloat16)
-    assert len(training.model.state_dict()) > len(plain.files)
-    assert base.files == plain.files
-    assert base.nbytes == plain.nbytes
-
-
 def test_masks_of_another_model_are_refused(tmp_path):
     source = resolve_model(str(tiny_qwen2(tmp_path / "one")))
     masks = random_masks(source)
@@ -274,13 +252,3 @@ def test_packed_weights_are_refused(tmp_path, key):
     (base / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match=key):
         write_export(resolve_model(str(base)), masks, tmp_path / "out")
-
-
-def test_an_export_is_a_base_like_any_other(tmp_path):
-    _, masks, out = export_of(tiny_qwen2, tmp_path)
-    shutil.rmtree(tmp_path / "base")
-    source = ModelSource("out", "directory", out)
-    again = write_export(source, random_masks(source, seed=5), tmp_path / "twice")
-    weight = stored(again)[next(iter(masks.layers))]
-    # A quarter, and more where the second mask had to keep two of a group whose zeros are the first one's.
-    assert 0.25 <= (weight != 0).float().mean() < 0.35
