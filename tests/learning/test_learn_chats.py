@@ -31,7 +31,7 @@ def answered(lab, loss_on="answers", **options):
     data = lab.data(corpora=corpora, val_corpora=corpora, val_windows=7, val_batch_size=3, **options)
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = CHAT_TEMPLATE
-    data.use_tokenizer(tokenizer)
+    data.text_tokenizer = tokenizer
     return data
 
 

@@ -7,7 +7,7 @@ import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-import roi_lightning.learning.logits
+import roi_lightning.oneshot
 import roi_lightning.learning.roi
 from cli_helpers import GOING_ON, CutAt, PowerCutError, make_lab, run
 from roi_lightning.data import Corpus
@@ -24,13 +24,13 @@ pytestmark = [*GOING_ON, pytest.mark.filterwarnings("ignore:the first draws keep
 @pytest.fixture
 def measured(monkeypatch):
     """How often the activation prior was measured."""
-    calls, prune = [], roi_lightning.learning.logits.prune_layers
+    calls, prune = [], roi_lightning.oneshot.prune_layers
 
     def counting(*args, **kwargs):
         calls.append(1)
         return prune(*args, **kwargs)
 
-    monkeypatch.setattr(roi_lightning.learning.logits, "prune_layers", counting)
+    monkeypatch.setattr(roi_lightning.oneshot, "prune_layers", counting)
     return calls
 
 
