@@ -7,8 +7,8 @@ import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-import roi_lightning.oneshot
 import roi_lightning.learning.roi
+import roi_lightning.oneshot
 from cli_helpers import GOING_ON, CutAt, PowerCutError, make_lab, run
 from roi_lightning.data import Corpus
 from roi_lightning.errors import UserError
