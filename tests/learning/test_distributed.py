@@ -11,11 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors import safe_open
 
 from cli_helpers import GOING_ON, Lab, make_lab, plain_text, run
 from distributed_worker import REPORTED, SAVED, STEPS, TOLD, learn, learned_of
-from roi_lightning.cli.lightning import build
 from roi_lightning.errors import UserError
 from roi_lightning.export import verify_export, write_export
 from roi_lightning.learning.checkpoint_io import read_checkpoint
@@ -247,17 +245,6 @@ def test_checkpoints_hold_only_what_is_learned(runs, name):
     assert checkpoint["global_step"] == SAVED
 
 
-def test_shards_are_plain_safetensors_of_equal_size(runs):
-    folder = runs / "sharded-llama" / "checkpoints" / f"step={SAVED}.ckpt"
-    sizes = []
-    for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as shard:
-            assert all(key.startswith(("state_dict.", "optimizer_states.")) for key in shard.keys())  # noqa: SIM118
-            sizes.append(sum(shard.get_tensor(key).numel() for key in shard.keys()))  # noqa: SIM118
-    assert len(sizes) == 2
-    assert sizes[0] == pytest.approx(sizes[1], rel=0.01)
-
-
 def test_a_folder_that_lacks_a_shard_is_damaged(runs, tmp_path):
     whole = runs / "sharded-llama" / "checkpoints" / f"step={SAVED}.ckpt"
     check_checkpoint(str(whole))
@@ -359,13 +346,6 @@ def test_what_can_t_be_sharded_is_refused_before_a_process_is_started(name, lab,
     assert run("fit", *lab.quick(*sharded, *options)) == 1
     assert re.search(says, capsys.readouterr().err)
     assert list(lab.folder.iterdir()) == []
-
-
-@pytest.mark.parametrize("prior", ["magnitude", "activation"])
-def test_other_priors_are_not(prior, lab):
-    sharded = ["--config", "overlays/fsdp2.yaml", "--trainer.devices", "2"]
-    cli = build(lab.quick(*sharded, "--model.prior", prior))
-    cli.model.preflight(cli.trainer)
 
 
 def test_one_process_measures_and_exports_the_shards_of_two(runs, lab, capsys):

@@ -68,11 +68,9 @@ def whole(tmp_path_factory):
 @pytest.mark.parametrize(
     ("hook", "call", "saved"),
     [
-        pytest.param("on_train_batch_start", 1, 0, marks=pytest.mark.slow),
         ("on_train_batch_start", 2, 1),
         pytest.param("on_before_optimizer_step", 2, 2, marks=pytest.mark.slow),
         ("on_train_batch_end", 5, 3),
-        pytest.param("on_validation_batch_start", 1, 3, marks=pytest.mark.slow),
         ("on_validation_end", 1, 3),
         ("on_save_checkpoint", 1, 2),
         pytest.param("on_train_batch_end", 2 * STEPS, 5, marks=pytest.mark.slow),

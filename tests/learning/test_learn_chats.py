@@ -61,14 +61,6 @@ def test_held_out_figures_of_a_run_are_means_over_the_tokens_that_count(lab, los
     assert float(fitter.callback_metrics["val/perplexity"]) == pytest.approx(wanted, rel=1e-4)
 
 
-def test_answers_lead_to_another_mask_than_all_tokens(lab):
-    masks = {}
-    for loss_on in ("answers", "all"):
-        learner, _ = lab.learn(4, lr=0.05, data=answered(lab, loss_on))
-        masks[loss_on] = torch.cat([mask.flatten() for _, mask in learner.hard_masks()])
-    assert not torch.equal(masks["answers"], masks["all"])
-
-
 def test_pruning_without_a_loss_reads_chats_and_refuses_a_loss(lab, capsys):
     tokenizer = json.loads((lab.model / "tokenizer_config.json").read_text())
     model = lab.folder / "chat_model"

@@ -72,25 +72,6 @@ def test_a_step_and_its_validation_are_those_of_the_configuration(lab, devices, 
     assert plan["micro_batches"] == trainer.accumulate_grad_batches
 
 
-@pytest.mark.parametrize(
-    ("windows", "batch_size", "ranks", "says"),
-    [
-        (250, 4, 8, r"is 250, no multiple of 8 x 4 windows .*; set it to 224 or 256$"),
-        (256, 3, 8, r"set it to 240 or 264 or data.batch_size to 2$"),
-        (2, 2, 8, r"set it to 16$"),
-    ],
-)
-def test_windows_that_can_t_be_divided_are_refused(lab, windows, batch_size, ranks, says):
-    data = lab.data(windows_per_step=windows, batch_size=batch_size)
-    with pytest.raises(UserError, match=says):
-        data.micro_batches(ranks)
-    # What it names can be divided.
-    near = [int(word) for word in says.rstrip("$").split("set it to ")[1].split(" or data")[0].split(" or ")]
-    assert all(lab.data(windows_per_step=n, batch_size=batch_size).micro_batches(ranks) for n in near)
-    smaller = lab.data(windows_per_step=256, batch_size=2)
-    assert smaller.micro_batches(8) == 16
-
-
 def test_nothing_is_read_for_windows_that_can_t_be_divided(lab, monkeypatch):
     data = lab.data(windows_per_step=3)
     monkeypatch.setattr(data, "prepare_data", lambda: pytest.fail("read text"))

@@ -18,7 +18,6 @@ from roi_lightning.learning.memory_plan import Planner
 from roi_lightning.learning.roi import RoILightningModule
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.models.source import resolve_model
-from roi_lightning.samplers import Categorical
 
 lab = pytest.fixture(make_lab)
 pytestmark = [*GOING_ON, pytest.mark.filterwarnings("ignore:the first draws keep")]
@@ -91,27 +90,6 @@ def test_a_plan_counts_what_is_kept_and_learned(lab):
     planner = Planner(RoILightningModule(str(lab.model), patterns=PATTERNS))
     assert (str(planner.chosen.pattern), planner.prunable, planner.chosen.kept) == (LABEL, PRUNABLE, KEPT)
     assert (planner.layers, planner.learned) == (14, PRUNABLE - 2 * KINDS["k_proj"])
-
-
-@pytest.mark.parametrize(
-    ("kind", "options", "says"),
-    [
-        (ProxSparseModule, {"patterns": {"k_proj": "4:8"}}, r"learns 2:4 only, model\.pattern is 2:4 \+ 4:8"),
-        (
-            RoILightningModule,
-            {"patterns": {"k_proj": "16:32"}, "sampler": Categorical()},
-            "16:32 has 601,080,390",
-        ),
-        (
-            RoILightningModule,
-            {"patterns": {"k_proj": "8"}},
-            "patterns, 'k_proj': pattern '8' is not of the form",
-        ),
-    ],
-)
-def test_what_a_method_can_not_learn_is_refused_when_it_is_made(kind, options, says, lab):
-    with pytest.raises(UserError, match=says):
-        kind(str(lab.model), **options)
 
 
 def test_proxsparse_leaves_layers_dense(lab):

@@ -44,19 +44,6 @@ def test_a_gradient_that_is_nan_stops_the_run(lab, value, accumulate):
         lab.learn(8, callbacks=[saver(lab), Spoil(value, {5})], trainer=trainer)
 
 
-def test_before_a_checkpoint_there_is_only_the_beginning(lab):
-    with pytest.raises(UserError, match="at optimizer step 0; start again"):
-        lab.learn(2, callbacks=[Spoil(float("nan"), {0})])
-
-
-@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
-def test_the_checkpoint_that_a_run_went_on_from_is_named(lab):
-    lab.learn(2, callbacks=[saver(lab)], trainer={"enable_checkpointing": True})
-    path = str(lab.folder / "saved" / "epoch=0-step=1.ckpt")
-    with pytest.raises(UserError, match=r"at optimizer step 2; .*saved/epoch=0-step=1\.ckpt"):
-        lab.learn(4, callbacks=[Spoil(float("nan"), {2})], ckpt_path=path)
-
-
 def test_a_loss_that_is_nan_stops_the_run_whichever_micro_batch_it_is_of(lab):
     class Break(Callback):
         def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):

@@ -11,10 +11,8 @@ import roi_lightning.learning.roi
 import roi_lightning.oneshot
 from cli_helpers import GOING_ON, CutAt, PowerCutError, make_lab, run
 from roi_lightning.data import Corpus
-from roi_lightning.errors import UserError
 from roi_lightning.learning.callbacks import HardenMasks, StraightThroughToggle
 from roi_lightning.samplers import GumbelTopK, StraightThrough
-from tiny_models import tiny_llama
 
 lab = pytest.fixture(make_lab)
 STEPS = 6
@@ -73,28 +71,6 @@ def test_a_resumed_run_ends_with_the_same_bits(lab, measured, streaming):
     assert type(whole.state.sampler) is type(resumed.state.sampler) is StraightThrough
 
 
-def test_a_checkpoint_holds_what_is_learned_and_no_weight(lab):
-    checkpoint = torch.load(interrupted(lab), weights_only=True)
-    learner, _ = lab.learn(1)
-    assert checkpoint["global_step"] == 3
-    assert checkpoint["state_dict"].keys() == {f"lm.{name}.logits" for name in learner.layers}
-    logits = sum(layer.logits.numel() for layer in learner.layers.values())
-    big = [x for x in tensors_in(checkpoint) if x.numel() > 1]
-    assert {x.dtype for x in big} == {torch.float32, torch.uint8}
-    # Logits and AdamW's two moments, and a bit per weight for the prior.
-    assert sum(x.numel() for x in big if x.dtype == torch.float32) == 3 * logits
-    assert sum(x.numel() for x in big if x.dtype == torch.uint8) == logits // 8
-    assert "hyper_parameters" not in checkpoint
-
-
-def tensors_in(tree):
-    if isinstance(tree, torch.Tensor):
-        yield tree
-    elif isinstance(tree, dict | list | tuple):
-        for item in tree.values() if isinstance(tree, dict) else tree:
-            yield from tensors_in(item)
-
-
 def test_the_command_line_counts_and_not_the_checkpoint(lab, monkeypatch):
     checkpoint = interrupted(lab)
     seen = []
@@ -139,20 +115,3 @@ def test_which_estimator_is_used_depends_on_the_step_alone(lab, to):
     after = GumbelTopK if to == "soft" else StraightThrough
     # Step k ends with the count k + 1; the switch is in force from step 3 on.
     assert seen == dict.fromkeys((1, 2, 3), type(start)) | dict.fromkeys((4, 5), after)
-
-
-MISFITS = {
-    "another pattern": (lambda lab: {"pattern": "1:4"}, r"holds a 2:4 run, model.pattern is 1:4"),
-    "another model": (
-        lambda lab: {"model": tiny_llama(lab.folder / "other", num_hidden_layers=1)},
-        "another model",
-    ),
-    "other layers": (lambda lab: {"ignore": ["k_proj"]}, "another model or layer choice"),
-}
-
-
-@pytest.mark.parametrize(("options", "says"), MISFITS.values(), ids=MISFITS)
-def test_a_checkpoint_of_something_else_is_refused(lab, options, says):
-    checkpoint = interrupted(lab)
-    with pytest.raises(UserError, match=says):
-        lab.learn(STEPS, ckpt_path=str(checkpoint), allow_changed_settings=True, **options(lab))

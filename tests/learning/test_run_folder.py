@@ -123,16 +123,7 @@ def test_a_run_that_left_no_result_is_no_obstacle(lab):
     assert (folder / "notes.txt").read_text() == "mine"
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "checkpoints/step=3.ckpt",
-        "mask.safetensors",
-        "masks/step-000002.safetensors",
-        "report.json",
-        "report.html",
-    ],
-)
+@pytest.mark.parametrize("name", ["checkpoints/step=3.ckpt", "masks/step-000002.safetensors", "report.html"])
 def test_what_counts_as_a_result(tmp_path, name):
     trainer = RoITrainer(**QUICK_TRAINER, max_steps=1, default_root_dir=str(tmp_path))
     claim_folder(trainer, None, overwrite=False)

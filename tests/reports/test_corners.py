@@ -1,18 +1,13 @@
 """The corners of masks in a figure: cells, words, and layout."""
 
-import io
-
-import matplotlib
 import pytest
 import torch
-from PIL import Image
 
 from roi_lightning.masks.layer_mask import LayerMask
 from roi_lightning.masks.mask_set import BaseModel, MaskSet
 from roi_lightning.masks.overlap import shown_layers
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.reports.corners import corner, mask_figure
-from roi_lightning.reports.style import to_png
 
 QWEN = {
     "self_attn.q_proj": (12, 32),
@@ -77,22 +72,6 @@ def test_panels_show_the_masks_and_their_overlap(pattern, columns):
     assert pattern in figure.texts[0].get_text()
 
 
-def test_dark_pixels_are_the_kept_weights():
-    masks = {name: mask_set(i) for i, name in enumerate(("one", "two"))}
-    layers = shown_layers(list(masks["one"].layers))
-    figure = mask_figure(masks, "two", layers)
-    with Image.open(io.BytesIO(to_png(figure))) as image:
-        grey = image.convert("L")
-    for (row, column), axes in panels(figure).items():
-        kept = corner(masks[list(masks)[column]].layers[layers[row]])
-        box = axes.get_position()
-        for i in range(kept.shape[0]):
-            for j in range(kept.shape[1]):
-                x = (box.x0 + (j + 0.5) / kept.shape[1] * box.width) * grey.width
-                y = (1 - box.y1 + (i + 0.5) / kept.shape[0] * box.height) * grey.height
-                assert (grey.getpixel((int(x), int(y))) < 128) == kept[i, j]
-
-
 LONG = "runs/a_name_that_says_everything_about_the_run_and_then_some_more/version_12/and/a/file"
 
 
@@ -116,15 +95,6 @@ def test_no_text_is_cut_off_or_runs_into_another(labels, shapes):
         assert page.x0 <= box.x0 <= box.x1 <= page.x1
         assert page.y0 <= box.y0 <= box.y1 <= page.y1
         assert not any(box.overlaps(other) for other in boxes[:i])
-
-
-def test_a_user_s_style_changes_nothing():
-    masks = {name: mask_set(i) for i, name in enumerate(("one", "two"))}
-    layers = shown_layers(list(masks["one"].layers))
-    plain = to_png(mask_figure(masks, "two", layers))
-    with matplotlib.rc_context({"font.size": 30, "axes.titlecolor": "red", "savefig.bbox": "tight"}):
-        assert to_png(mask_figure(masks, "two", layers)) == plain
-        assert matplotlib.rcParams["font.size"] == 30
 
 
 def test_the_middle_block_s_layers_are_shown():

@@ -2,7 +2,6 @@
 
 import base64
 import json
-import math
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
@@ -17,7 +16,7 @@ from roi_lightning.learning.callbacks import BaselineSummary, HardenMasks, MaskM
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.masks.overlap import Overlap
 from roi_lightning.reports.callback import Report
-from roi_lightning.reports.curves import changed_figure, changed_shares, curves_figure
+from roi_lightning.reports.curves import changed_figure, changed_shares
 from roi_lightning.reports.page import read_run, write_report
 
 pytestmark = [*GOING_ON, pytest.mark.filterwarnings("ignore:the first draws keep")]
@@ -176,12 +175,3 @@ def test_the_heat_map_shows_the_share_of_every_kind_and_block():
     (mesh,) = axes.collections
     assert mesh.get_array().tolist() == [[0.25, 0.0], [None, 0.75]]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["up", "down"]
-
-
-def test_curves_are_drawn_as_they_are_also_where_they_break():
-    curve = [(step, math.nan if step == 3 else float(step) ** 2) for step in range(200)]
-    (axes,) = curves_figure({"loss": curve, "held out": [(199, 5.0)]}, "nats").axes
-    long, short = axes.lines
-    assert [(x, y) for x, y in long.get_xydata() if x != 3] == [point for point in curve if point[0] != 3]
-    assert (short.get_marker(), long.get_marker()) == ("s", ""), "a single point is seen"
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["loss", "held out"]

@@ -1,6 +1,5 @@
 """MaskLLM's sampler against a literal softmax over enumerated candidates, and against RoI's where they coincide."""
 
-import math
 from itertools import combinations
 
 import pytest
@@ -13,13 +12,11 @@ from roi_lightning.samplers import (
     Categorical,
     Draw,
     GumbelTopK,
-    KeptNorm,
     StraightThrough,
     categorical_eager,
     top_k_eager,
 )
 from roi_lightning.samplers.base import DrawArgs
-from roi_lightning.samplers.categorical_eager import probabilities, soft_mask, soft_mask_gradient
 from roi_lightning.samplers.noise import gumbel, noise_key
 
 PATTERNS = ["1:2", "1:4", "2:4", "3:4", "2:8", "4:8"]
@@ -78,33 +75,6 @@ def test_equals_autograd_through_a_literal_softmax(spec, monkeypatch):
         allowed = 1e-6 + 4e-6 / tau
         assert relative_error(found[0], wanted.detach()) < allowed, f"λ {lam}, τ {tau}"
         assert relative_error(found[1], gradient) < allowed, f"λ {lam}, τ {tau}"
-
-
-class Handwritten(torch.autograd.Function):
-    """The pair of plain functions as autograd sees it."""
-
-    @staticmethod
-    def forward(ctx, keys, tau, pattern):
-        probability = probabilities(keys.clone(), tau)
-        ctx.save_for_backward(probability)
-        ctx.args = tau, pattern.n, pattern.m
-        return soft_mask(probability, pattern.n, pattern.m)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return soft_mask_gradient(ctx.saved_tensors[0], grad, *ctx.args), None, None
-
-
-@pytest.mark.parametrize("spec", PATTERNS)
-def test_handwritten_gradient_is_the_finite_difference(spec):
-    pattern = NMPattern(spec)
-    keys = normal(math.comb(pattern.m, pattern.n), 5, std=1.5).double()
-    keys[:2, 0] = 4.0  # two exact leaders
-    keys[:, 1] = 1.0  # all equal
-    for tau in (4.0, 1.0, 0.3):
-        assert torch.autograd.gradcheck(
-            lambda k, tau=tau: Handwritten.apply(k, tau, pattern), keys.requires_grad_()
-        )
 
 
 @pytest.mark.parametrize("spec", PATTERNS)
@@ -171,33 +141,6 @@ def test_hard_draws_come_with_the_softmax_of_the_scaled_logits(spec, lam):
     assert expected.min() > 10
     chi2 = ((counts - expected) ** 2 / expected).sum()
     assert torch.special.gammaincc(torch.tensor((len(masks) - 1) / 2).double(), chi2 / 2) > 1e-4
-
-
-@pytest.mark.parametrize("size", [1, 64, 999, 1 << 20])
-def test_size_of_chunks_changes_nothing_but_rounding(size, monkeypatch):
-    pattern, shape = NMPattern("2:4"), (72, 60)
-    logits, weight = new_logits(shape, pattern), normal(*shape)
-    whole = run(Categorical(), weight, logits, pattern)
-    monkeypatch.setattr(top_k_eager, "_CPU_CHUNK", size)
-    cut = run(Categorical(), weight, logits, pattern)
-    for part, all_at_once in zip(cut, whole, strict=True):
-        assert relative_error(part, all_at_once) < 1e-6
-
-
-@pytest.mark.parametrize("spec", ["1:4", "2:4", "4:8"])
-def test_kept_norm_counts_the_norm_and_has_its_gradient(spec):
-    pattern, shape, draw = NMPattern(spec), (32, 64), Draw(1, 1, 0.01, 2.0)
-    weight, upstream = normal(*shape, seed=1), normal(*shape, seed=2)
-    logits = new_logits(shape, pattern).requires_grad_()
-    wanted = literal_mask(logits, pattern, draw, "layer") * weight.double()
-    loss = (wanted * upstream.double()).sum() - 0.5 * 0.3 * wanted.square().sum()
-    (gradient,) = torch.autograd.grad(loss, logits)
-    reward, logits = KeptNorm(0.3, value=torch.tensor(10.0)), logits.detach().requires_grad_()
-    drawn = Categorical().masked_weight(weight, logits, pattern, draw, "layer", reward)
-    loss = (drawn * upstream).sum() - 0.5 * reward.coefficient * reward.value
-    (found,) = torch.autograd.grad(loss, logits)
-    assert relative_error(found, gradient) < 1e-5
-    assert float(reward.value.detach()) == pytest.approx(10 + float(wanted.detach().square().sum()), rel=1e-5)
 
 
 @pytest.mark.parametrize("spec", PATTERNS)

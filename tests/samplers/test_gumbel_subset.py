@@ -7,8 +7,8 @@ import torch
 
 from roi_lightning.errors import UserError
 from roi_lightning.masks.pattern import NMPattern
-from roi_lightning.samplers import Draw, GumbelSubset, GumbelTopK, KeptNorm, StraightThrough
-from sampler_truth import FACTOR, exactly, relative, tensors
+from roi_lightning.samplers import Draw, GumbelSubset, GumbelTopK, StraightThrough
+from sampler_truth import exactly, relative, tensors
 
 SHAPE = 24, 48
 WARM, COLD = Draw(3, 7, 0.3, 0.5), Draw(3, 7, 0.002, 0.05)
@@ -66,17 +66,6 @@ def test_a_decided_mask_is_kept_whole_at_a_high_temperature():
         return float((mask - (phi > 0).float()).norm())
 
     assert distance(GumbelSubset()) < 0.01 * distance(GumbelTopK())
-
-
-@pytest.mark.parametrize("spec", ["2:4", "3:4"])
-def test_kept_norm_counts_the_norm_and_has_its_gradient(spec):
-    weight, upstream, logits = tensors(GumbelSubset(), spec, shape=SHAPE)
-    reward = KeptNorm(FACTOR / 2)
-    out = GumbelSubset().masked_weight(weight, logits, NMPattern(spec), WARM, "layer", reward)
-    torch.testing.assert_close(reward.value, out.square().sum())
-    grads = upstream, torch.tensor(-reward.coefficient)
-    (gradient,) = torch.autograd.grad((out, reward.value), logits, grads)
-    assert relative(gradient, exactly(GumbelSubset(), spec, WARM, True, SHAPE)[1]) < 1e-5
 
 
 def test_too_many_candidates_are_refused():

@@ -105,12 +105,6 @@ def test_noise_of_today_stays():
     torch.testing.assert_close(mask, torch.tensor(expected), rtol=0, atol=2e-6)
 
 
-def test_index_is_left_as_it_was():
-    index = INDEX[:100].clone()
-    gumbel(index, KEY)
-    assert torch.equal(index, INDEX[:100])
-
-
 @pytest.mark.parametrize("chunk", [1, 7, 1000])
 def test_cutting_up_the_indices_changes_nothing(chunk):
     index = INDEX[:3000]

@@ -156,40 +156,6 @@ def test_size_of_chunks_changes_no_bit(sampler, monkeypatch):
         assert torch.equal(grad, results[0][1])
 
 
-class Unrolled(torch.autograd.Function):
-    """The hand-written pair as autograd sees it."""
-
-    @staticmethod
-    def forward(ctx, keys, n, tau, push):
-        ctx.save_for_backward(keys)
-        ctx.args = (n, tau, push)
-        return relaxed_mask(keys.clone(), *ctx.args)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return (
-            relaxed_mask_gradient(ctx.saved_tensors[0].clone(), grad.contiguous(), *ctx.args),
-            None,
-            None,
-            None,
-        )
-
-
-@pytest.mark.parametrize(
-    ("n", "m"),
-    [(1, 2), (1, 4), (2, 4), (3, 4), (2, 8), (4, 8), pytest.param(8, 16, marks=pytest.mark.slow)],
-)
-def test_handwritten_gradient_is_the_finite_difference(n, m):
-    keys = normal(m, 5, std=1.5, seed=m).double()
-    keys[:2, 0] = 4.0  # two exact leaders
-    keys[:, 1] = 1.0  # all equal
-    for tau in (1.0, 0.3):
-        for push in (1.0, 1 / tau):
-            assert torch.autograd.gradcheck(
-                lambda k, t=tau, p=push: Unrolled.apply(k, n, t, p), keys.requires_grad_()
-            )
-
-
 def subset_probabilities(weights: list[float], n: int) -> dict[int, float]:
     """Chance of each set of n, drawn one after another without replacement in proportion to the weights."""
     chances = {}
@@ -222,22 +188,6 @@ def test_hard_masks_come_with_the_exact_probabilities(spec, lam):
     assert expected.min() > 10
     chi2 = ((counts[list(exact)] - expected) ** 2 / expected).sum()
     assert torch.special.gammaincc(torch.tensor((len(exact) - 1) / 2).double(), chi2 / 2) > 1e-4
-
-
-@pytest.mark.parametrize("spec", ["1:2", "1:4", "2:4", "2:8"])
-def test_cold_relaxed_mask_picks_what_the_hard_one_picks(spec):
-    pattern, draw = NMPattern(spec), Draw(3, 4, 0.1, 1e-3)
-    logits, ones = normal(1000, 16, std=0.3), torch.ones(1000, 16)
-    soft = pattern.group(GumbelTopK().masked_weight(ones, logits, pattern, draw, "x"))
-    hard = pattern.group(StraightThrough().masked_weight(ones, logits, pattern, draw, "x"))
-    ranked = (
-        pattern.group(logits / draw.lam + layer_noise((1000, 16), draw, "x")).sort(-1, descending=True).values
-    )
-    # Only where no two of the first N + 1 are nearly tied: two tied leaders can both lose to a third.
-    clear = (-ranked[..., : pattern.n + 1].diff(dim=-1) > 20 * draw.tau).all(-1)
-    assert clear.double().mean() > 0.9
-    assert torch.equal(soft[clear] > 0.5, hard[clear] == 1)
-    assert torch.equal(pattern.top(soft)[clear], hard[clear] == 1)
 
 
 @pytest.mark.parametrize("push_down", ["paper", "scaled"])
@@ -304,15 +254,6 @@ def test_final_mask_is_the_top_of_the_logits():
     for sampler in (GumbelTopK(), StraightThrough()):
         found = sampler.hard_mask(logits.clone().requires_grad_(), NMPattern("2:4"))
         assert torch.equal(found, expected)
-
-
-def test_prior_pushes_kept_and_pruned_logits_apart():
-    noise, mask = normal(8, 8, std=0.01), NMPattern("2:4").top(normal(8, 8, seed=1))
-    sampler, pattern = GumbelTopK(), NMPattern("2:4")
-    assert torch.equal(sampler.initial_logits(noise, None, 0.015, pattern), noise)
-    moved = sampler.initial_logits(noise, mask, 0.015, pattern) - noise
-    torch.testing.assert_close(moved, (2 * mask.float() - 1) * 0.015)
-    assert torch.equal(sampler.initial_logits(noise, mask, 0.0, pattern), noise)
 
 
 def literal(logits: Tensor, noise: Tensor, n: int, lam: float, tau: float, push_down: str) -> Tensor:

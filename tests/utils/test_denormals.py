@@ -4,14 +4,10 @@ from contextlib import suppress
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from lightning.pytorch import Callback
 
-from cli_helpers import make_lab, run
-from roi_lightning.api import learn
-from roi_lightning.masks.mask_set import MaskSet
+from cli_helpers import make_lab
 from roi_lightning.utils.devices import denormals_as_zero
-from tiny_models import tiny_llama
 
 lab = pytest.fixture(make_lab)
 
@@ -39,43 +35,14 @@ def test_they_are_zero_in_every_thread_and_then_no_longer():
     assert zeros() == 0
 
 
-def values_as_denormals(folder):
-    """A model whose attention values are denormal until the output projection scales them up."""
-    file = tiny_llama(folder) / "model.safetensors"
-    tensors = load_file(file)
-    for name, tensor in tensors.items():
-        tensors[name] = tensor * {"v_proj": 1e-38, "o_proj": 1e38}.get(name.split(".")[-2], 1)
-    largest = tensors["model.layers.0.self_attn.v_proj.weight"].abs().max()
-    assert 0 < largest < torch.finfo(torch.float32).tiny
-    save_file(tensors, file, {"format": "pt"})
-    return folder
+@pytest.mark.usefixtures("_two_threads")
+def test_a_run_flushes_them(lab):
+    seen = []
 
+    class Look(Callback):
+        def on_train_batch_end(self, *args):
+            seen.append(zeros())
 
-def test_the_command_and_the_function_learn_the_same_where_it_matters(lab):
-    model = values_as_denormals(lab.folder / "model")
-    lm, tokenizer = AutoModelForCausalLM.from_pretrained(model), AutoTokenizer.from_pretrained(model)
-    quick = {
-        "steps": 3,
-        "seq_len": 32,
-        "batch_size": 2,
-        "windows_per_step": 8,
-        "accelerator": "cpu",
-        "enable_progress_bar": False,
-    }
-    learned = learn(lm, tokenizer, str(lab.corpus), **quick, learning_rate=0.02)
+    lab.learn(2, callbacks=[Look()])
+    assert seen == [1 << 20] * 2
     assert zeros() == 0
-    options = ["--config", "overlays/small_budget.yaml", *lab.options(3, accumulate=4, model=model)]
-    options += ["--data.val_corpora", str(lab.corpus), "--trainer.limit_val_batches", "0"]
-    options += [
-        "--model.prior_windows",
-        "24",
-        "--model.optimizer.init_args.lr",
-        "0.02",
-        "--model.lr_end",
-        "0.002",
-    ]
-    assert run("fit", "--config", "quickstart.yaml", *options) == 0
-    assert zeros() == 0
-    (file,) = lab.folder.rglob("mask.safetensors")
-    typed = MaskSet.load(file)
-    assert all(torch.equal(mask.packed, typed.layers[name].packed) for name, mask in learned.layers.items())
