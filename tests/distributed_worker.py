@@ -35,7 +35,7 @@ from roi_lightning.learning.callbacks import (
 from roi_lightning.learning.callbacks.interruption import PreemptedError
 from roi_lightning.learning.checkpoint_io import write_sharded
 from roi_lightning.learning.fsdp import FSDP2Strategy
-from roi_lightning.learning.priors import one_shot_priors
+from roi_lightning.learning.logits import one_shot_priors
 from roi_lightning.learning.recover import RecoveryModule
 from roi_lightning.learning.roi import RoILightningModule
 from roi_lightning.learning.trainer import RoITrainer

@@ -12,7 +12,6 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from benchmarks.study.cells import Cell
 from roi_lightning.reports.style import (
-    DASHED,
     FAINT,
     INK,
     NAME,
@@ -28,6 +27,7 @@ _NOTE: Final = (
     "Perplexity of the hardened mask on held-out windows, by tokens learned from. Lines: the mean over seeds; "
     "bands: their range. Dashed: the dense model and the prior mask that methods start from, on the same windows."
 )
+_DASHED: Final[dict[str, Any]] = {"color": FAINT, "linestyle": (0, (4, 3)), "linewidth": 1}
 Curve = list[tuple[int, list[float]]]
 
 
@@ -95,7 +95,7 @@ def mark_references(axes: Axes, measured: Mapping[str, Mapping[str, Any]], ends:
     values = {name: entry.get("held_out", math.inf) for name, entry in measured.items()}
     values = {name: value for name, value in values.items() if math.isfinite(value)}
     for value in values.values():
-        axes.axhline(value, zorder=1, **DASHED)
+        axes.axhline(value, zorder=1, **_DASHED)
     low, high = axes.get_ylim()
     right, label_height = axes.get_xlim()[1], (high / low) ** 0.08
     for name, value in values.items():

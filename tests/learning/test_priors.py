@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from cli_helpers import brute_top, make_lab, oriented, run
 from roi_lightning.errors import UserError
 from roi_lightning.export import write_export
-from roi_lightning.learning.priors import share_kept_at_start
+from roi_lightning.learning.logits import share_kept_at_start
 from roi_lightning.learning.roi import RoILightningModule
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.layers import prunable_layers

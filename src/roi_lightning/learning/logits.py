@@ -1,10 +1,16 @@
-"""Where logits start: at random values that are moved towards the mask of a prior."""
+"""Where logits start: at random values that are moved towards the mask of a prior.
+
+A prior is given one layer at a time, so that no more than one boolean mask is alive at once.
+"""
 
 import json
+import math
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 import torch
 from lightning.pytorch import Trainer
@@ -15,15 +21,6 @@ from torch import Tensor
 from roi_lightning.data import CalibrationDataModule
 from roi_lightning.errors import UserError, check_at_least
 from roi_lightning.learning.base import MaskLearningModule
-from roi_lightning.learning.priors import (
-    MEASURED_PRIORS,
-    NAMED_PRIORS,
-    SEQUENTIAL_PRIORS,
-    check_prior,
-    file_masks,
-    one_shot_priors,
-    share_kept_at_start,
-)
 from roi_lightning.masks.layer_mask import LayerMask
 from roi_lightning.masks.layer_patterns import Pattern
 from roi_lightning.masks.mask_set import MaskSet
@@ -33,6 +30,31 @@ from roi_lightning.samplers import Sampler
 from roi_lightning.samplers.masked_linear import SparseLinear
 from roi_lightning.samplers.noise import noise_key
 from roi_lightning.utils.dtensor import copy_from_first_rank, distribute_like, from_first_rank
+
+if TYPE_CHECKING:
+    from roi_lightning.oneshot import Activations, OneShotMethod
+
+
+NAMED_PRIORS: Final = ("none", "magnitude", "activation", "wanda", "sparsegpt")
+MEASURED_PRIORS: Final = NAMED_PRIORS[2:]  # on text
+SEQUENTIAL_PRIORS: Final = NAMED_PRIORS[3:]  # a block on what the pruned ones before it give
+_DRAWN: Final = 1 << 20  # logits, for an error of a tenth of a percent at 2:4
+
+
+@cache
+def one_shot_priors() -> dict[str, tuple["OneShotMethod", "Activations"]]:
+    """The methods of the named priors.
+
+    They give masks alone: the weights to learn on are the base's, so later blocks receive what those give too.
+    """
+    from roi_lightning.oneshot import Magnitude, SparseGPT, Wanda
+
+    return {
+        "magnitude": (Magnitude(), "dense"),
+        "activation": (Wanda(), "dense"),
+        "wanda": (Wanda(), "sequential"),
+        "sparsegpt": (SparseGPT(update_weights=False), "sequential"),
+    }
 
 
 @dataclass(frozen=True)
@@ -51,7 +73,11 @@ class LogitStart:
 
     def __post_init__(self) -> None:
         check_at_least(self, "model.", init_std=0, prior_strength=0, prior_margin=0, prior_windows=1)
-        check_prior(self.prior)
+        if self.prior not in NAMED_PRIORS and not Path(self.prior).expanduser().exists():
+            raise UserError(
+                f"model.prior {self.prior!r} is none of {', '.join(NAMED_PRIORS)} and no mask file is there; "
+                "choose one"
+            )
         if self.prior_margin and self.prior == "none":
             raise UserError(
                 f"model.prior_margin is {self.prior_margin}, and there is no prior to lean to; choose a model.prior"
@@ -161,9 +187,7 @@ class LogitStart:
 
     def _masks(self, module: MaskLearningModule) -> Iterator[tuple[str, Tensor]]:
         if self.prior not in NAMED_PRIORS:
-            masks = MaskSet.load(Path(self.prior).expanduser())
-            check_masks_fit(module.source, masks)
-            yield from file_masks(masks, module.stored_weights, module.pattern)
+            yield from self._file_masks(module)
             return
         from roi_lightning.oneshot import Calibration, prune_layers
 
@@ -176,6 +200,20 @@ class LogitStart:
                 module.model, module.layers, method, module.pattern, calibration
             ):
                 yield name, result.mask
+
+    def _file_masks(self, module: MaskLearningModule) -> Iterator[tuple[str, Tensor]]:
+        masks = MaskSet.load(Path(self.prior).expanduser())
+        check_masks_fit(module.source, masks)
+        for name, stored in module.stored_weights.items():
+            if stored not in masks.layers:
+                raise UserError(f"the prior's mask file has no mask for {stored!r}; leave it out (ignore)")
+            own, wanted = masks.pattern.of(stored), module.pattern.of(name)
+            if own != wanted:
+                raise UserError(
+                    f"the prior's mask file has {stored!r} at {own} and the run at {wanted}; give the patterns it "
+                    "was made with or another mask"
+                )
+            yield name, masks.layers[stored].to_rows()
 
     def _text(self, trainer: Trainer) -> Tensor:
         """The first training windows."""
@@ -194,3 +232,25 @@ def _pattern_options(pattern: Pattern) -> str:
     if isinstance(pattern, NMPattern):
         return f"--pattern {pattern}"
     return f"--patterns {shlex.quote(json.dumps(pattern.spelled()))}"
+
+
+def share_kept_at_start(
+    sampler: Sampler, pattern: NMPattern, strength: float, init_std: float, lam: float
+) -> float:
+    """How much of a prior the first draws keep, from 0 to 1: by hard draws of random groups, the same every time.
+
+    Args:
+        sampler: Whose logits start from the prior.
+        pattern: The N:M pattern.
+        strength: How far kept and pruned weights are pushed apart.
+        init_std: Of the logits' random part.
+        lam: The sampling temperature λ at the start.
+    """
+    generator = torch.Generator().manual_seed(0)
+    groups = max(1, _DRAWN // math.prod(sampler.logits_shape((1, pattern.m), pattern)))
+    prior = (torch.arange(pattern.m) < pattern.n).expand(groups, -1)
+    noise = torch.randn(sampler.logits_shape((groups, pattern.m), pattern), generator=generator)
+    logits = sampler.initial_logits(noise * init_std, prior, strength, pattern)
+    gumbel = -torch.rand(logits.shape, generator=generator).log_().neg_().log_()
+    drawn = sampler.hard_mask(logits / lam + gumbel, pattern)
+    return float((drawn & prior).sum() / prior.sum())

@@ -20,7 +20,6 @@ Recipe = dict[str, Any]
 # How an optimizer or a sampler computes, not what.
 _IMPLEMENTATION: Final = ("params", "fused", "foreach", "capturable", "differentiable", "compiled")
 _NAMED: Final = 3
-_LONG: Final = 120  # characters of one difference
 _TEXT: Final = "data."
 
 
@@ -98,13 +97,10 @@ def check_same_run(here: Mapping[str, Any], there: Mapping[str, Any], where: str
     other = [name for name in sorted(here.keys() | there.keys()) if here.get(name) != there.get(name)]
     if other:
         more = f" and {len(other) - _NAMED} more" if len(other) > _NAMED else ""
-        named = ", ".join(_difference(name, here.get(name), there.get(name)) for name in other[:_NAMED])
+        named = ", ".join(
+            f"{name} is {there.get(name)} there and {here.get(name)} here" for name in other[:_NAMED]
+        )
         raise UserError(
             f"checkpoint {where!r} is of another run: {named}{more}; resume with the settings of its run, or pass "
             "--allow_changed_settings if the change is meant"
         )
-
-
-def _difference(name: str, here: object, there: object) -> str:
-    said = f"{name} is {there} there and {here} here"
-    return said if len(said) < _LONG else f"{name} differs"

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -103,14 +102,20 @@ class RecoveryModule(MaskLearningModule):
     layers: Mapping[str, KeptLinear]
 
     def __init__(self, lm: str, *, base: str | None = None, **kwargs: Any) -> None:
-        self._export = export_directory(lm)
+        source = resolve_model(lm)
+        if source.kind == "gguf" or not (source.directory / SIDECAR).is_file():
+            raise UserError(
+                f"{lm!r} is no exported directory, and only the kept weights of one can be trained on; give what "
+                "fit, prune, apply or export wrote"
+            )
+        self._export = source.directory
         self._sidecar = read_sidecar(self._export)
-        recorded = self._sidecar["base"]
+        recorded, is_mixed = self._sidecar["base"], "mixed_patterns" in self._sidecar
         super().__init__(
             base or recorded["spec"],
             revision=None if base else recorded["revision"],
-            pattern="2:4" if self._is_mixed else self._sidecar["pattern"],
-            patterns=recorded_patterns(self._sidecar) if self._is_mixed else None,
+            pattern="2:4" if is_mixed else self._sidecar["pattern"],
+            patterns=self._recorded_patterns() if is_mixed else None,
             targets=("*",),
             ignore=(),
             **kwargs,
@@ -118,10 +123,6 @@ class RecoveryModule(MaskLearningModule):
         self.start_from = lm
         self.state = LayerState(self.pattern)
         self._dtypes: dict[str, torch.dtype] = {}
-
-    @property
-    def _is_mixed(self) -> bool:
-        return "mixed_patterns" in self._sidecar
 
     @property
     @override
@@ -141,7 +142,32 @@ class RecoveryModule(MaskLearningModule):
 
     @override
     def choose(self, lm: PreTrainedModel) -> ChosenLayers:
-        return recorded_layers(lm, self._export, self._sidecar, self.source.spec)
+        tensors, layers = StoredTensors(self._export), prunable_layers(lm)
+        stored = stored_names(lm, [f"{name}.weight" for name in layers], tensors)
+        names = {stored[f"{name}.weight"]: name for name in layers}
+        recorded = self._recorded_patterns()
+        for tensor in recorded:
+            shape = tuple(layers[names[tensor]].weight.shape) if tensor in names else None
+            if shape != tensors.shape(tensor):
+                raise UserError(
+                    f"{str(self._export)!r} was not made from {self.source.spec!r}: {tensor!r} is "
+                    f"{list(tensors.shape(tensor))} there and {shape and list(shape)} here; name the dense model "
+                    "that it was made from (base)"
+                )
+        patterns = {names[x]: None if p == DENSE else NMPattern(p) for x, p in recorded.items()}
+        own = {name: layer for name, layer in layers.items() if name in patterns}
+        return ChosenLayers(
+            {name: layer for name, layer in own.items() if patterns[name] is not None},
+            {name: layer for name, layer in own.items() if patterns[name] is None},
+            layer_patterns({name: patterns[name] for name in own}),
+        )
+
+    def _recorded_patterns(self) -> dict[str, str]:
+        """N:M or `dense` by the name of a tensor on disk."""
+        layers, whole = self._sidecar["layers"], self._sidecar["pattern"]
+        dense = self._sidecar.get("mixed_patterns", {}).get("dense", {})
+        own = {name: entry.get("pattern", whole) for name, entry in layers.items()}
+        return own | dict.fromkeys(dense, DENSE)
 
     @override
     def attach(self, lm: PreTrainedModel, layers: dict[str, nn.Linear | Conv1D]) -> dict[str, KeptLinear]:
@@ -214,61 +240,3 @@ class RecoveryModule(MaskLearningModule):
     def settings(self) -> dict[str, object]:
         started = {"export": self.start_from, "export_checksum": self._sidecar["checksum"]}
         return super().settings() | started
-
-
-def export_directory(lm: str, revision: str | None = None) -> Path:
-    """Where an export lies.
-
-    Args:
-        lm: Its directory, or a hub id of it.
-        revision: Of a hub id.
-
-    Raises:
-        UserError: If it is no export.
-    """
-    source = resolve_model(lm, revision)
-    if source.kind == "gguf" or not (source.directory / SIDECAR).is_file():
-        raise UserError(
-            f"{lm!r} is no exported directory, and only the kept weights of one can be trained on; give what fit, "
-            "prune, apply or export wrote"
-        )
-    return source.directory
-
-
-def recorded_patterns(sidecar: Mapping[str, Any]) -> dict[str, str]:
-    """N:M or `dense` by the name of a tensor on disk."""
-    layers, whole = sidecar["layers"], sidecar["pattern"]
-    dense = sidecar.get("mixed_patterns", {}).get("dense", {})
-    return {name: entry.get("pattern", whole) for name, entry in layers.items()} | dict.fromkeys(dense, DENSE)
-
-
-def recorded_layers(lm: PreTrainedModel, export: Path, sidecar: Mapping[str, Any], spec: str) -> ChosenLayers:
-    """The layers of a model that an export has masks of, by the names of its tensors.
-
-    Args:
-        lm: The dense model, which may be on the meta device.
-        export: The directory.
-        sidecar: Its own.
-        spec: The dense model's name, for the error.
-
-    Raises:
-        UserError: If the model lacks one of the layers, or has it in another shape.
-    """
-    tensors, layers = StoredTensors(export), prunable_layers(lm)
-    stored = stored_names(lm, [f"{name}.weight" for name in layers], tensors)
-    names = {stored[f"{name}.weight"]: name for name in layers}
-    recorded = recorded_patterns(sidecar)
-    for tensor in recorded:
-        shape = tuple(layers[names[tensor]].weight.shape) if tensor in names else None
-        if shape != tensors.shape(tensor):
-            raise UserError(
-                f"{str(export)!r} was not made from {spec!r}: {tensor!r} is {list(tensors.shape(tensor))} there and "
-                f"{shape and list(shape)} here; name the dense model that it was made from (base)"
-            )
-    patterns = {names[x]: None if pattern == DENSE else NMPattern(pattern) for x, pattern in recorded.items()}
-    own = {name: layer for name, layer in layers.items() if name in patterns}
-    return ChosenLayers(
-        {name: layer for name, layer in own.items() if patterns[name] is not None},
-        {name: layer for name, layer in own.items() if patterns[name] is None},
-        layer_patterns({name: patterns[name] for name in own}),
-    )

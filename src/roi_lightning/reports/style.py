@@ -14,7 +14,6 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 DPI: Final = 200
 KEPT, PRUNED, INK, FAINT, ACCENT = "#22304a", "#e6e9ef", "#1b1f27", "#667080", "#d55e00"
-DASHED: Final[dict[str, Any]] = {"color": FAINT, "linestyle": (0, (4, 3)), "linewidth": 1}
 # Names are in a font whose letters are all 0.6 of its size wide: a number of letters is a width.
 NAME: Final[dict[str, Any]] = {"family": "DejaVu Sans Mono", "size": 8.5}
 # Okabe and Ito's colours, told apart by every kind of colour vision; the markers tell them apart in print.

@@ -3,8 +3,8 @@
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from typing import ClassVar, Final, TypeVar
 
@@ -76,42 +76,32 @@ def spell_left(seconds: float) -> str:
 
 
 @contextmanager
-def working(description: str, *, has_bar: bool = False) -> Iterator[Callable[[str], None]]:
+def working(description: str, *, has_bar: bool = False) -> Iterator[None]:
     """Report on standard error that work goes on of which nobody knows how much is left: for how long by now.
 
     Args:
         description: What is being done.
         has_bar: Whether a library that does it shows its own bar on terminals.
-
-    Yields:
-        To be called with how far it has come.
     """
-    so_far, tty = "", sys.stderr.isatty()
+    if sys.stderr.isatty():
+        with nullcontext() if has_bar else Console(stderr=True).status(f"{description} …"):
+            yield
+        return
     lines, started, finished = Lines(), time.monotonic(), threading.Event()
-
-    def say(more: str) -> None:
-        nonlocal so_far
-        so_far = f": {more}"
 
     def report() -> None:
         while not finished.wait(max(lines.due_in, 0)):
             if lines.due_in <= 0:
                 taken = timedelta(seconds=round(time.monotonic() - started))
-                lines.write(f"{description}{so_far}  {taken} so far")
+                lines.write(f"{description}  {taken} so far")
 
-    if tty and has_bar:
-        yield say
-    elif tty:
-        with Console(stderr=True).status(f"{description} …") as status:
-            yield lambda more: status.update(f"{description}: {more} …")
-    else:
-        reporter = threading.Thread(target=report, daemon=True)
-        reporter.start()
-        try:
-            yield say
-        finally:
-            finished.set()
-            reporter.join()
+    reporter = threading.Thread(target=report, daemon=True)
+    reporter.start()
+    try:
+        yield
+    finally:
+        finished.set()
+        reporter.join()
 
 
 def _spelled(pace: float) -> str:
