@@ -35,7 +35,7 @@ from roi_lightning.learning.optim import (
     decay_to,
     keep_configured,
 )
-from roi_lightning.learning.recipe import Recipe, options, run_recipe, spelled
+from roi_lightning.learning.recipe import Recipe, options, run_recipe
 from roi_lightning.learning.resume import align_loops, check_belongs, mark_checkpoint
 from roi_lightning.masks.layer_mask import LayerMask
 from roi_lightning.masks.layer_patterns import LayerPatterns, Pattern, mixed_pattern
@@ -374,11 +374,6 @@ class MaskLearningModule(pl.LightningModule, ABC):
             for key, entry in options(f"model.{name}", value).items()
         }
         return {"model": type(self).__name__, "seed_everything": self.seed, **flat}
-
-    def training_facts(self) -> dict[str, object]:
-        """How the mask was learned, for an export; plain values."""
-        settings = {name: spelled(value) for name, value in self.settings().items()}
-        return {"learner": type(self).__name__, "method": self.method, "seed": self.seed, **settings}
 
     # Checkpoints.
 

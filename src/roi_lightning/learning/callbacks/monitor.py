@@ -103,7 +103,7 @@ class MaskMonitor(Callback):
     def _samples(self, module: MaskLearningModule) -> dict[str, Tensor]:
         """Some choices of every layer that has any, [groups, choices]."""
         found = ((name, layer.choices()) for name, layer in module.layers.items())
-        return {name: sampled(choices, self.sample) for name, choices in found if choices is not None}
+        return {name: _sampled(choices, self.sample) for name, choices in found if choices is not None}
 
     def _flips(self, module: MaskLearningModule) -> dict[str, float]:
         now = {name: module.layers[name].packed(mask) for name, mask in module.hard_masks()}
@@ -138,54 +138,28 @@ def _changed(before: Mapping[str, LayerMask], now: Mapping[str, LayerMask]) -> f
     return 1 - sum(mask.kept_with(before[name]) for name, mask in now.items()) / kept
 
 
-def sampled(groups: Tensor, count: int) -> Tensor:
-    """Evenly spaced groups of a layer, [groups, choices], about `count` elements.
-
-    Args:
-        groups: All of them, [rows, ..., choices].
-        count: How many elements.
-    """
+def _sampled(groups: Tensor, count: int) -> Tensor:
+    """Evenly spaced groups of a layer's [rows, ..., choices]: [groups, choices], about `count` elements."""
     rows = groups.shape[0]
     stride = max(1, groups.numel() // count)
     return groups[:: min(stride, rows)].flatten(0, -2)[: max(1, count // groups.shape[-1])]
 
 
 def normalised_entropy(logits: Tensor, lam: float) -> Tensor:
-    """Mean entropy of softmax(φ/λ) over groups, divided by the log of the number of choices.
-
-    Args:
-        logits: [groups, choices].
-        lam: Sampling temperature λ.
-
-    Returns:
-        A scalar in [0, 1]; 1 where every choice is as likely as the others.
-    """
+    """Mean entropy of softmax(φ/λ) over groups of logits [groups, choices]: from 0 to 1, where all are as likely."""
     log_p = (logits / lam).log_softmax(-1)
     entropy = -(log_p.exp() * log_p).sum(-1)
     return entropy.mean() / torch.tensor(float(logits.shape[-1]), device=logits.device).log()
 
 
 def settled_groups(logits: Tensor, picks: int, lam: float) -> Tensor:
-    """Fraction of groups in which the last choice taken leads the first not taken by more than noise bridges.
-
-    Args:
-        logits: [groups, choices].
-        picks: Choices taken.
-        lam: Sampling temperature λ.
-
-    Returns:
-        A scalar in [0, 1].
-    """
+    """Fraction of groups, [groups, choices], whose last choice taken leads the next by more than noise bridges."""
     ordered = (logits / lam).sort(-1, descending=True).values
     return (ordered[:, picks - 1] - ordered[:, picks] > _SETTLED_LEAD).float().mean()
 
 
 def mask_tile(mask: LayerMask) -> Tensor:
-    """The top-left 8×8 corner of a mask as a picture, kept weights dark, grid lines between.
-
-    Returns:
-        uint8 [1, height, width].
-    """
+    """The top-left 8×8 corner of a mask, kept weights dark, grid lines between; uint8 [1, height, width]."""
     corner = mask.to_rows()[:_TILE, :_TILE]
     picture = torch.where(corner, 40, 225).to(torch.uint8)
     picture = picture.repeat_interleave(_PIXELS, 0).repeat_interleave(_PIXELS, 1)
@@ -195,14 +169,7 @@ def mask_tile(mask: LayerMask) -> Tensor:
 
 @rank_zero_only
 def log_histogram(loggers: Iterable[Logger], tag: str, values: Tensor, step: int) -> None:
-    """Log the distribution of a tensor's values to TensorBoard and W&B.
-
-    Args:
-        loggers: Of the trainer.
-        tag: Name, with slashes between its parts.
-        values: Any shape; on a CPU.
-        step: Optimizer step.
-    """
+    """Log the distribution of the values of a tensor on a CPU to TensorBoard and W&B."""
     for logger in loggers:
         if isinstance(logger, TensorBoardLogger):
             logger.experiment.add_histogram(tag, values, step)
@@ -214,14 +181,7 @@ def log_histogram(loggers: Iterable[Logger], tag: str, values: Tensor, step: int
 
 @rank_zero_only
 def log_picture(loggers: Iterable[Logger], tag: str, picture: Tensor, step: int) -> None:
-    """Log a picture to TensorBoard and W&B.
-
-    Args:
-        loggers: Of the trainer.
-        tag: Name, with slashes between its parts.
-        picture: Grey values, uint8 [1, height, width].
-        step: Optimizer step.
-    """
+    """Log grey values, uint8 [1, height, width], to TensorBoard and W&B."""
     for logger in loggers:
         if isinstance(logger, TensorBoardLogger):
             logger.experiment.add_image(tag, picture, step)
@@ -231,12 +191,7 @@ def log_picture(loggers: Iterable[Logger], tag: str, picture: Tensor, step: int)
 
 @rank_zero_only
 def log_hyperparameters(loggers: Iterable[Logger], settings: Mapping[str, Any]) -> None:
-    """Log the settings of a run; TensorBoard's table shows the last held-out perplexity beside them.
-
-    Args:
-        loggers: Of the trainer.
-        settings: By option; plain values.
-    """
+    """Log the settings of a run; TensorBoard's table shows the last held-out perplexity beside them."""
     for logger in loggers:
         logger.log_hyperparams(dict(settings))
         if isinstance(logger, TensorBoardLogger):

@@ -13,7 +13,7 @@ from roi_lightning.data import CalibrationDataModule
 from roi_lightning.errors import check_at_least
 from roi_lightning.export import check_destination, needed_bytes
 from roi_lightning.learning.base import MaskLearningModule
-from roi_lightning.learning.recipe import callback_recipes, fingerprint
+from roi_lightning.learning.recipe import callback_recipes, fingerprint, spelled
 from roi_lightning.learning.run_folder import EXPORT, MASK, MASKS, run_folder
 
 
@@ -156,13 +156,14 @@ def export_learned(
     masks, updates = learner.final_masks, learner.final_updates
     if not trainer.is_global_zero:
         return None
-    steps, perplexity = (
-        trainer.global_step or learner.loaded_step,
-        trainer.callback_metrics.get("val/perplexity"),
-    )
+    steps = trainer.global_step or learner.loaded_step
+    perplexity = trainer.callback_metrics.get("val/perplexity")
     training = {
         "steps": steps,
-        **learner.training_facts(),
+        "learner": type(learner).__name__,
+        "method": learner.method,
+        "seed": learner.seed,
+        **{name: spelled(value) for name, value in learner.settings().items()},
         **callback_recipes(trainer),
         **_text_facts(trainer, steps, windows_per_step),
         "fingerprint": fingerprint(learner.run_recipe),
