@@ -15,6 +15,11 @@ SHAPE = 336, 240
 FACTOR = 0.3
 
 
+def normal(*shape, std=1.0, seed=0):
+    """Normal values that depend on the seed alone."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * std
+
+
 def tensors(sampler, spec, dtype=torch.float32, shape=SHAPE):
     """Weight, gradient of the drawn weight, logits."""
     generator = torch.Generator().manual_seed(5)

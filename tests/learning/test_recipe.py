@@ -138,16 +138,6 @@ def sampler_of(folder):
     return read_sidecar(folder / "export")["training"]["sampler"].split("(")[0]
 
 
-def test_an_overlay_has_a_folder_of_its_own_and_learns_anew(lab, finished):
-    mask = (finished / "mask.safetensors").read_bytes()
-    command = [*fast(lab), "--config", "overlays/straight_through.yaml", "--resume", "auto"]
-    assert run("fit", *command) == 0
-    own = lab.folder / "runs/quickstart+straight_through"
-    assert (sampler_of(finished), sampler_of(own)) == ("GumbelTopK", "StraightThrough")
-    assert (finished / "mask.safetensors").read_bytes() == mask
-    assert (own / "mask.safetensors").read_bytes() != mask, "learned, not taken over"
-
-
 def test_resume_auto_passes_over_another_runs_checkpoints(lab, finished, capsys, caplog):
     before = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
     straight = [*fast(lab), "--model.sampler", "StraightThrough", "--resume", "auto"]

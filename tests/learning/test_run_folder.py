@@ -114,15 +114,6 @@ def test_nothing_is_removed_by_a_run_that_can_not_start(lab, capsys):
     assert contents(folder) == before
 
 
-def test_a_run_that_left_no_result_is_no_obstacle(lab):
-    folder = lab.folder / "runs/quickstart"
-    folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text("")
-    (folder / "notes.txt").write_text("mine")
-    assert run("fit", *lab.quick("--trainer.logger", "false")) == 0
-    assert (folder / "notes.txt").read_text() == "mine"
-
-
 @pytest.mark.parametrize("name", ["checkpoints/step=3.ckpt", "masks/step-000002.safetensors", "report.html"])
 def test_what_counts_as_a_result(tmp_path, name):
     trainer = RoITrainer(**QUICK_TRAINER, max_steps=1, default_root_dir=str(tmp_path))

@@ -18,14 +18,11 @@ from roi_lightning.samplers import (
 )
 from roi_lightning.samplers.base import DrawArgs
 from roi_lightning.samplers.noise import gumbel, noise_key
+from sampler_truth import normal, relative
 
 PATTERNS = ["1:2", "1:4", "2:4", "3:4", "2:8", "4:8"]
 # λ = 1/κ and τ at the start, in the middle and at the end of MaskLLM's schedule, and hot ones.
 TEMPERATURES = [(1.0, 1.0), (1 / 100, 4.0), (1 / 300, 2.0), (1 / 500, 0.05)]
-
-
-def normal(*shape: int, std: float = 1.0, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * std
 
 
 def new_logits(shape, pattern, std=0.01, seed=0):
@@ -55,10 +52,6 @@ def run(sampler, weight, logits, pattern, draw=None, upstream=None, kept_norm=No
     return drawn.detach(), grad
 
 
-def relative_error(a: Tensor, b: Tensor) -> float:
-    return ((a.double() - b.double()).norm() / b.double().norm()).item()
-
-
 @pytest.mark.parametrize("spec", PATTERNS)
 def test_equals_autograd_through_a_literal_softmax(spec, monkeypatch):
     monkeypatch.setattr(top_k_eager, "_CPU_CHUNK", 1000)
@@ -73,8 +66,8 @@ def test_equals_autograd_through_a_literal_softmax(spec, monkeypatch):
         assert found[1].shape == logits.shape
         # A key of 17 is known to 2e-6, which τ divides.
         allowed = 1e-6 + 4e-6 / tau
-        assert relative_error(found[0], wanted.detach()) < allowed, f"λ {lam}, τ {tau}"
-        assert relative_error(found[1], gradient) < allowed, f"λ {lam}, τ {tau}"
+        assert relative(found[0], wanted.detach()) < allowed, f"λ {lam}, τ {tau}"
+        assert relative(found[1], gradient) < allowed, f"λ {lam}, τ {tau}"
 
 
 @pytest.mark.parametrize("spec", PATTERNS)
@@ -108,8 +101,8 @@ def test_one_of_m_is_the_same_thing_as_roi(m):
         ours, gradient = run(Categorical(), weight, logits, pattern, draw, upstream)
         roi, wanted = run(GumbelTopK(), weight, member_logits(logits), pattern, draw, upstream)
         # The same noise, or they would have nothing to do with each other; another order of the sums.
-        assert relative_error(ours, roi) < 1e-6 / min(tau, 1), f"λ {lam}, τ {tau}"
-        assert relative_error(member_logits(gradient), wanted) < 1e-6 / min(tau, 1), f"λ {lam}, τ {tau}"
+        assert relative(ours, roi) < 1e-6 / min(tau, 1), f"λ {lam}, τ {tau}"
+        assert relative(member_logits(gradient), wanted) < 1e-6 / min(tau, 1), f"λ {lam}, τ {tau}"
         hard = Categorical().hard_mask(logits, pattern)
         assert torch.equal(hard, GumbelTopK().hard_mask(member_logits(logits), pattern))
     cold = Draw(7, 8, 0.01, 1e-6)

@@ -9,6 +9,7 @@ from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.samplers import Draw, GumbelTopK, StraightThrough, relaxed_top_n, top_k_eager
 from roi_lightning.samplers.noise import gumbel, noise_key
 from roi_lightning.samplers.top_k_eager import relaxed_mask, relaxed_mask_gradient
+from sampler_truth import normal, relative
 
 PATTERNS = ["1:2", "1:4", "2:4", "3:4", "2:8", "4:8", "8:16"]
 TEMPERATURES = [
@@ -33,10 +34,6 @@ def _one_thread():
     torch.set_num_threads(before)
 
 
-def normal(*shape: int, std: float = 1.0, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * std
-
-
 def layer_noise(shape: tuple[int, ...], draw: Draw, layer: str) -> Tensor:
     index = torch.arange(math.prod(shape), dtype=torch.int32).view(shape)
     return gumbel(index, noise_key(draw.seed, draw.index, layer))
@@ -59,10 +56,6 @@ def reference(sampler, weight, logits, pattern, draw, layer, upstream, dtype=tor
     out = mask.flatten(-2) * weight.to(dtype)
     (grad,) = torch.autograd.grad(out, logits, upstream.to(dtype))
     return out.detach(), grad
-
-
-def relative_error(a: Tensor, b: Tensor) -> float:
-    return ((a.double() - b).norm() / b.norm()).item()
 
 
 @pytest.mark.parametrize("spec", PATTERNS)
@@ -119,8 +112,8 @@ def test_equals_autograd_through_the_reference(spec, push_down, monkeypatch):
         for ours, plain, true in zip(found, single, exact, strict=True):
             assert ours.dtype == torch.float32
             # Cold temperatures magnify the rounding of fp32; it may cost autograd's own error, not much more.
-            allowed = 1e-5 if lam >= 0.1 else 1e-5 + 5 * relative_error(plain, true)
-            assert relative_error(ours, true) < allowed, f"λ {lam}, τ {tau}"
+            allowed = 1e-5 if lam >= 0.1 else 1e-5 + 5 * relative(plain, true)
+            assert relative(ours, true) < allowed, f"λ {lam}, τ {tau}"
 
 
 @pytest.mark.parametrize("spec", PATTERNS)
@@ -139,8 +132,8 @@ def test_unrolled_form_is_the_reference_in_double_precision(spec):
                 relaxed_mask_gradient(keys.clone(), upstream.T.contiguous(), pattern.n, tau, push) / lam
             )
             where = f"λ {lam}, τ {tau}, {push_down}"
-            assert relative_error(found.T, mask.detach()) < 1e-7, where
-            assert relative_error(found_grad.T, grad) < 1e-7, where
+            assert relative(found.T, mask.detach()) < 1e-7, where
+            assert relative(found_grad.T, grad) < 1e-7, where
 
 
 @pytest.mark.parametrize("sampler", [GumbelTopK(), GumbelTopK("scaled"), StraightThrough()])
