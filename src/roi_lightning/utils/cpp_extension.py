@@ -21,6 +21,7 @@ from typing import Final
 
 import torch
 
+from roi_lightning.errors import reason
 from roi_lightning.utils.atomic_io import written_aside
 
 _SHARED: Final = Path(__file__).with_name("cpp")
@@ -126,8 +127,8 @@ def _compile(compiler: str, build: Build, out: Path) -> None:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE, check=False)
         if done.returncode == 0:
             return
-    reason = next((line for line in done.stderr.splitlines() if "error" in line), f"status {done.returncode}")
-    raise RuntimeError(f"{compiler}: {reason}")
+    line = next((line for line in done.stderr.splitlines() if "error" in line), f"status {done.returncode}")
+    raise RuntimeError(f"{compiler}: {line}")
 
 
 def _compiler() -> str:
@@ -203,12 +204,6 @@ class FastPath:
             act()
         except Exception as error:  # whatever a compiler may fail with
             self.disabled = True
-            _log.log(self.level, "%s (%s)", self.message, _reason(error))
+            _log.log(self.level, "%s (%s)", self.message, reason(error))
             return False
         return True
-
-
-def _reason(error: Exception) -> str:
-    """The first line that says something: wrappers announce the real one with a colon."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return next((line for line in lines if not line.endswith(":")), type(error).__name__)
