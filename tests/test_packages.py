@@ -14,10 +14,8 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-import torch
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from safetensors.torch import load_file
 
 import roi_lightning
 from cli_helpers import make_lab
@@ -160,30 +158,6 @@ def test_the_installed_command_starts(installed, tmp_path):
     assert folder.is_relative_to(installed.parent)
     assert Path(config) == folder / "configs" / "quickstart.yaml"
     assert version == "0.1.0"
-
-
-@pytest.mark.slow
-def test_the_installed_command_takes_a_model_from_fit_to_evaluate(installed, lab, tmp_path):
-    """From a folder with nothing of the source tree, with the shipped configuration found by its bare name."""
-    program = [installed / "roi-lightning"]
-    dense, text = lab.model, tmp_path / "text.txt"
-    text.write_text("the cat sat on a mat and saw two dogs run far from home " * 40)
-    output(tmp_path, *program, "fit", *lab.quick("--run", "tiny"))
-    run = tmp_path / "runs/tiny"
-    text_options = ["--corpora", lab.corpus, "--seq_len", "32", "--windows", "4"]
-    output(tmp_path, *program, "prune", dense, "--method", "wanda", *text_options, "--out", "pruned")
-    shown = output(
-        tmp_path, *program, "evaluate", dense, run / "export", "pruned", "--text", text, "--seq_len", "64"
-    )
-    assert all(name in shown for name in ("export", "pruned"))
-    output(tmp_path, *program, "apply", dense, run / "mask.safetensors", "--out", "applied")
-    for folder in (run / "export", "pruned", "applied"):
-        output(tmp_path, *program, "verify", folder, "--base", dense)
-    written, applied = (
-        load_file(path / "model.safetensors") for path in (run / "export", tmp_path / "applied")
-    )
-    assert written.keys() == applied.keys()
-    assert all(torch.equal(applied[name], tensor) for name, tensor in written.items())
 
 
 def test_the_sdist_is_complete(sdist):

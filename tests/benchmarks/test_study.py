@@ -13,15 +13,9 @@ from safetensors.torch import load_file
 
 from benchmarks.study import commands as study_commands
 from benchmarks.study import references, run
-from benchmarks.study.__main__ import build_parser, main
-from benchmarks.study.cells import Cell, Study, choose_methods, left_out, make_cells
-from benchmarks.study.effective import effective
-from benchmarks.study.settings import (
-    cost_settings,
-    fit_arguments,
-    fit_settings,
-    points_within,
-)
+from benchmarks.study.__main__ import main
+from benchmarks.study.cells import Cell, Study, choose_methods
+from benchmarks.study.settings import fit_arguments, fit_settings, points_within
 from benchmarks.study.work import Usage, WorkFailed, check_claim, claim
 from cli_helpers import WORDS, make_lab
 from roi_lightning.cli.lightning import build
@@ -82,49 +76,6 @@ def test_the_last_validation_falls_on_the_last_step():
         assert steps % points == 0
         divisors = [n for n in range(1, steps + 1) if steps % n == 0]
         assert max(points / 8, 8 / points) == min(max(n / 8, 8 / n) for n in divisors)
-
-
-def test_what_a_method_cannot_learn_is_left_out_and_said(tmp_path):
-    methods = choose_methods("roi,proxsparse", [])
-    args = build_parser().parse_args(
-        ["--roi_data", ".", "--patterns", "2:4,2:8", "--tokens", "1024,2048", "--seeds", "0,1"]
-    )
-    cells = make_cells(methods, args)
-    assert len(cells) == 2 * 2 * 2 + 1 * 2 * 2
-    assert {cell.pattern for cell in cells if cell.method.name == "proxsparse"} == {"2:4"}
-    assert [note.split(":")[:2] for note in left_out(methods, ["2:4", "2:8"])] == [
-        ["proxsparse at 2", "8 is left out"]
-    ]
-    settled = Study(tmp_path, tmp_path)
-    proxsparse, roi = (Cell(method, "2:4", 1024, 0) for method in reversed(methods))
-    assert "prior" not in fit_settings(settled, proxsparse)["model"]["init_args"]
-    assert "prior" not in cost_settings(settled, proxsparse, tmp_path)["model"]["init_args"]
-    assert fit_settings(settled, roi)["model"]["init_args"]["prior"] == str(tmp_path / "2of4/prior")
-
-
-def test_the_same_settings_are_the_same_recipe_wherever_they_stand(lab, texts):
-    (lab.folder / "over.yaml").write_text(
-        "model: {init_args: {sampler: StraightThrough, lam: {class_path: Linear, init_args: {start: 0.5, end: 0.1}}, "
-        "lr_end: 5.0e-5}}"
-    )
-    base = ["--config", "quickstart.yaml"]
-    on_file = [*base, "--model.sampler", "GumbelTopK", "--config", str(lab.folder / "over.yaml")]
-    typed = [*base, "--model.sampler=StraightThrough", "--model.lam", "Linear"]
-    typed += ["--model.lam.start", "0.5", "--model.lam.init_args.end", "0.1", "--model.lr_end", "5e-5"]
-    last = {"model": {"init_args": {"lm": str(lab.model), "lam": {"init_args": {"fraction": 0.5}}}}}
-    write_json(lab.folder / "last.yaml", last)
-    found = [build([*words, "--config", str(lab.folder / "last.yaml")]) for words in (on_file, typed)]
-    parsed, again = (cli.config.as_dict()["model"] for cli in found)
-    assert parsed == again
-    recipe = effective(on_file, last)
-    assert recipe == effective(typed, last)
-    assert recipe["model.lam.fraction"] == 0.5
-    assert recipe != effective(on_file, {"model": {"init_args": {"lm": str(lab.model)}}})
-    assert recipe != effective([*on_file, "--model.sampler", "GumbelTopK"], last)
-    assert recipe == effective([*on_file, "--model.optimizer.fused", "false"], last), (
-        "a way to compute the same"
-    )
-    assert recipe != effective([*on_file, "--model.optimizer.lr", "0.5"], last)
 
 
 def test_a_folder_keeps_to_its_recipe(tmp_path):

@@ -27,7 +27,7 @@ from roi_lightning.data import CalibrationDataModule
 from roi_lightning.errors import UserError
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.masks.pattern import NMPattern
-from roi_lightning.samplers import Draw, KeptNorm
+from roi_lightning.samplers import Draw
 from roi_lightning.samplers.noise import gumbel, noise_key
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -134,20 +134,6 @@ def test_the_sampler_keeps_n_and_has_the_relaxation_s_gradient(n, m):
         assert float(logits.grad[place]) == pytest.approx(slope, rel=1e-3, abs=1e-5)
 
 
-def test_the_sampler_draws_a_draw_again_and_counts_the_norm():
-    from my_sampler import IndependentPicks
-
-    pattern, weight, logits = NMPattern("2:4"), torch.randn(8, 32, dtype=torch.bfloat16), torch.zeros(8, 32)
-    norm = KeptNorm(1.0)
-    sample = partial(IndependentPicks().masked_weight, weight, logits, pattern)
-    one = sample(Draw(0, 1, 1.0, 1.0), "a", norm)
-    assert one.dtype == torch.bfloat16
-    assert torch.equal(one, sample(Draw(0, 1, 1.0, 1.0), "a"))
-    assert not torch.equal(one, sample(Draw(0, 2, 1.0, 1.0), "a"))
-    assert not torch.equal(one, sample(Draw(0, 1, 1.0, 1.0), "b"))
-    assert float(norm.value) == pytest.approx(float((one.float() ** 2).sum()), rel=1e-5)
-
-
 def test_the_learner_s_layer_passes_the_mask_s_gradient_on(tmp_path):
     from my_learner import ScoredLinear, ScoreState
 
@@ -218,22 +204,6 @@ def test_a_class_path_prunes_as_the_object_does(lab, half_width):
     )
     made = json.loads((lab.folder / "out/roi_sparsity.json").read_text())["training"]
     assert (made["method"], made["exponent"]) == ("PoweredWanda", 2)
-
-
-@pytest.mark.parametrize(
-    ("method", "says"),
-    [
-        ("my_method.Wand", "my_method.Wand"),
-        ("my_schedule.Cosine", "OneShotMethod"),
-        ("{class_path: my_method.PoweredWanda, init_args: {power: 2}}", "power"),
-    ],
-)
-def test_methods_that_are_none_are_refused_in_a_line(lab, capsys, method, says):
-    assert run("prune", lab.model, "--method", method, "--out", "out") == 1
-    told = capsys.readouterr().err
-    assert re.fullmatch(rf"error: .*{re.escape(says)}.*\n", told), told
-    assert "class path" in told
-    assert not (lab.folder / "out").exists()
 
 
 def test_the_corpus_s_windows_hold_the_table_s_text(lab):

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from cli_helpers import plain_text, run
+from cli_helpers import run
 from roi_lightning.contrib.packed import PackedLinear, accelerate, from_packed, verify_packed, write_packed
 from roi_lightning.contrib.packed.tensors import PACKED, VERSION
 from roi_lightning.errors import UserError
@@ -134,17 +134,6 @@ def test_kept_weights_and_indices_stand_for_masked_tensors(made):
     assert len(stored) == len(dense) + len(made.masks.layers)
 
 
-def test_half_width_linears_take_nine_sixteenths(tmp_path, capsys):
-    source = resolve_model(str(tiny_qwen2(tmp_path / "base")))
-    write_export(source, random_masks(source), tmp_path / "dense")
-    out = tmp_path / "sizes.json"
-    assert run("pack", tmp_path / "dense", "--out", tmp_path / "packed", "--json", out) == 0
-    sizes = json.loads(out.read_text())
-    assert sizes["ratio"] == sizes["packed"] / sizes["linears"] == 9 / 16
-    assert "14 masked tensors" in plain_text(capsys.readouterr().out)
-    assert from_packed(tmp_path / "packed", dtype="float32").dtype == torch.float32
-
-
 def test_companions_come_along_and_the_configuration_says_what_is_packed(made):
     names = {path.name for path in made.packed.iterdir()}
     assert "roi_mask.safetensors" not in names
@@ -249,7 +238,7 @@ def test_the_card_s_snippet_runs(made, monkeypatch):
 def spoil(good):
     """Ways to spoil a file's bytes."""
     place = random.Random(len(good))
-    for _ in range(6):
+    for _ in range(3):
         bad = bytearray(good)
         bad[place.randrange(len(good))] ^= 1 << place.randrange(8)
         yield "a flipped bit", bytes(bad)

@@ -258,18 +258,6 @@ def test_what_does_not_fit_is_refused(x, message):
         packed_linear(x, *packed_matrix(torch.bfloat16, 4, 64, int8=True), bias)
 
 
-def test_casting_a_layer_leaves_its_indices():
-    layer = PackedLinear(packed_matrix(torch.float32, 11, 64), numbers(torch.float32, 11))
-    before, x = layer.packed, numbers(torch.float32, 3, 64)
-    exact = layer(x)
-    layer.to(torch.bfloat16)
-    assert torch.equal(layer.weight_indices, before.indices)
-    assert layer.weight_indices.dtype == torch.uint8
-    assert torch.equal(unpack(layer.packed), unpack(before).bfloat16())
-    torch.testing.assert_close(layer(x.bfloat16()).float(), exact, rtol=0.02, atol=0.1)
-    assert sorted(layer.state_dict()) == ["bias", "weight", "weight_indices"]
-
-
 def test_casting_an_int8_layer_leaves_weights_and_scales():
     packed, bias = packed_matrix(torch.float32, 11, 64, int8=True), numbers(torch.float32, 11)
     layer, x = PackedLinear(packed, bias), numbers(torch.float32, 3, 64)
@@ -283,9 +271,8 @@ def test_casting_an_int8_layer_leaves_weights_and_scales():
     assert layer.to("meta").weight_scales.is_meta
 
 
-@pytest.mark.parametrize("int8", [False, True])
-def test_the_operator_is_as_torch_expects(int8):
-    packed = packed_matrix(torch.float32, 8, 16, int8)
+def test_the_operator_is_as_torch_expects():
+    packed = packed_matrix(torch.float32, 8, 16, int8=True)
     x = torch.linspace(-1, 1, 96).view(2, 3, 16).requires_grad_()
     torch.library.opcheck(torch.ops.roi_lightning.packed_linear, (x, *packed, torch.ones(8)))
 
