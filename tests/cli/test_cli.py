@@ -119,29 +119,6 @@ def test_the_papers_configuration_runs_as_it_is_written(lab):
         assert (folder / "checkpoints" / "last.ckpt").exists()
 
 
-def test_without_a_logger_and_twice_in_the_same_folder(lab):
-    folder, written = lab.folder / "runs/quickstart", []
-    for more in ([], ["--overwrite"]):
-        assert run("fit", *lab.quick("--trainer.logger", "false", *more)) == 0
-        assert run("verify", folder / "export", "--base", lab.model) == 0
-        written.append((folder / "export" / "config.json").stat().st_mtime_ns)
-    assert written[0] < written[1], "the second run replaced the export"
-    assert not list(folder.rglob("events.out.tfevents.*"))
-
-
-@pytest.mark.parametrize(
-    "overlay",
-    [
-        *("straight_through", "small_budget"),
-        *(pytest.param(f"{kind}_anneal", marks=pytest.mark.slow) for kind in ("linear", "exponential")),
-    ],
-)
-def test_overlays_run(lab, overlay):
-    command = ["-c", "quickstart", "-c", f"overlays/{overlay}.yaml", *lab.options(max_steps=2)]
-    assert run("fit", *command, "--model.prior_windows", "2", "--trainer.val_check_interval", "1") == 0
-    assert run("verify", f"runs/quickstart+{overlay}/export") == 0
-
-
 def test_the_overview_names_every_command(capsys):
     assert run("--help") == 0
     overview = capsys.readouterr().out

@@ -52,10 +52,6 @@ def parse(*argv):
     return parse_options(Options, "thing", argv)
 
 
-def test_what_is_left_out_is_the_dataclass_s_default():
-    assert parse("x", "--out", "o") == Options(models=["x"], out=Path("o"), globs=["*"])
-
-
 def test_every_kind_of_field():
     typed = ("x", "y", "--out=o", "--force", "--globs", "a", "b", "--dtype", "b")
     found = parse(*typed, "--share", "0.5", "--windows", "7", "--text", "t")

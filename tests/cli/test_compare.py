@@ -16,7 +16,6 @@ from roi_lightning.masks.layer_mask import LayerMask
 from roi_lightning.masks.mask_set import BaseModel, MaskSet
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.source import resolve_model
-from roi_lightning.reports import corners
 from tiny_models import random_masks, tiny_gpt2, tiny_qwen2
 
 QWEN = {
@@ -77,15 +76,6 @@ def test_overlap_is_what_a_slow_loop_counts(pattern, transposed):
     assert b.overlap(a).all == overlap.all
 
 
-def test_two_unrelated_masks_share_half():
-    shapes = {"h.0.a.weight": (2048, 2048)}
-    a, b = (mask_set(seed, shapes=shapes) for seed in (0, 1))
-    assert a.overlap(b).all == pytest.approx(0.5, abs=0.001)
-    assert a.overlap(a).all == 1
-    other = LayerMask.from_bool(~a.layers["h.0.a.weight"].to_bool())
-    assert a.overlap(MaskSet(a.pattern, {"h.0.a.weight": other}, a.base)).all == 0
-
-
 def test_layers_are_found_by_name_end_and_glob():
     names = list(names_of(QWEN, 4, "model.layers"))
     assert compare.find_layers(names, [names[5]]) == [names[5]]
@@ -126,16 +116,6 @@ def test_the_command_writes_a_table_and_a_picture(files, tmp_path, capsys):
     with Image.open(out / "masks.png") as image:
         image.load()
         assert all(600 < side < 4000 for side in image.size)
-
-
-def test_running_again_replaces_and_leaves_the_rest(files, tmp_path):
-    out = tmp_path / "out"
-    assert run(*files[1:], "--out", out) == 0
-    before = {path.name: path.read_bytes() for path in out.iterdir()}
-    (out / "notes.txt").write_text("mine")
-    (out / "overlap.json").write_text("old")
-    assert run(*files[1:], "--out", out) == 0
-    assert {path.name: path.read_bytes() for path in out.iterdir()} == before | {"notes.txt": b"mine"}
 
 
 @pytest.mark.parametrize("build", [tiny_qwen2, tiny_gpt2])
@@ -209,11 +189,3 @@ def test_bad_command_lines(files, tmp_path, capsys):
     assert "can't be written" in capsys.readouterr().err
     assert run(*files, "--out", tmp_path / "out", "--json", tmp_path) == 1
     assert not (tmp_path / "out").exists()
-
-
-def test_chosen_layers_are_drawn(files, tmp_path, monkeypatch):
-    drawn = []
-    original = corners.mask_figure
-    monkeypatch.setattr(corners, "mask_figure", lambda *a: drawn.append(a[2]) or original(*a))
-    assert run(*files, "--out", tmp_path / "out", "--layers", "0.mlp.down_proj", "3.*.q_proj") == 0
-    assert drawn == [["model.layers.0.mlp.down_proj.weight", "model.layers.3.self_attn.q_proj.weight"]]

@@ -170,14 +170,6 @@ def test_shipped_names_are_found_from_anywhere(tmp_path, monkeypatch, name):
     assert found.is_relative_to(shipped_configs())
 
 
-def test_the_users_own_files_come_first(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("configs").mkdir()
-    for place in ("configs", "."):
-        Path(place, "quickstart.yaml").write_text(f"# {place}")
-        assert find_config("quickstart").read_text() == f"# {place}"
-
-
 @pytest.mark.parametrize("name", ["quickstrat.yaml", "overlays/linear.yaml"])
 def test_an_unknown_name_offers_the_nearest(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
@@ -274,17 +266,6 @@ def test_the_page_s_example_of_a_file_of_one_s_own(lab):
     assert Path(cli.trainer.default_root_dir) == Path("runs/mine")
 
 
-@pytest.mark.parametrize(("wrong", "line"), [("base", 1), ("a", 2)])
-def test_a_mistake_names_the_file_it_is_in_and_the_line(lab, capsys, wrong, line):
-    files = {"base": "data:\n  seq_len: 16\n", "a": "extends: base\ndata:\n  seq_len: 8\n"}
-    files[wrong] += "]\n"
-    write(lab.folder, {f"{name}.yaml": text for name, text in files.items()})
-    assert run("plan", "-c", "a.yaml", "--model.lm", lab.model) != 0
-    told = capsys.readouterr().err
-    assert f"error: '{wrong}.yaml': " in told
-    assert f'while parsing a block mapping; in "<unicode string>", line {line},' in told
-
-
 @pytest.mark.parametrize(("pattern", "quote"), [("2:4", ""), ("16:32", ""), ("16:32", '"')])
 def test_a_pattern_means_the_same_with_and_without_quotes(lab, pattern, quote):
     own = lab.folder / "own.yaml"
@@ -296,13 +277,6 @@ def test_a_pattern_means_the_same_with_and_without_quotes(lab, pattern, quote):
     saved = lab.folder / "saved.yaml"
     saved.write_text(written.parser.dump(written.config))
     assert instantiate("-c", saved).model.pattern == NMPattern(pattern)
-
-
-def test_later_configurations_and_overrides_win(lab):
-    (lab.folder / "a.yaml").write_text("trainer: {max_steps: 7}\ndata: {seq_len: 16}\n")
-    (lab.folder / "b.yaml").write_text("trainer: {max_steps: 9}\n")
-    cli = instantiate("-c", "quickstart", "-c", "a.yaml", "-c", "b.yaml", "--model.lm", lab.model)
-    assert (cli.trainer.max_steps, cli.datamodule.seq_len, cli.datamodule.batch_size) == (9, 16, 2)
 
 
 @pytest.mark.parametrize(

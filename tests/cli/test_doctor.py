@@ -55,12 +55,6 @@ def test_without_a_compiler(monkeypatch, tmp_path, capsys):
         assert "none of c++, g++, clang++ is installed" in report[name]["found"]
 
 
-def test_kernels_in_one_thread(monkeypatch):
-    monkeypatch.setattr(cpp_extension, "openmp", lambda: 0)
-    found = doctor.PROBES["kernels"]()
-    assert (found.ok, "one thread" in found.means) == (False, True)
-
-
 @pytest.mark.parametrize(("capabilities", "ok"), [([9], True), ([8, 7], False)])
 def test_gpus(monkeypatch, capabilities, ok):
     for name, answer in {

@@ -17,9 +17,9 @@ from rich.console import Console
 from cli_helpers import plain_text, run
 from data_helpers import CHAT_TEMPLATE, write_jsonl
 from roi_lightning.data import Corpus
-from roi_lightning.evaluation.config import PERPLEXITIES, ZERO_SHOT, EvalConfig
+from roi_lightning.evaluation.config import EvalConfig
 from roi_lightning.evaluation.perplexity import read_text
-from roi_lightning.evaluation.report import as_json, caption
+from roi_lightning.evaluation.report import as_json
 from roi_lightning.evaluation.results_table import make_table
 from roi_lightning.evaluation.run import Evaluation
 from roi_lightning.export import write_export
@@ -81,14 +81,6 @@ def test_token_perplexity_is_the_loop_s_and_a_mask_equals_its_export(place, tmp_
     assert found[names[2]] == found[names[1]] != found[names[0]]
     assert list(found) == names
     assert str(place.export)[-20:] in capsys.readouterr().out
-
-
-def test_exact_in_fp32(place, tmp_path):
-    found = measure(place, tmp_path / "o.json", place.export, "--dtype", "float32", "--batch_size", 3)
-    lm = load_language_model(resolve_model(str(place.export)), "float32")
-    ids = torch.tensor(tiny_tokenizer()(TEXT)["input_ids"])
-    wanted = by_a_loop(lm, ids.split(64))
-    assert found["models"][str(place.export)]["token_perplexity"] == pytest.approx(wanted, rel=1e-5)
 
 
 @needs_harness
@@ -197,20 +189,6 @@ def test_chats_are_measured_on_all_tokens_or_on_answers(chats, tmp_path, loss_on
     assert found["settings"]["text"] == text
 
 
-def test_chats_that_can_t_be_measured_are_refused(chats, place, tmp_path, capsys):
-    model, _, file = chats
-    text = f"{{source: {file}, messages_field: messages, loss_on: answers}}"
-    unanswered = write_jsonl(tmp_path / "q.jsonl", [[{"role": "user", "content": "and?"}]], "messages")
-
-    def says(*args, text=text, model=model, seq_len=64):
-        return refused(capsys, tmp_path, model, "--text", text, "--seq_len", seq_len, *args)
-
-    assert "no chat template" in says(model=place.base)
-    assert "--text holds chats" in says("--tasks", "token_perplexity_2048")
-    assert "has an answer" in says(text=text.replace(file, unanswered))
-    assert "hold no answer" in says("--limit", 1, seq_len=8)
-
-
 def refused(capsys, tmp_path, *args):
     """The one line a refusal prints; nothing may be written."""
     before = set(tmp_path.rglob("*"))
@@ -219,24 +197,6 @@ def refused(capsys, tmp_path, *args):
     (line,) = capsys.readouterr().err.splitlines()
     assert set(tmp_path.rglob("*")) == before
     return line
-
-
-@pytest.mark.parametrize(
-    ("args", "said"),
-    [
-        (["--seq_len", 129], "reads at most 128 tokens"),
-        (["--tasks", "token_perplexity_2048"], "leave out token_perplexity_2048"),
-        (["--device", "cuda:99"], "--device 'cuda:99'"),
-        (["--seq_len", 64, "--text", "absent.txt"], "no file matches"),
-        (["absent/model/name"], "'absent/model/name'"),
-        (["absent.safetensors"], "mask file 'absent.safetensors'"),
-    ],
-)
-def test_mistakes_are_one_line_and_nothing_is_written(place, tmp_path, capsys, args, said):
-    start = [place.base] if args[0].startswith("--") else [place.base, args[0]]
-    text = [] if "--text" in args else ["--text", place.text]
-    rest = args if args[0].startswith("--") else []
-    assert said in refused(capsys, tmp_path, *start, *rest, *text)
 
 
 @needs_harness
@@ -284,16 +244,6 @@ def test_a_mask_of_updated_weights_is_refused(place, tmp_path, capsys):
     replace(masks, updated={name: digest}).save(tmp_path / "mask.safetensors")
     line = refused(capsys, tmp_path, tmp_path / "mask.safetensors", "--base", place.base)
     assert "evaluate the directory it came from" in line
-
-
-def test_destinations_are_checked_first(place, tmp_path, capsys):
-    file = tmp_path / "file"
-    file.write_text("")
-    for out in (tmp_path, file / "below.json"):
-        assert run("evaluate", "absent.gguf", "--json", out) == 1
-        assert "can't be written" in capsys.readouterr().err
-    found = measure(place, tmp_path / "new" / "folder" / "o.json", place.base)
-    assert found["models"]
 
 
 # Figures made up: A is dense; B, C and D are sparse, D with updated weights.
@@ -361,12 +311,6 @@ def test_without_sparse_rows_all_compete_and_without_a_dense_row_nothing_is_comp
     assert not any(cell.rank for row in rows.values() for cell in row.values()), "one row competes with none"
 
 
-def test_an_infinite_dense_model_is_no_measure():
-    _, rows = made_up(dense="C")
-    assert not any(delta(row["token PPL ↓"]) for row in rows.values())
-    assert delta(rows["B"]["ARC-E ↑"]) == "-10.00"
-
-
 def test_columns_of_other_tasks_have_their_own_scale_and_direction():
     """A group stands for its members, a task's first metric for its others."""
     dense = {"a": {"acc,x": 0.5, "acc_stderr,x": 0.1, "acc,y": 0.6, "f1,x": 0.3}, "b": {"bits_per_byte": 2.0}}
@@ -406,30 +350,6 @@ def test_markdown_says_the_same_as_the_terminal():
     assert "\x1b[1m12.50\x1b[0m" in text
     assert "\x1b[4m20.00\x1b[0m" in text
     assert "\x1b[2m×1.25\x1b[0m" in text
-
-
-@pytest.mark.parametrize("width", [120, 160])
-def test_a_wide_table_fits_the_terminal_and_shows_every_value_whole(width):
-    names = ["dense", *(f"/a/long/way/to/the/runs/of/method_{i}/export" for i in range(6))]
-    scored = {"acc": 0.5, "acc_stderr": 0.01, "acc_norm": 0.4}
-    figures = dict.fromkeys(PERPLEXITIES, 1234.5) | dict.fromkeys([*ZERO_SHOT, "average"], scored)
-    updated = {name: None if name == "dense" else False for name in names}
-    console = Console(width=width, file=io.StringIO())
-    make_table(evaluation_of(dict.fromkeys(names, figures), updated, "dense")).print(console)
-    text = console.file.getvalue()
-    assert max(map(len, text.splitlines())) <= width
-    assert text.count("1,234") == 3 * 7
-    assert text.count(" 50.00") == 8 * 7
-    assert text.count("40.00 ") == 8 * 7
-    assert "…" not in text
-
-
-def test_the_caption_says_how_it_was_measured():
-    said = caption(evaluation_of(tasks="token_perplexity,word_perplexity", seq_len=77, limit=5))
-    assert "the WikiText-2 test text in windows of 77 tokens" in said
-    assert "word PPL: tokens at once 4,096 (A), 4,096 (B)" in said
-    assert "ratio to A" in said
-    assert "first 5" in said
 
 
 @needs_harness

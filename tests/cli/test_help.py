@@ -2,8 +2,6 @@
 
 import re
 import sys
-from importlib.metadata import version
-from pathlib import Path
 
 import pytest
 import yaml
@@ -95,10 +93,7 @@ MISTAKES = {
     ),
     "a value": (("fit", *QUICK, "--seq_len", "many"), '"seq_len": Expected.*int.*many'),
     "an option of the learner": (("fit", *QUICK, "--model.init_stdd", "3"), "'init_stdd' is not accepted"),
-    "an option of prune": (("prune", "m", "--method", "wanda", "--outt", "x"), "did you mean --out?"),
     "no checkpoint": (("validate", *QUICK), "^error: validate needs --ckpt_path"),
-    "no directory": (("export", *QUICK, "--ckpt_path", "x"), "required: out"),
-    "a class path": (("fit", *QUICK, "--sampler", "my_one.Logistic"), "No module named 'my_one'"),
 }
 
 
@@ -111,25 +106,11 @@ def test_a_mistake_is_a_line_or_two(words, told, capsys):
     assert not captured.out
 
 
-@pytest.mark.parametrize("command", ["plan", "fit"])
-def test_text_that_is_not_there_is_missed_first(command, lab, capsys):
-    assert run(command, *lab.quick("--corpora", "no_such_texts/*.txt")) == 1
-    captured = capsys.readouterr()
-    assert "corpus 'no_such_texts/*.txt': no file matches" in captured.err
-    assert "calibration" not in captured.err + captured.out
-
-
 def test_a_run_s_folder_is_not_its_export(tmp_path, capsys):
     (tmp_path / "run/export").mkdir(parents=True)
     (tmp_path / "run/export/roi_sparsity.json").write_text("{}")
     assert run("verify", tmp_path / "run") == 1
     assert f"holds one; give '{tmp_path / 'run/export'}'" in capsys.readouterr().err
-
-
-def test_versions(capsys):
-    text = shown(capsys, "--version").splitlines()
-    assert [f"{name} {version(name)}" for name in ("roi-lightning", "torch", "transformers")] == text[:3]
-    assert f"Python {sys.version.split()[0]}" in text
 
 
 def test_class_paths_may_name_files_of_the_working_folder(tmp_path, monkeypatch, capsys):
@@ -143,15 +124,3 @@ def test_class_paths_may_name_files_of_the_working_folder(tmp_path, monkeypatch,
     assert sys.path[0] == str(tmp_path)
     assert main() == 0
     assert sys.path.count(str(tmp_path)) == 1
-
-
-def test_the_page_of_commands_has_their_help(monkeypatch, capsys):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "docs"))
-    monkeypatch.setenv("COLUMNS", "100")
-    import write_cli
-
-    monkeypatch.setattr(write_cli, "COMMANDS", ["plan", "verify"])
-    monkeypatch.setattr(write_cli, "added", lambda group: {})
-    page = write_cli.page()
-    assert [line for line in page.splitlines() if line.startswith("## ")] == ["## plan", "## verify"]
-    assert all(shown(capsys, command, "--help") in page for command in ("plan", "verify"))

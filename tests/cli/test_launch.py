@@ -1,11 +1,8 @@
 """Runs as docs/training.md types them: by Lightning's own launcher, and by torchrun on two machines."""
 
 import os
-import signal
-import socket
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -29,12 +26,6 @@ def places(folder):
     return ["--trainer.default_root_dir", str(folder)]
 
 
-def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
-
-
 def assert_learned_as_one_process_does(lab, folder, steps):
     alone = lab.folder / "alone"
     assert run("fit", *lab.quick(*FAST, *places(alone), max_steps=steps, accumulate=2)) == 0
@@ -51,36 +42,3 @@ def test_one_command_starts_a_process_for_every_device(lab, overlay):
     task = start([*FIT, *lab.quick(*options)], log)
     assert task.wait(120) == 0, log.read_text()
     assert_learned_as_one_process_does(lab, folder, 4)
-
-
-def torchruns(lab, folder, steps):
-    """What is typed on each of two machines."""
-    there = ["--rdzv_backend", "c10d", "--rdzv_endpoint", f"127.0.0.1:{free_port()}"]
-    there += ["--local_addr", "127.0.0.1"]
-    options = ["--config", "overlays/fsdp2.yaml", "--trainer.num_nodes", "2", "--trainer.devices", "1"]
-    options += ["--resume", "auto", *FAST, *places(folder)]
-    command = ["-m", "torch.distributed.run", "--nnodes", "2", "--nproc_per_node", "1", *there]
-    command += [*FIT, *lab.quick(*options, max_steps=steps)]
-    return [start(command, lab.folder / f"machine{number}.log") for number in (0, 1)]
-
-
-def test_two_machines_are_ended_and_resume(lab):
-    folder, steps = lab.folder / "two", 40
-    tasks = torchruns(lab, folder, steps)
-    try:
-        until = time.monotonic() + 120
-        while not list(folder.glob("checkpoints/step=20.ckpt")):  # quickstart.yaml's first
-            assert time.monotonic() < until
-            assert all(task.poll() is None for task in tasks)
-            time.sleep(0.02)
-        for task in tasks:
-            task.send_signal(signal.SIGTERM)
-        assert all(task.wait(60) for task in tasks)
-    finally:
-        for task in tasks:
-            task.kill()
-    (saved,) = (path for path in folder.glob("checkpoints/*.ckpt") if not path.is_symlink())
-    assert 20 <= int(saved.stem.rpartition("=")[2]) < steps
-    assert [task.wait(120) for task in torchruns(lab, folder, steps)] == [0, 0]
-    assert f"resuming from {saved}" in (lab.folder / "machine0.log").read_text()
-    assert_learned_as_one_process_does(lab, folder, steps)

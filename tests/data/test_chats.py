@@ -15,7 +15,7 @@ import torch
 from data_helpers import BOS, END, Recorder, TinyData, byte_tokenizer, documents, fit, write_jsonl
 from roi_lightning.data import Corpus, files
 from roi_lightning.data.chats import ChatTokenizer, chat_document
-from roi_lightning.data.corpora import as_corpora, describe, load_documents
+from roi_lightning.data.corpora import load_documents
 from roi_lightning.data.packing import as_batch
 from roi_lightning.errors import UserError
 from roi_lightning.models.config import load_tokenizer
@@ -266,15 +266,6 @@ def test_a_run_is_told_from_one_with_another_template_or_loss(tmp_path):
     assert chat_data(tmp_path, make_chats(3)).facts(2)["chats"] == "loss on answers"
 
 
-def test_text_is_identified_and_recorded_as_before_there_were_chats(tmp_path):
-    path = write_jsonl(tmp_path / "a.jsonl", documents(3))
-    wanted = {"source", "weight", "subset", "split", "text_field", "streaming", "revision", "files"}
-    assert set(describe(Corpus(path))) == wanted
-    module = TinyData(corpora=path)
-    assert "data.chat_template" not in module.recipe()
-    assert set(module.facts(1)) == {"text", "seq_len", "tokens"}
-
-
 def test_a_cache_of_another_template_or_loss_is_not_used(tmp_path):
     chats = make_chats(20, seed=5)
     found = []
@@ -337,35 +328,6 @@ def test_rows_that_are_no_chats_are_refused(tmp_path, chat, streaming):
     corpus = Corpus(path, messages_field="messages", streaming=streaming)
     with pytest.raises(UserError, match=r"c\.jsonl' has a row that is no chat.*role and content"):
         list(load_documents(corpus, str(tmp_path / "cache")))
-
-
-@pytest.mark.parametrize("streaming", [False, True])
-def test_what_holds_no_chats_is_refused(tmp_path, streaming):
-    text = tmp_path / "a.txt"
-    text.write_text("some text")
-    path = write_chats(tmp_path / "c.jsonl", make_chats(2))
-    options = {"messages_field": "talk", "streaming": streaming}
-    for source, message in (
-        (path, "no column 'talk'; set messages_field to one of: messages"),
-        (str(text), "holds no chats"),
-    ):
-        with pytest.raises(UserError, match=message):
-            load_documents(Corpus(source, **options), str(tmp_path / "cache"))
-    unanswered = [chat[:1] for chat in make_chats(50)]
-    with pytest.raises(UserError, match=r"has an answer|that holds an answer"):
-        chat_data(tmp_path, unanswered, streaming=streaming).windows("train", 1)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"loss_on": "answers"}, "name their column with messages_field"),
-        ({"loss_on": "questions", "messages_field": "m"}, "set it to all or answers"),
-    ],
-)
-def test_chats_are_described_as_such(options, message):
-    with pytest.raises(UserError, match=message):
-        as_corpora([Corpus("c.jsonl", **options)])
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import datasets
 import pytest
 
-from roi_lightning.data.corpora import Corpus, as_corpora, load_documents
+from roi_lightning.data.corpora import Corpus, load_documents
 from roi_lightning.data.files import cut_passages, zstd
 from roi_lightning.errors import UserError
 
@@ -133,12 +133,3 @@ def test_bad_files(tmp_path):
         assert "\n" not in str(raised.value)
     with pytest.raises(UserError, match=r"'n' of .* is not text"):
         load_documents(Corpus(f"{tmp_path}/numbers.jsonl", text_field="n"), str(tmp_path / "cache"))
-
-
-def test_as_corpora():
-    one = Corpus("b.txt", weight=2.0)
-    assert as_corpora("a.txt") == [Corpus("a.txt")]
-    assert as_corpora(["a.txt", one]) == [Corpus("a.txt"), one]
-    for bad in ([], [Corpus("a", weight=0.0)], [Corpus("a", weight=float("nan"))]):
-        with pytest.raises(UserError):
-            as_corpora(bad)

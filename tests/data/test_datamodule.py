@@ -1,4 +1,3 @@
-import multiprocessing
 import random
 from collections import Counter
 from itertools import chain, islice
@@ -20,7 +19,7 @@ from data_helpers import (
 )
 from roi_lightning.data import CalibrationDataModule, Corpus, packing
 from roi_lightning.data.packing import belongs
-from roi_lightning.data.resumable_order import ResumableSampler, evenly_spaced
+from roi_lightning.data.resumable_order import ResumableSampler
 from roi_lightning.errors import UserError
 from tiny_models import tiny_tokenizer
 
@@ -82,18 +81,6 @@ def test_held_out_windows_are_spread_over_corpora_and_text(tmp_path):
         assert [position * 4 // len(reference) for position in positions] == [0, 1, 2, 3]
     with pytest.raises(UserError, match="9 held-out windows"):
         module.windows("val", 9)
-
-
-@pytest.mark.parametrize(
-    ("available", "count", "expected"),
-    [([10], 3, [3]), ([1, 10], 6, [1, 5]), ([0, 2], 9, [0, 2]), ([4, 4, 4], 2, [1, 1, 0]), ([0], 5, [0])],
-)
-def test_spread(available, count, expected):
-    chosen = evenly_spaced(available, count)
-    assert [len(indices) for indices in chosen] == expected
-    for indices, limit in zip(chosen, available, strict=True):
-        assert sorted(set(indices)) == indices
-        assert all(0 <= index < limit for index in indices)
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -207,27 +194,6 @@ def test_resumed_run_validates_and_workers_keep_the_order(tmp_path):
     assert trainer.global_step == 12
 
 
-@pytest.fixture
-def _spawn():
-    """As on macOS; the parameters go to a worker as they do where Python 3.14 starts it."""
-    usual = multiprocessing.get_start_method()
-    multiprocessing.set_start_method("spawn", force=True)
-    yield
-    multiprocessing.set_start_method(usual, force=True)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("_spawn")
-@pytest.mark.filterwarnings("ignore:Consider setting `persistent_workers")
-@pytest.mark.parametrize("streaming", [False, True])
-def test_workers_that_are_not_forked_give_the_same(tmp_path, streaming):
-    corpora = [Corpus(write_jsonl(tmp_path / "a.jsonl", documents(300)), streaming=streaming)]
-    alone, _ = fit(data(tmp_path, corpora), tmp_path / "alone", 3, 6)
-    spawned = data(tmp_path, corpora, num_workers=2)
-    rest, _ = fit(spawned, tmp_path / "rest", 3, 6, tmp_path / "alone" / "step=3.ckpt")
-    assert rest.seen == alone.seen[3:]
-
-
 def test_two_ranks_divide_one_order(tmp_path):
     module = data(tmp_path, batch_size=2)
     module.setup("fit")
@@ -259,11 +225,6 @@ def test_a_step_takes_the_same_windows_on_any_number_of_ranks(tmp_path, streamin
             steps[number // parts] += batch["input_ids"].tolist()
     wanted = module.windows("train", 32).tolist()
     assert [sorted(step) for step in steps] == [sorted(wanted[:16]), sorted(wanted[16:])]
-
-
-def test_max_steps_is_required(tmp_path):
-    with pytest.raises(UserError, match=r"set trainer\.max_steps"):
-        fit(data(tmp_path), tmp_path / "new", 1, -1, max_epochs=1)
 
 
 @pytest.mark.parametrize(

@@ -330,22 +330,6 @@ def test_a_place_in_other_text_is_not_taken(tmp_path, caplog, name):
     assert model.seen == batches(changed(), 3)
 
 
-@pytest.mark.parametrize("other", [documents(61), documents(60, "z")])
-def test_a_place_in_a_file_that_has_changed_is_not_taken(tmp_path, caplog, other):
-    path = write_jsonl(tmp_path / "a.jsonl", documents(60))
-
-    def module():
-        corpora = [Corpus(path, streaming=True)]
-        return TinyData(corpora=corpora, seq_len=16, held_out_fraction=0.2, val_windows=2)
-
-    fit(module(), tmp_path / "a", 3, 3)
-    write_jsonl(tmp_path / "a.jsonl", other)
-    with caplog.at_level("INFO", "lightning.pytorch"):
-        model, _ = fit(module(), tmp_path / "b", 3, 6, tmp_path / "a" / "step=3.ckpt")
-    assert "read from its beginning: data.corpora differ" in caplog.text
-    assert model.seen == batches(module(), 3)
-
-
 @pytest.mark.parametrize("size", [1, 7, 64, 10**6])
 def test_lines_are_read_once_wherever_files_are_cut(tmp_path, monkeypatch, size):
     monkeypatch.setattr(files, "_PIECE", size)

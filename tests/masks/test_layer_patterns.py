@@ -45,12 +45,6 @@ def test_each_layer_has_the_pattern_that_the_rule_says(patterns, expected):
     assert {name: mixed.find(name) for name in expected} == expected
 
 
-def test_one_pattern_for_all_is_no_mixed_one():
-    assert mixed_pattern(TWO, {}) is TWO
-    assert layer_patterns({"a": FOUR, "b": FOUR}) == FOUR
-    assert layer_patterns({"a": FOUR, "b": None}) == LayerPatterns({"a": FOUR, "b": None})
-
-
 def test_the_label_names_every_pattern_once_the_sparsest_first():
     mixed = LayerPatterns({"a": None, "b": FOUR, "c": TWO, "d": ONE, "e": FOUR})
     assert str(mixed) == "1:4 + 2:4 + 4:8 + dense"

@@ -37,12 +37,6 @@ def test_packing_round_trips(columns, transposed):
             assert bool(layer.packed[i, j // 8] >> (j % 8) & 1) == bool(mask[i, j])
 
 
-def test_counts():
-    masks = masks_of(random_bools(0, "1:4"), "1:4")
-    assert masks.total == 6 * 20 * 2 + 5 * 12
-    assert masks.kept == masks.total // 4
-
-
 def test_overlap_is_that_of_the_unpacked_masks():
     first, second = random_bools(1), random_bools(2)
     overlap = masks_of(first).overlap(masks_of(second))
@@ -53,22 +47,6 @@ def test_overlap_is_that_of_the_unpacked_masks():
     assert overlap.all == pytest.approx(((flat[0] & flat[1]).sum() / flat[0].sum()).item())
     q = [torch.cat([bools[n].flatten() for n in first if "q_proj" in n]) for bools in (first, second)]
     assert overlap.kinds["q_proj"] == pytest.approx(((q[0] & q[1]).sum() / q[0].sum()).item())
-
-
-def test_a_mask_shares_all_with_itself_and_nothing_with_its_complement():
-    bools = random_bools(3)
-    masks = masks_of(bools)
-    assert masks.overlap(masks).all == 1
-    assert masks.overlap(masks_of({name: ~mask for name, mask in bools.items()})).all == 0
-
-
-def test_overlap_refuses_what_can_not_be_compared():
-    masks = masks_of(random_bools(0))
-    with pytest.raises(UserError, match="different patterns"):
-        masks.overlap(masks_of(random_bools(0, "1:4"), "1:4"))
-    fewer = dict(list(random_bools(0).items())[:2])
-    with pytest.raises(UserError, match=r"b\.1\.q_proj"):
-        masks.overlap(masks_of(fewer))
 
 
 def test_saving_round_trips_and_gives_the_same_bytes(tmp_path):

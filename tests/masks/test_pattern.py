@@ -92,14 +92,6 @@ def test_top_on_every_order_of_four_scores_with_and_without_ties():
     assert pattern.top(torch.tensor(groups)).tolist() == [brute_top(list(group), 2) for group in groups]
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_top_takes_any_float_dtype_and_rank(dtype):
-    scores = torch.randn(3, 5, 16, generator=torch.Generator().manual_seed(0)).to(dtype)
-    mask = NMPattern("2:8").top(scores)
-    assert mask.shape == scores.shape
-    assert mask.view(-1, 8).tolist() == [brute_top(group, 2) for group in scores.view(-1, 8).tolist()]
-
-
 def test_holds_notices_one_wrong_group_in_one_direction():
     pattern = NMPattern("2:4")
     mask = torch.tensor([[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 1], [0, 0, 1, 1]], dtype=torch.bool)
@@ -108,15 +100,6 @@ def test_holds_notices_one_wrong_group_in_one_direction():
     mask[0] = torch.tensor([0, 1, 1, 0], dtype=torch.bool)
     assert pattern.holds(mask, 1)
     assert not pattern.holds(mask, 0)
-
-
-def test_group_shares_memory_and_moves_the_input_dimension_last():
-    weight = torch.arange(48.0).view(8, 6)
-    groups = NMPattern("2:4").group(weight, 0)
-    assert groups.shape == (6, 2, 4)
-    assert groups[5, 1].tolist() == weight[4:8, 5].tolist()
-    groups[0, 0, 0] = -1
-    assert weight[0, 0] == -1
 
 
 def test_check_names_the_layer_the_size_and_the_pattern():

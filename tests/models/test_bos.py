@@ -6,7 +6,6 @@ from itertools import cycle, islice, product
 import pytest
 import torch
 
-from benchmarks.speed.generation import text_prompts
 from cli_helpers import run
 from data_helpers import (
     BOS,
@@ -14,7 +13,6 @@ from data_helpers import (
     byte_tokenizer,
     data,
     documents,
-    fit,
     reference_windows,
     write_jsonl,
 )
@@ -81,23 +79,6 @@ def test_a_place_in_streamed_text_is_a_place_in_the_text_alone(tmp_path):
         assert entered == [window.tolist() for window, _ in items[index + 1 : index + 6]]
 
 
-def test_a_place_in_windows_without_bos_is_not_taken(tmp_path, caplog):
-    """As in checkpoints of before windows had one."""
-    path = write_jsonl(tmp_path / "a.jsonl", documents(60))
-
-    def module():
-        return data(tmp_path, [Corpus(path, streaming=True)], bos=True)
-
-    fit(module(), tmp_path / "a", 2, 2)
-    saved = tmp_path / "a" / "step=2.ckpt"
-    content = torch.load(saved, weights_only=True)
-    assert content["TinyData"]["text"].pop("data.bos") == BOS
-    torch.save(content, saved)
-    with caplog.at_level("INFO", "lightning.pytorch"):
-        fit(module(), tmp_path / "b", 2, 4, saved)
-    assert "read from its beginning: data.bos differ" in caplog.text
-
-
 def test_a_stream_is_known_by_its_bos(tmp_path):
     path = write_jsonl(tmp_path / "a.jsonl", documents(60))
     for bos in (False, True):
@@ -135,12 +116,6 @@ def test_the_text_has_no_bos_of_its_own_where_every_window_has_one():
     ids = tokenizer("some text", add_special_tokens=False)["input_ids"]
     assert Cut(64, bos=BOS).encode(tokenizer, "some text").tolist() == ids
     assert Cut(64).encode(tokenizer, "some text").tolist() == [BOS, *ids]
-
-
-def test_prompts_begin_with_bos():
-    prompts = text_prompts(byte_tokenizer(WITH_BOS), 2, 30)
-    plain = text_prompts(byte_tokenizer(), 2, 29)
-    assert prompts.tolist() == [[BOS, *row] for row in plain.tolist()]
 
 
 def test_evaluate_opens_every_window_and_wandas_protocol_only_the_first(tmp_path, capsys):

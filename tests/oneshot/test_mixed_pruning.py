@@ -81,15 +81,6 @@ def test_layers_left_dense_are_those_that_ignore_leaves_and_pack_leaves_them(lab
     assert "different patterns can't be compared: 2:4 + dense, 2:4" in capsys.readouterr().err
 
 
-@pytest.mark.slow  # it draws
-def test_masks_of_the_same_patterns_are_compared_and_drawn(lab):
-    patterns = ["--patterns", "{q_proj: 4:8}"]
-    assert run("prune", lab.model, "--method", "magnitude", *patterns, "--out", "mixed") == 0
-    assert run("compare", "mixed", "twin=mixed", "--out", "compared") == 0
-    overlap = json.loads((lab.folder / "compared" / "overlap.json").read_text())
-    assert (overlap["pattern"], overlap["overlap"][0]["all"]) == ("2:4 + 4:8", 1.0)
-
-
 def test_patterns_in_memory_and_of_transposed_layers(tmp_path):
     lm = AutoModelForCausalLM.from_pretrained(tiny_gpt2(tmp_path / "m", prefix=False))
     masks = prune(lm, method="magnitude", patterns={"c_attn": "dense", "transformer.h.1.*": "4:8"}).masks

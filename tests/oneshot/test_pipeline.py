@@ -17,7 +17,6 @@ from roi_lightning.models.loading import freeze, load_language_model
 from roi_lightning.models.source import resolve_model
 from roi_lightning.oneshot import (
     Calibration,
-    Magnitude,
     SparseGPT,
     Wanda,
     calibration_windows,
@@ -131,17 +130,6 @@ def as_rows(layer, tensor):
     return tensor.T if input_dim(layer) == 0 else tensor
 
 
-def test_the_two_kinds_of_activations_differ_by_more_than_the_tests_allow_for(lm, windows):
-    layers = prunable_layers(lm)
-    masks = [
-        {name: pruned.mask for name, pruned in prune_layers(lm, layers, Wanda(), PATTERN, calibration)}
-        for calibration in (Calibration(windows), Calibration(windows, "dense"))
-    ]
-    first, *_, last = by_block(layers)
-    assert all(torch.equal(masks[0][name], masks[1][name]) for name in first)
-    assert not any(alike(masks[0][name], masks[1][name]) for name in last)
-
-
 def hooks_of(lm):
     """All hooks; routers of mixtures have some of their own."""
     hooks = {
@@ -248,13 +236,6 @@ def test_blocks_that_share_something_that_grows_are_refused(tmp_path, windows):
         block.register_forward_pre_hook(lambda _, a, k: (a, k | {"notes": notes}), with_kwargs=True)
     with pytest.raises(UserError, match="hands a Notes from block to block"):
         list(prune_layers(lm, prunable_layers(lm), Wanda(), PATTERN, Calibration(windows)))
-
-
-def test_magnitude_needs_no_text(lm):
-    layers = prunable_layers(lm)
-    for name, pruned in prune_layers(lm, layers, Magnitude(), PATTERN):
-        weight = oriented_weight(layers[name]).abs()
-        assert torch.equal(as_rows(layers[name], pruned.mask), brute_top(weight, 2, 4)), name
 
 
 def test_a_layer_by_itself_keeps_its_orientation(tmp_path):
