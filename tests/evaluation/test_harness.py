@@ -255,15 +255,6 @@ def test_word_perplexity_is_the_harness_own(lm, data, tmp_path, limit, max_lengt
     assert found == pytest.approx(wanted["word_perplexity,none"], rel=1e-5)
 
 
-def test_opened_tasks_serve_several_models(lm, data, tmp_path):
-    other = load_language_model(resolve_model(str(tiny_llama(tmp_path, seed=5))))
-    opened, config = open_tasks(["wikitext"], data, None), EvalConfig(tasks="word_perplexity")
-    first, second, third = (
-        figures_of(run_tasks(opened, m, tiny_tokenizer(), config)) for m in (lm, other, lm)
-    )
-    assert first == third != second
-
-
 def test_local_files_need_no_network(data, monkeypatch):
     import datasets
     import huggingface_hub

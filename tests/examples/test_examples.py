@@ -22,9 +22,7 @@ from roi_lightning.api import learn, prune
 from roi_lightning.cli.lightning import build
 from roi_lightning.cli.options import parse_options
 from roi_lightning.cli.prune import PruneOptions
-from roi_lightning.contrib.proxsparse import ProxSparseModule
 from roi_lightning.data import CalibrationDataModule
-from roi_lightning.errors import UserError
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.samplers import Draw
@@ -326,15 +324,6 @@ def test_learn_takes_a_learner_and_a_corpus_with_options_of_their_own(lab):
         for who, x in (("near", near), ("far", masks))
     }
     assert away["near"] < away["far"], "scale 0.001 lets three steps go further"
-
-
-def test_an_option_of_roi_is_refused_to_another_learner(lab):
-    lm, tokenizer = AutoModelForCausalLM.from_pretrained(lab.model), AutoTokenizer.from_pretrained(lab.model)
-    own = partial(ProxSparseModule, strength=1.0)
-    with pytest.raises(
-        UserError, match=r"prior is an option of RoILightningModule .*ProxSparseModule; leave it"
-    ):
-        learn(lm, tokenizer, str(lab.corpus), learner=own, prior="magnitude", **QUICK)
 
 
 # The section `data`, with and without a class.

@@ -36,19 +36,3 @@ def test_a_file_that_is_there_is_never_replaced(lab, capsys):
         assert f"{name}' is there already; remove it or give another --out" in capsys.readouterr().err
         assert (lab.folder / name).read_text() == "mine"
         (lab.folder / name).unlink()
-
-
-REFUSED = {
-    "a name that is no .jsonl": (["--out", "samples.txt"], "give a name that ends in .jsonl"),
-    "no tokens": (["--tokens", "0"], "tokens of sampled text is 0; give a whole number of at least 1"),
-    "an unknown start": (["--start", "<s>"], "the tokenizer has no token '<s>'; set start"),
-    "longer than the model": (["--max_tokens", "200"], "reads at most 128 tokens; lower it"),
-}
-
-
-@pytest.mark.parametrize(("options", "said"), REFUSED.values(), ids=REFUSED)
-def test_bad_input_is_one_clear_line_and_leaves_nothing(lab, capsys, options, said):
-    assert sample(lab, *options) == 1
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
-    assert said in line
-    assert not list(lab.folder.iterdir())

@@ -91,15 +91,6 @@ def test_empty_documents_repeats_and_loops_are_dropped_and_counted():
     assert selection.written == 8
 
 
-def test_documents_are_taken_until_there_are_enough_tokens():
-    selection = kept("abc", "defg", "hi", enough=6)
-    assert list(selection.texts) == ["abc", "defg"]
-    settings = SampleSettings(tokens=100, max_tokens=50)
-    assert Selection(byte_tokenizer()).next_batch(settings, 32) == range(2)
-    assert selection.next_batch(settings, 8) == range(2, 10)
-    assert selection.next_batch(SampleSettings(tokens=15), 8) == range(2, 5)
-
-
 def test_a_model_that_writes_nothing_is_not_asked_for_ever():
     with pytest.raises(UserError, match=r"last 256 documents were dropped \(in all 256 empty.*; set start"):
         kept("a", *[""] * 256)

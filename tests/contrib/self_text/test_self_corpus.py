@@ -85,13 +85,3 @@ def test_an_interrupted_run_goes_on_to_the_same_text(author, tmp_path, monkeypat
     assert "sampling resumes after 3 documents" in caplog.text
     assert out.read_bytes() == whole.read_bytes()
     assert not unfinished.exists()
-
-
-@pytest.mark.parametrize("content", ["", "{}\n{\n"])
-def test_a_spoiled_unfinished_file_is_refused(author, tmp_path, content):
-    unfinished = tmp_path / f"out.jsonl{UNFINISHED}"
-    unfinished.write_text(content)
-    with pytest.raises(UserError, match=r"can't be resumed .*; remove it"):
-        write_samples(author, SETTINGS, tmp_path / "out.jsonl")
-    assert unfinished.read_text() == content
-    assert sorted(tmp_path.iterdir()) == [unfinished]
