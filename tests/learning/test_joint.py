@@ -128,8 +128,9 @@ def test_the_export_and_the_baselines_are_what_they_say(lab, builder):
             torch.testing.assert_close(learner.model(IDS).logits, exported(IDS).logits)
         with learner.dense():
             assert torch.equal(learner.model(IDS).logits, plain(IDS).logits)
-        masks = {name: layer.prior.to_rows() for name, layer in learner.layers.items()}
-        for name, mask in masks.items():
+        masks = {name: layer.prior for name, layer in learner.layers.items()}
+        for name, prior in masks.items():
+            mask = prior.to_rows()
             layer, weight = learner.layers[name], plain.get_submodule(name).weight.data
             assert torch.equal(mask, brute_top(oriented(layer, weight).abs(), 2, 4))
             oriented(layer, weight)[~mask] = 0

@@ -17,6 +17,7 @@ from roi_lightning.evaluation import window_perplexity
 from roi_lightning.learning.callbacks import SparseExport
 from roi_lightning.learning.roi import RoILightningModule
 from roi_lightning.learning.trainer import RoITrainer
+from roi_lightning.masks.layer_mask import LayerMask
 from roi_lightning.samplers import GumbelSubset, GumbelTopK
 from roi_lightning.samplers.schedules import Exponential, Linear
 from tiny_models import tiny_gpt2
@@ -173,7 +174,7 @@ def test_a_learned_mask_beats_magnitude_on_held_out_text(lab):
     with learner.under_masks():
         learned = window_perplexity(learner.model, windows, 8)
     layers = learner.layers.items()
-    largest = {name: learner.pattern.top(layer.weight.abs()) for name, layer in layers}
+    largest = {name: LayerMask.from_rows(learner.pattern.top(layer.weight.abs())) for name, layer in layers}
     with learner.under_masks(largest):
         magnitude = window_perplexity(learner.model, windows, 8)
     assert learned < 0.7 * magnitude

@@ -12,6 +12,7 @@ from transformers import (
 )
 
 from roi_lightning.errors import UserError
+from roi_lightning.masks.layer_mask import LayerMask
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.layers import prunable_layers
 from roi_lightning.models.loading import freeze
@@ -99,13 +100,17 @@ def test_names_stay_and_logits_come_beside_them(kind):
         assert layer.logits.shape == layer.weight.shape
 
 
+def packed(masks):
+    return {name: LayerMask.from_bool(mask) for name, mask in masks.items()}
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_fixed_mode_is_a_model_with_masked_weights(kind):
     lm = build(kind)
     dense, plain = lm(TOKENS).logits, copy.deepcopy(lm)
     layers, state = sparsify(lm)
     masks = random_masks(layers)
-    with fixed_masks(layers, masks):
+    with fixed_masks(layers, packed(masks)):
         assert state.mode == "fixed"
         sparse = lm(TOKENS).logits
     assert torch.equal(sparse, masked_copy(plain, masks)(TOKENS).logits)
@@ -131,7 +136,7 @@ def test_fixed_masks_restore_the_mode_and_free_the_weights_even_after_an_error()
     refs = []
 
     def fail_inside():
-        with fixed_masks(layers, random_masks(layers)):
+        with fixed_masks(layers, packed(random_masks(layers))):
             refs.extend(weakref.ref(layer.effective_weight()) for layer in layers.values())
             raise ZeroDivisionError
 

@@ -414,7 +414,7 @@ class MaskLearningModule(pl.LightningModule, ABC):
         """Layer name and boolean mask [out, in], one layer at a time."""
         return ((name, layer.hard_mask()) for name, layer in self.layers.items())
 
-    def under_masks(self, masks: Mapping[str, Tensor] | None = None) -> AbstractContextManager[None]:
+    def under_masks(self, masks: Mapping[str, LayerMask] | None = None) -> AbstractContextManager[None]:
         """Run the model under given masks by layer name, or under its own hard ones."""
         return fixed_masks(self.layers, masks)
 

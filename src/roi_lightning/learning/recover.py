@@ -218,7 +218,7 @@ class RecoveryModule(MaskLearningModule):
             layer.zero_pruned_(layer.kept.detach())
 
     @override
-    def under_masks(self, masks: Mapping[str, Tensor] | None = None) -> AbstractContextManager[None]:
+    def under_masks(self, masks: Mapping[str, LayerMask] | None = None) -> AbstractContextManager[None]:
         """Run the model as it is trained so far; under given masks, the dense model under these."""
         return in_mode(self.state, "sample") if masks is None else super().under_masks(masks)
 

@@ -1,13 +1,11 @@
 """The mask of one tensor at one bit per weight, in the layout of the mask file."""
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
 import torch
 from torch import Tensor
-from typing_extensions import override
 
 from roi_lightning.errors import UserError
 
@@ -94,29 +92,6 @@ def unpack_bits(packed: Tensor, columns: int) -> Tensor:
     shifts = torch.arange(8, dtype=torch.uint8, device=packed.device)
     bits = packed.unsqueeze(-1).bitwise_right_shift(shifts).bitwise_and_(1)
     return bits.flatten(1)[:, :columns].bool()
-
-
-class UnpackedMasks(Mapping[str, Tensor]):
-    """Boolean masks [out, in] by name, unpacked one at a time: together they would be a byte per weight.
-
-    Args:
-        packed: The masks.
-    """
-
-    def __init__(self, packed: Mapping[str, LayerMask]) -> None:
-        self._packed = packed
-
-    @override
-    def __getitem__(self, name: str) -> Tensor:
-        return self._packed[name].to_rows()
-
-    @override
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._packed)
-
-    @override
-    def __len__(self) -> int:
-        return len(self._packed)
 
 
 def _count(packed: "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]") -> int:

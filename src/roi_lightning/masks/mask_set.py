@@ -17,7 +17,7 @@ from torch import Tensor
 from roi_lightning.errors import UserError
 from roi_lightning.masks.layer_mask import LayerMask
 from roi_lightning.masks.layer_patterns import LayerPatterns, Pattern, layer_patterns
-from roi_lightning.masks.overlap import Overlap, overlap_of
+from roi_lightning.masks.overlap import Overlap
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.utils.atomic_io import written_aside
 from roi_lightning.utils.checksummed import read_checksummed, write_checksummed
@@ -136,7 +136,8 @@ class MaskSet:
             raise UserError(
                 f"masks of different models can't be compared: they differ in {name!r}; give masks of one"
             )
-        return overlap_of(self.layers, other.layers)
+        both = {name: mask.kept_with(other.layers[name]) for name, mask in self.layers.items()}
+        return Overlap(both, {name: mask.kept for name, mask in self.layers.items()})
 
     def save(self, path: Path) -> None:
         """Write the mask file: to a temporary path, read back, compared, then renamed.

@@ -4,8 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from roi_lightning.masks.layer_mask import LayerMask
-
 _SHOWN_KINDS: Final = ("q_proj", "k_proj", "up_proj")
 # Of the blocks whose masks a run pictures: the first, the middle and the last.
 RUN_DEPTHS: Final = (0, 0.5, 1)
@@ -38,17 +36,6 @@ class Overlap:
         """The same by kind of layer."""
         both, kept = by_kind(self.both), by_kind(self.kept)
         return {kind: both[kind] / kept[kind] for kind in both}
-
-
-def overlap_of(masks: Mapping[str, LayerMask], other: Mapping[str, LayerMask]) -> Overlap:
-    """What the masks of a model keep in common with other masks of the same tensors.
-
-    Args:
-        masks: By tensor.
-        other: Of the same tensors at least, in the same shapes.
-    """
-    both = {name: mask.kept_with(other[name]) for name, mask in masks.items()}
-    return Overlap(both, {name: mask.kept for name, mask in masks.items()})
 
 
 def kind_of(name: str) -> str:

@@ -52,16 +52,9 @@ def load_config(source: ModelSource, trust_remote_code: bool = False) -> PreTrai
     Raises:
         UserError: If transformers can't read it.
     """
-    if source.kind != "gguf" or source.path is None:
-        return _read_config(source, trust_remote_code)
     # A GGUF file tells its configuration after its whole vocabulary, which takes seconds.
-    stat = source.path.stat()
-    return deepcopy(_known_config(source, trust_remote_code, (stat.st_mtime_ns, stat.st_size)))
-
-
-@lru_cache(maxsize=4)
-def _known_config(source: ModelSource, trust_remote_code: bool, _stamp: tuple[int, int]) -> PreTrainedConfig:
-    return _read_config(source, trust_remote_code)
+    read = _read_config_once if source.kind == "gguf" else _read_config
+    return deepcopy(read(source, trust_remote_code))
 
 
 def _read_config(source: ModelSource, trust_remote_code: bool) -> PreTrainedConfig:
@@ -72,6 +65,9 @@ def _read_config(source: ModelSource, trust_remote_code: bool) -> PreTrainedConf
         return config
     except Exception as error:
         raise unreadable(source, error) from error
+
+
+_read_config_once: Final = lru_cache(maxsize=4)(_read_config)
 
 
 def max_positions(config: PreTrainedConfig) -> int | None:

@@ -6,8 +6,7 @@ stacks and by the names on disk, so that whatever works on linear layers works o
 """
 
 import re
-import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -154,19 +153,3 @@ def expert_layers(lm: nn.Module) -> set[str]:
         for i in range(module.count)
         for part in module.names
     }
-
-
-def warn_unrouted_experts(idle: Sequence[str], total: int, fate: str) -> None:
-    """Warn that experts' layers received no token of the calibration text.
-
-    Args:
-        idle: Layers that received none, by name.
-        total: How many layers experts have.
-        fate: What becomes of them.
-    """
-    if idle:
-        warnings.warn(
-            f"{len(idle)} of {total} layers of experts met no token of the calibration text and {fate}, "
-            f"{idle[0]} first; more windows would reach more experts",
-            stacklevel=2,
-        )

@@ -87,7 +87,8 @@ def load_language_model(
         cast_weights(lm, getattr(torch, gguf_dtype if dtype == "auto" else dtype))
     _check_weights(lm, source)
     if dtype == "auto" and device is not None:
-        cast_to_compute(lm, device)
+        for parameter in lm.parameters():
+            parameter.data = parameter.data.to(compute_dtype(parameter.dtype, device))
     return freeze(lm)
 
 
@@ -258,9 +259,3 @@ def cast_weights(lm: PreTrainedModel, dtype: torch.dtype) -> None:
     """Cast the parameters in place, not the buffers: rotary frequencies stay in fp32 whatever the dtype."""
     for parameter in lm.parameters():
         parameter.data = parameter.data.to(dtype)
-
-
-def cast_to_compute(lm: PreTrainedModel, device: torch.device) -> None:
-    """Cast the parameters in place to the dtypes in which a device computes with them, see `compute_dtype`."""
-    for parameter in lm.parameters():
-        parameter.data = parameter.data.to(compute_dtype(parameter.dtype, device))

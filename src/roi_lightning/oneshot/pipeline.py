@@ -4,6 +4,7 @@ Memory holds the hidden states between two blocks and the sums of one block's in
 The model is left as it was.
 """
 
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from transformers.modeling_utils import PreTrainedModel
 
 from roi_lightning.masks.layer_patterns import Pattern
 from roi_lightning.masks.pattern import NMPattern
-from roi_lightning.models.experts import expert_layers, warn_unrouted_experts
+from roi_lightning.models.experts import expert_layers
 from roi_lightning.models.layers import input_dim
 from roi_lightning.oneshot.block_runner import BlockRunner
 from roi_lightning.oneshot.methods import CalibratedMethod, LayerResult, OneShotMethod
@@ -123,7 +124,12 @@ def prune_layers(
     run = _PruningRun(layers, method, pattern, calibration, expert_layers(lm), dtypes or {})
     yield from _prune_at_once(lm, run) if _fits_one_pass(lm, run) else _prune_blocks(lm, run)
     fate = "stay as they are" if method.without_inputs() is method else "are pruned by magnitude"
-    warn_unrouted_experts(run.idle, len(run.experts), fate)
+    if run.idle:
+        warnings.warn(
+            f"{len(run.idle)} of {len(run.experts)} layers of experts met no token of the calibration text and "
+            f"{fate}, {run.idle[0]} first; more windows would reach more experts",
+            stacklevel=2,
+        )
 
 
 def _fits_one_pass(lm: PreTrainedModel, run: _PruningRun) -> bool:

@@ -16,7 +16,7 @@ from roi_lightning.data import CalibrationDataModule
 from roi_lightning.learning.base import MaskLearningModule
 from roi_lightning.learning.callbacks.write_masks import FinishCallback
 from roi_lightning.learning.run_folder import BEFORE, PAGE, REPORT, run_folder
-from roi_lightning.masks.layer_mask import LayerMask, UnpackedMasks
+from roi_lightning.masks.layer_mask import LayerMask
 from roi_lightning.utils.atomic_io import write_json
 from roi_lightning.utils.progress import progress
 
@@ -114,7 +114,7 @@ def _candidates(
     module: MaskLearningModule, name: str, before: Mapping[str, LayerMask]
 ) -> Iterator[tuple[str, AbstractContextManager[None]]]:
     yield "dense", module.dense()
-    yield name, module.under_masks(UnpackedMasks(before))
+    yield name, module.under_masks(before)
     yield module.method, module.under_masks()
 
 

@@ -240,20 +240,20 @@ def in_mode(state: LayerState, mode: Mode) -> Iterator[None]:
 
 @contextmanager
 def fixed_masks(
-    layers: Mapping[str, MaskedLinear], masks: Mapping[str, Tensor] | None = None
+    layers: Mapping[str, MaskedLinear], masks: Mapping[str, LayerMask] | None = None
 ) -> Iterator[None]:
     """Run the model under given masks, then return to the mode before.
 
     Args:
         layers: All learning layers of a model.
-        masks: Boolean masks by layer name, for the frozen weights; what the layers have learned, hardened, if None.
+        masks: By layer name, for the frozen weights; what the layers have learned, hardened, if None.
     """
     if not layers:
         yield
         return
     try:
         for name, layer in layers.items():
-            layer.fix(None if masks is None else masks[name])
+            layer.fix(None if masks is None else masks[name].to_rows())
         with in_mode(next(iter(layers.values())).state, "fixed"):
             yield
     finally:

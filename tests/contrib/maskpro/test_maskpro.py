@@ -25,6 +25,7 @@ from roi_lightning.contrib.maskpro import MaskProModule
 from roi_lightning.errors import UserError
 from roi_lightning.evaluation.perplexity import token_perplexity
 from roi_lightning.learning.trainer import RoITrainer
+from roi_lightning.masks.layer_mask import LayerMask
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.models.source import SIDECAR
 from roi_lightning.samplers.noise import noise_key, uniform
@@ -166,7 +167,7 @@ def test_the_best_of_all_masks_is_found(lab, spec, layer, sizes):
     groups = [tuple(i in kept for i in range(4)) for kept in combinations(range(4), learner.pattern.n)]
     found = {}
     for mask in product(groups, repeat=len(learned.weight)):
-        with learner.under_masks({name: torch.tensor(mask)}):
+        with learner.under_masks({name: LayerMask.from_rows(torch.tensor(mask))}):
             found[mask] = token_perplexity(learner.model, windows)
     best = min(found, key=found.get)
     assert learned.hard_mask().tolist() == list(map(list, best))

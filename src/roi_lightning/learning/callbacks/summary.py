@@ -12,7 +12,6 @@ from roi_lightning.errors import check_at_least
 from roi_lightning.learning.base import MaskLearningModule
 from roi_lightning.learning.callbacks.write_masks import FinishCallback, SparseExport
 from roi_lightning.learning.run_folder import SUMMARY, run_folder
-from roi_lightning.masks.layer_mask import UnpackedMasks
 from roi_lightning.utils.atomic_io import write_json
 from roi_lightning.utils.progress import progress
 
@@ -76,9 +75,9 @@ class BaselineSummary(FinishCallback):
 
 def _candidates(module: MaskLearningModule) -> Iterator[tuple[str, AbstractContextManager[None]]]:
     yield "dense", module.dense()
-    yield "magnitude", module.under_masks(UnpackedMasks(module.magnitude_masks))
+    yield "magnitude", module.under_masks(module.magnitude_masks)
     if module.prior_name not in (None, "magnitude"):
-        yield module.prior_name, module.under_masks(UnpackedMasks(module.prior_masks))
+        yield module.prior_name, module.under_masks(module.prior_masks)
     yield module.method, module.under_masks()
 
 
