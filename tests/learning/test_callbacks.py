@@ -205,3 +205,13 @@ def test_plain_progress_tells_rate_and_time_left(lab, capsys):
     lab.learn(2, callbacks=[PlainProgress(every_seconds=1e9)], trainer={"enable_progress_bar": True})
     last = [line for line in capsys.readouterr().err.splitlines() if line.startswith("step ")]
     assert [line[:8] for line in last] == ["step 2/2"], "the end is always told, and once"
+
+
+def test_plain_progress_counts_validation(lab, capsys):
+    settings = {"enable_progress_bar": True, "limit_val_batches": 1.0}
+    learner, trainer = lab.learn(2, callbacks=[PlainProgress(every_seconds=0)], trainer=settings)
+    capsys.readouterr()
+    trainer.validate(learner, datamodule=lab.data(val_batch_size=2))
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("validation ")]
+    assert [line.split("  ")[0] for line in lines] == ["validation 1/3", "validation 2/3", "validation 3/3"]
+    assert lines[-1].endswith("  0:00:00 left")

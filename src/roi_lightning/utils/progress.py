@@ -9,8 +9,17 @@ from datetime import timedelta
 from typing import ClassVar, Final, TypeVar
 
 from rich.console import Console
-from rich.markup import escape
-from rich.progress import track
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
+from typing_extensions import override
 
 T = TypeVar("T")
 _EVERY_SECONDS: Final = 10.0
@@ -52,9 +61,24 @@ def progress(items: Sequence[T], description: str) -> Iterable[T]:
         items: The pieces of work, about equally long.
         description: What is being done to them.
     """
-    if sys.stderr.isatty():
-        return track(items, escape(description), console=Console(stderr=True), transient=True)
-    return _lines(items, description)
+    return _bar(items, description) if sys.stderr.isatty() else _lines(items, description)
+
+
+def _bar(items: Sequence[T], description: str) -> Iterator[T]:
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), _Pace())
+    console = Console(stderr=True)
+    with Progress(
+        *columns, TimeRemainingColumn(), console=console, transient=True, speed_estimate_period=600
+    ) as bar:
+        yield from bar.track(items, description=description)
+
+
+class _Pace(ProgressColumn):
+    """Seconds a piece, or pieces a second."""
+
+    @override
+    def render(self, task: Task) -> Text:
+        return Text(_spelled(1 / task.speed) if task.speed else "")
 
 
 def _lines(items: Sequence[T], description: str) -> Iterator[T]:

@@ -15,7 +15,8 @@ from roi_lightning.utils.progress import Lines, spell_left
 class PlainProgress(ProgressBar):
     """Prints one line of progress every few seconds; for output that is not a terminal.
 
-    A line says the optimizer step, or within a long one its micro-batch, the pace so far, and the time left.
+    A line says the optimizer step, or within a long one its micro-batch, the pace, and the time left without
+    validation; during validation its batch.
 
     Args:
         every_seconds: Minimum time between two lines.
@@ -25,7 +26,7 @@ class PlainProgress(ProgressBar):
         super().__init__()
         self._enabled = True
         self._lines = Lines(every_seconds)
-        self._started = 0.0
+        self._started = self._validation_started = 0.0
         self._first_step = self._told = 0
 
     @override
@@ -57,6 +58,31 @@ class PlainProgress(ProgressBar):
         shown = [f"{name} {value:.4g}" for name, value in metrics.items() if isinstance(value, float)]
         left = spell_left(pace * (total - step - part / parts))
         self._lines.write("  ".join([where, f"{pace:.2f} s/step", left, *shown]))
+
+    @override
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._validation_started = time.monotonic()
+
+    @override
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._started += time.monotonic() - self._validation_started
+
+    @override
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        if not self._enabled or self._lines.due_in > 0:
+            return
+        batches = trainer.num_sanity_val_batches if trainer.sanity_checking else trainer.num_val_batches
+        done, total = batch_idx + 1, int(sum(batches))
+        pace = (time.monotonic() - self._validation_started) / done
+        self._lines.write(f"validation {done}/{total}  {spell_left(pace * (total - done))}")
 
     @override
     def print(self, *args: Any, **kwargs: Any) -> None:
