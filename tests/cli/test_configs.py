@@ -170,14 +170,6 @@ def test_shipped_names_are_found_from_anywhere(tmp_path, monkeypatch, name):
     assert found.is_relative_to(shipped_configs())
 
 
-@pytest.mark.parametrize("name", ["quickstrat.yaml", "overlays/linear.yaml"])
-def test_an_unknown_name_offers_the_nearest(tmp_path, monkeypatch, name):
-    monkeypatch.chdir(tmp_path)
-    right = {"quickstrat.yaml": "quickstart"}.get(name, "linear_anneal")
-    with pytest.raises(UserError, match=f"no configuration '{name}'.*did you mean.*{right}"):
-        find_config(name)
-
-
 # What a configuration extends.
 
 

@@ -3,10 +3,8 @@
 import json
 from importlib.metadata import version
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-import torch
 
 from cli_helpers import run
 from roi_lightning.cli import doctor
@@ -53,17 +51,3 @@ def test_without_a_compiler(monkeypatch, tmp_path, capsys):
     for name in ("compiler", "kernels"):
         assert not report[name]["ok"]
         assert "none of c++, g++, clang++ is installed" in report[name]["found"]
-
-
-@pytest.mark.parametrize(("capabilities", "ok"), [([9], True), ([8, 7], False)])
-def test_gpus(monkeypatch, capabilities, ok):
-    for name, answer in {
-        "is_available": lambda: True,
-        "device_count": lambda: len(capabilities),
-        "get_device_properties": lambda index: SimpleNamespace(name="Some GPU", major=capabilities[index]),
-        "mem_get_info": lambda: (60 * 2**30, 80 * 2**30),
-    }.items():
-        monkeypatch.setattr(torch.cuda, name, answer)
-    found = doctor.PROBES["gpu"]()
-    assert found.ok == ok
-    assert found.found == f"{', '.join(['Some GPU'] * len(capabilities))}; 60 of 80 GiB free"

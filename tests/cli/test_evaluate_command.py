@@ -16,9 +16,7 @@ from rich.console import Console
 
 from cli_helpers import plain_text, run
 from data_helpers import CHAT_TEMPLATE, write_jsonl
-from roi_lightning.data import Corpus
 from roi_lightning.evaluation.config import EvalConfig
-from roi_lightning.evaluation.perplexity import read_text
 from roi_lightning.evaluation.report import as_json
 from roi_lightning.evaluation.results_table import make_table
 from roi_lightning.evaluation.run import Evaluation
@@ -219,14 +217,6 @@ def test_all_is_checked_before_a_model_is_loaded(place, tmp_path, capsys, monkey
     assert "no GGUF file" in refused(capsys, tmp_path, broken, "absent.gguf", *text)
     assert "holds no model.safetensors" in refused(capsys, tmp_path, place.base, empty, *text)
     assert "can't be read" in refused(capsys, tmp_path, broken, *text)
-
-
-def test_documents_without_text_are_skipped_and_damaged_files_refused(place, tmp_path, capsys):
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text('{"text": "one two three"}\n{"text": null}\n{"text": "four"}\n')
-    assert read_text(Corpus(str(rows))).whole == "one two three\n\nfour"
-    rows.write_text('{"text": "one"}\n' * 20000 + "{damaged\n")
-    assert "rows.jsonl" in refused(capsys, tmp_path, place.base, "--text", rows, "--seq_len", 64)
 
 
 def test_masks_need_a_base_they_were_made_for(place, tmp_path, capsys):

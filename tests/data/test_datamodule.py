@@ -227,25 +227,6 @@ def test_a_step_takes_the_same_windows_on_any_number_of_ranks(tmp_path, streamin
     assert [sorted(step) for step in steps] == [sorted(wanted[:16]), sorted(wanted[16:])]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"seq_len": 0}, r"data\.seq_len is 0"),
-        ({"batch_size": -1}, r"data\.batch_size is -1"),
-        ({"val_batch_size": 0}, r"data\.val_batch_size is 0"),
-        ({"val_windows": 0}, r"data\.val_windows is 0"),
-        ({"seed": -1}, r"data\.seed is -1"),
-        ({"held_out_fraction": 0.0}, r"held_out_fraction is 0\.0"),
-        ({"held_out_fraction": 1.0}, r"held_out_fraction is 1\.0"),
-        ({"corpora": [Corpus("a.txt", weight=-1.0)]}, "weight -1.0 of corpus 'a.txt'"),
-        ({"corpora": []}, "corpora is empty"),
-    ],
-)
-def test_bad_settings_are_refused_at_once(options, message):
-    with pytest.raises(UserError, match=message):
-        TinyData(**options)
-
-
 def first_window(module):
     module.setup("fit")
     return module.windows("train", 1)

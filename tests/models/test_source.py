@@ -176,15 +176,3 @@ def test_hash_is_of_the_raw_bytes(dtype, tmp_path):
     assert tensor_sha256(tensor) == hashlib.sha256(raw).hexdigest()
     assert tensor_sha256(tensor.T.contiguous().T) == hashlib.sha256(raw).hexdigest(), "not row-major"
     assert tensor_sha256(tensor.clone().requires_grad_()) == hashlib.sha256(raw).hexdigest()
-
-
-@pytest.mark.parametrize("missing", [["gguf"], ["accelerate"], ["accelerate", "gguf"]])
-def test_a_gguf_file_without_what_reads_it_says_how_to_install_it(missing, tmp_path, monkeypatch):
-    (tmp_path / "m.gguf").touch()
-    for name in missing:
-        monkeypatch.setitem(sys.modules, name, None)
-    wanted = (
-        rf"m\.gguf', a GGUF file, needs {' and '.join(missing)}; run `pip install 'roi-lightning\[gguf\]'`"
-    )
-    with pytest.raises(UserError, match=wanted):
-        resolve_model(str(tmp_path / "m.gguf"))
