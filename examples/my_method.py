@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.oneshot import CalibratedMethod, LayerResult
-from roi_lightning.oneshot.observers import InputNormObserver, InputObserver
+from roi_lightning.oneshot.calibration_statistics import InputNormObserver, InputObserver
 
 
 class PoweredWanda(CalibratedMethod):

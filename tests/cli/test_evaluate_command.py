@@ -201,7 +201,7 @@ def refused(capsys, tmp_path, *args):
 def test_all_is_checked_before_a_model_is_loaded(place, tmp_path, capsys, monkeypatch):
     """The first model's weights are broken; the complaint is still about what comes later."""
     monkeypatch.setattr(
-        "roi_lightning.evaluation.models.load_language_model", lambda *_: pytest.fail("loaded")
+        "roi_lightning.evaluation.evaluated_models.load_language_model", lambda *_: pytest.fail("loaded")
     )
     broken = shutil.copytree(place.base, tmp_path / "broken")
     (broken / "model.safetensors").write_bytes(b"no weights")

@@ -14,7 +14,7 @@ from roi_lightning.data import Corpus
 from roi_lightning.errors import UserError
 from roi_lightning.evaluation import perplexity, window_perplexity
 from roi_lightning.evaluation.config import EvalConfig
-from roi_lightning.evaluation.models import resolve_models
+from roi_lightning.evaluation.evaluated_models import resolve_evaluated
 from roi_lightning.evaluation.perplexity import Cut, read_text, token_perplexity
 from roi_lightning.evaluation.scoring import _SLICE_TOKENS, TokenPositions, every_next_token, predict
 from roi_lightning.export import write_export
@@ -160,7 +160,7 @@ def test_a_mask_of_a_gguf_model_is_applied_in_the_dtype_it_was_made_for(tmp_path
         resolve_model(base), random_masks(resolve_model(base), dtype="float16"), tmp_path / "out"
     )
     mask = str(out / "roi_mask.safetensors")
-    (model,) = resolve_models([mask], base)
+    (model,) = resolve_evaluated([mask], base)
     lm = model.load("auto", torch.device("cpu"))
     assert lm.dtype == torch.float16
     exported = load_language_model(resolve_model(str(out)))

@@ -10,8 +10,8 @@ from cli_helpers import run
 from roi_lightning.errors import UserError
 from roi_lightning.evaluation import harness
 from roi_lightning.evaluation.config import EvalConfig
+from roi_lightning.evaluation.evaluated_models import resolve_evaluated
 from roi_lightning.evaluation.harness import figures_of, open_tasks, run_tasks
-from roi_lightning.evaluation.models import resolve_models
 from roi_lightning.evaluation.run import evaluate_models
 from roi_lightning.models.config import load_tokenizer
 from roi_lightning.models.loading import load_language_model
@@ -226,7 +226,7 @@ def test_models_that_can_t_answer_are_refused(place, tmp_path):
     plain = str(tiny_llama(tmp_path / "plain"))
     with pytest.raises(UserError, match="no chat template"):
         evaluate_models(
-            resolve_models([plain], None),
+            resolve_evaluated([plain], None),
             EvalConfig(tasks=place.facts, apply_chat_template=True),
             lambda _: pytest.fail("loaded"),
         )

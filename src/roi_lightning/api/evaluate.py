@@ -7,7 +7,7 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from roi_lightning.evaluation.config import EvalConfig
-from roi_lightning.evaluation.models import EvaluatedModel
+from roi_lightning.evaluation.evaluated_models import EvaluatedModel
 from roi_lightning.evaluation.run import Metrics, evaluate_models
 from roi_lightning.models.loading import frozen_view
 from roi_lightning.models.source import ModelSource

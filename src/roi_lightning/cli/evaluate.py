@@ -8,7 +8,7 @@ from rich.text import Text
 
 from roi_lightning.cli.options import parse_options
 from roi_lightning.evaluation.config import EvalConfig
-from roi_lightning.evaluation.models import dense_name, resolve_models
+from roi_lightning.evaluation.evaluated_models import dense_name, resolve_evaluated
 from roi_lightning.evaluation.report import as_json, caption
 from roi_lightning.evaluation.results_table import make_table
 from roi_lightning.evaluation.run import evaluate_models
@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
     device, trusted = choose_device(options.device), options.trust_remote_code
     for out in filter(None, (options.json, options.markdown)):
         check_writable(out)
-    models = resolve_models(options.lm, options.base, trusted)
+    models = resolve_evaluated(options.lm, options.base, trusted)
     dense = dense_name(models, options.base)
     evaluation = evaluate_models(
         models, options, lambda model: model.load(options.dtype, device, trusted), dense

@@ -14,8 +14,8 @@ from transformers.modeling_utils import PreTrainedModel
 from roi_lightning.data.packing import as_batch
 from roi_lightning.errors import UserError
 from roi_lightning.evaluation.config import PERPLEXITIES, PROTOCOL_2048, WORDS, ZERO_SHOT, EvalConfig
+from roi_lightning.evaluation.evaluated_models import EvaluatedModel
 from roi_lightning.evaluation.harness import figures_of, open_tasks, run_tasks
-from roi_lightning.evaluation.models import EvaluatedModel
 from roi_lightning.evaluation.perplexity import Cut, EvalChats, EvalText, read_text, token_perplexity
 from roi_lightning.utils.progress import progress
 
@@ -51,7 +51,7 @@ def evaluate_models(
     """All metrics of all models.
 
     Args:
-        models: From `resolve_models`.
+        models: From `resolve_evaluated`.
         config: What to measure.
         load: Gives a model on its device, in eval mode.
         dense: The name of the model that the others are compared with.

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from torchmetrics import MeanMetric
 from transformers.modeling_utils import PreTrainedModel
-from transformers.pytorch_utils import Conv1D
 from typing_extensions import override
 
 from roi_lightning.errors import UserError, check_at_least
@@ -44,7 +43,7 @@ from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.base_tensors import BaseTensors, open_base
 from roi_lightning.models.config import GGUF_DTYPE, DType, load_config
 from roi_lightning.models.fingerprint import base_model
-from roi_lightning.models.layers import ChosenLayers, choose_layers, stored_weights
+from roi_lightning.models.layers import ChosenLayers, LinearLayer, choose_layers, stored_weights
 from roi_lightning.models.loading import enable_checkpointing, load_language_model, meta_language_model
 from roi_lightning.models.source import ModelSource, resolve_model
 from roi_lightning.models.stored_tensors import tensor_sha256
@@ -155,9 +154,7 @@ class MaskLearningModule(pl.LightningModule, ABC):
     # What a method adds.
 
     @abstractmethod
-    def attach(
-        self, lm: PreTrainedModel, layers: dict[str, nn.Linear | Conv1D]
-    ) -> Mapping[str, MaskedLinear]:
+    def attach(self, lm: PreTrainedModel, layers: dict[str, LinearLayer]) -> Mapping[str, MaskedLinear]:
         """Replace the layers by learning ones; returns these by the same names."""
 
     @abstractmethod

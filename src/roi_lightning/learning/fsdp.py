@@ -17,14 +17,13 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 from transformers.modeling_utils import PreTrainedModel
-from transformers.pytorch_utils import Conv1D
 from typing_extensions import override
 
 from roi_lightning.learning.checkpoint_io import read_checkpoint, write_checkpoint, write_sharded
-from roi_lightning.models.layers import decoder_blocks
+from roi_lightning.models.layers import LinearLayer, decoder_blocks
 from roi_lightning.utils.dtensor import distribute_like
 
-_Linear = nn.Linear | Conv1D
+_Linear = LinearLayer
 _Layer = TypeVar("_Layer", bound=nn.Module)
 _Attach = Callable[[PreTrainedModel, dict[str, _Linear]], Mapping[str, _Layer]]
 

@@ -24,8 +24,8 @@ from roi_lightning.models.config import load_config
 from roi_lightning.models.experts import SplitExperts, split_experts
 from roi_lightning.models.loading import cast_weights, enable_checkpointing, freeze
 from roi_lightning.samplers import Draw
+from roi_lightning.samplers.dispatch import GRADIENTS
 from roi_lightning.samplers.masked_linear import SharedState, in_mode
-from roi_lightning.samplers.ops import GRADIENTS
 
 # What these attention implementations keep for the backward pass is alike, and none needs a device to be planned for.
 _PLANNED_ATTENTION: Final = "sdpa"

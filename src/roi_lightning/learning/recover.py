@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import PreTrainedModel
-from transformers.pytorch_utils import Conv1D
 from typing_extensions import override
 
 from roi_lightning.errors import UserError
@@ -19,7 +18,7 @@ from roi_lightning.masks.layer_patterns import DENSE, layer_patterns
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.fingerprint import check_masks_fit
-from roi_lightning.models.layers import ChosenLayers, prunable_layers, stored_names
+from roi_lightning.models.layers import ChosenLayers, LinearLayer, prunable_layers, stored_names
 from roi_lightning.models.source import SIDECAR, resolve_model
 from roi_lightning.models.stored_tensors import StoredTensors
 from roi_lightning.samplers.masked_linear import LayerState, MaskedLinear, attach, in_mode
@@ -41,7 +40,7 @@ class KeptLinear(MaskedLinear):
     kept: nn.Parameter
     mask_bits: Tensor
 
-    def __init__(self, dense: nn.Linear | Conv1D, name: str, state: LayerState) -> None:
+    def __init__(self, dense: LinearLayer, name: str, state: LayerState) -> None:
         super().__init__(dense, name, state)
         self.kept = nn.Parameter(torch.zeros_like(self.weight, dtype=torch.float32))
         rows, columns = self.weight.shape
@@ -170,7 +169,7 @@ class RecoveryModule(MaskLearningModule):
         return own | dict.fromkeys(dense, DENSE)
 
     @override
-    def attach(self, lm: PreTrainedModel, layers: dict[str, nn.Linear | Conv1D]) -> dict[str, KeptLinear]:
+    def attach(self, lm: PreTrainedModel, layers: dict[str, LinearLayer]) -> dict[str, KeptLinear]:
         self.state.pattern = self.pattern
         return attach(lm, layers, self.state, KeptLinear)
 

@@ -163,7 +163,7 @@ def last_written(trainer: Trainer) -> str | None:
 
 
 def newest_checkpoint(trainer: Trainer, recipe: Recipe) -> Path | None:
-    """The checkpoint of a run that was written last and can be read; others are named and passed over.
+    """Find the checkpoint of `--resume auto`: the last written that can be read; others are named and passed over.
 
     Args:
         trainer: Its folder and the folders of its callbacks are searched.

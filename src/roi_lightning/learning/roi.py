@@ -6,9 +6,8 @@ from typing import Any, ClassVar, Literal
 
 import lightning.pytorch as pl
 from lightning.pytorch.utilities import rank_zero_info
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.modeling_utils import PreTrainedModel
-from transformers.pytorch_utils import Conv1D
 from typing_extensions import override
 
 from roi_lightning.errors import UserError, check_at_least
@@ -16,6 +15,7 @@ from roi_lightning.export.sidecar import WITH_WEIGHTS
 from roi_lightning.learning.base import MaskLearningModule
 from roi_lightning.learning.logits import LogitStart
 from roi_lightning.masks.layer_mask import LayerMask
+from roi_lightning.models.layers import LinearLayer
 from roi_lightning.samplers import Draw, GumbelTopK, KeptNorm, Sampler
 from roi_lightning.samplers.masked_linear import JointLinear, SharedState, SparseLinear, attach
 from roi_lightning.samplers.schedules import Exponential, Schedule
@@ -95,9 +95,7 @@ class RoILightningModule(MaskLearningModule):
             sampler.logits_shape((1, pattern.m), pattern)
 
     @override
-    def attach(
-        self, lm: PreTrainedModel, layers: dict[str, nn.Linear | Conv1D]
-    ) -> Mapping[str, SparseLinear]:
+    def attach(self, lm: PreTrainedModel, layers: dict[str, LinearLayer]) -> Mapping[str, SparseLinear]:
         kind = SparseLinear if self.lr_weights is None else JointLinear
         return attach(lm, layers, self.state, kind)
 

@@ -1,4 +1,4 @@
-"""The mask set and the mask file: which weights of which tensors are kept, one bit each.
+"""The mask set, and the file format of masks: which weights of which tensors are kept, one bit each.
 
 Every method of this project ends in one, and export, comparison and evaluation know nothing else. Layers go
 by the names of their tensors on disk, so that a mask needs no model class to be applied.

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import TypeAlias
 
 from torch import nn
 from transformers.conversion_mapping import get_model_conversion_mapping
@@ -21,12 +22,15 @@ from roi_lightning.models.experts import is_router
 from roi_lightning.models.source import ModelSource
 from roi_lightning.models.stored_tensors import StoredTensors
 
+# A Conv1D is GPT-2's, of the other orientation: its weight is [in, out].
+LinearLayer: TypeAlias = nn.Linear | Conv1D
+
 
 def prunable_layers(
     lm: PreTrainedModel,
     targets: Sequence[str] = ("*",),
     ignore: Sequence[str] = (),
-) -> dict[str, nn.Linear | Conv1D]:
+) -> dict[str, LinearLayer]:
     """Every linear layer inside the decoder blocks, by name, in the model's order.
 
     Embeddings and `lm_head` are outside the blocks and never among them; routers of experts are left out.
@@ -67,7 +71,7 @@ def _warn(text: str) -> None:
     warnings.warn(text, stacklevel=3)
 
 
-def _block_linears(lm: PreTrainedModel) -> dict[str, nn.Linear | Conv1D]:
+def _block_linears(lm: PreTrainedModel) -> dict[str, LinearLayer]:
     blocks = decoder_blocks(lm)
     found = {
         name: module
@@ -124,8 +128,8 @@ class ChosenLayers:
         pattern: Of every one of them.
     """
 
-    pruned: dict[str, nn.Linear | Conv1D]
-    dense: dict[str, nn.Linear | Conv1D]
+    pruned: dict[str, LinearLayer]
+    dense: dict[str, LinearLayer]
     pattern: Pattern
 
     @property

@@ -10,7 +10,7 @@ from typing_extensions import override
 from roi_lightning.masks.layer_patterns import Pattern
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.oneshot.block_runner import BlockRunner
-from roi_lightning.oneshot.observers import InputNormObserver, InputObserver
+from roi_lightning.oneshot.calibration_statistics import InputNormObserver, InputObserver
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.experts import expert_layers
 from roi_lightning.models.layers import input_dim
 from roi_lightning.oneshot.block_runner import BlockRunner
+from roi_lightning.oneshot.calibration_statistics import InputObserver, ObserverGroup
 from roi_lightning.oneshot.methods import CalibratedMethod, LayerResult, OneShotMethod
-from roi_lightning.oneshot.observers import InputObserver, ObserverGroup
 from roi_lightning.utils.dtensor import full_tensor
 from roi_lightning.utils.progress import progress
 

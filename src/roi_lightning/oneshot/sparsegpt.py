@@ -14,8 +14,8 @@ from typing_extensions import override
 
 from roi_lightning.errors import UserError
 from roi_lightning.masks.pattern import NMPattern
+from roi_lightning.oneshot.calibration_statistics import HessianObserver, InputObserver, exact_products
 from roi_lightning.oneshot.methods import CalibratedMethod, LayerResult
-from roi_lightning.oneshot.observers import HessianObserver, InputObserver, exact_products
 
 _RETRIES: Final = 3
 

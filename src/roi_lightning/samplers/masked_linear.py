@@ -19,6 +19,7 @@ from typing_extensions import override
 from roi_lightning.errors import UserError
 from roi_lightning.masks.layer_mask import LayerMask
 from roi_lightning.masks.layer_patterns import Pattern
+from roi_lightning.models.layers import LinearLayer
 from roi_lightning.samplers.base import Draw, KeptNorm, Sampler
 from roi_lightning.utils.dtensor import distribute_like, full_tensor
 
@@ -73,7 +74,7 @@ class MaskedLinear(nn.Module, ABC):
     learned: ClassVar[tuple[str, ...]]
     state: LayerState
 
-    def __init__(self, dense: nn.Linear | Conv1D, name: str, state: LayerState) -> None:
+    def __init__(self, dense: LinearLayer, name: str, state: LayerState) -> None:
         super().__init__()
         self.weight, self.bias = dense.weight, dense.bias
         self.name, self.state, self.pattern = name, state, state.pattern.of(name)
@@ -160,7 +161,7 @@ class SparseLinear(MaskedLinear):
     prior: LayerMask | None = None
     prior_margin: float = 0.0
 
-    def __init__(self, dense: nn.Linear | Conv1D, name: str, state: SharedState) -> None:
+    def __init__(self, dense: LinearLayer, name: str, state: SharedState) -> None:
         super().__init__(dense, name, state)
         shape = state.sampler.logits_shape(tuple(self.weight.shape), self.pattern)
         self.logits = nn.Parameter(torch.zeros(shape, dtype=torch.float32, device=self.weight.device))
@@ -207,9 +208,9 @@ _State = TypeVar("_State", bound=LayerState)
 
 def attach(
     lm: nn.Module,
-    layers: Mapping[str, nn.Linear | Conv1D],
+    layers: Mapping[str, LinearLayer],
     state: _State,
-    kind: Callable[[nn.Linear | Conv1D, str, _State], _Layer],
+    kind: Callable[[LinearLayer, str, _State], _Layer],
 ) -> dict[str, _Layer]:
     """Replace layers of a model by learning ones, in place.
 
@@ -271,7 +272,7 @@ class JointLinear(SparseLinear):
     learned = ("logits", "trained")
     trained: nn.Parameter
 
-    def __init__(self, dense: nn.Linear | Conv1D, name: str, state: SharedState) -> None:
+    def __init__(self, dense: LinearLayer, name: str, state: SharedState) -> None:
         super().__init__(dense, name, state)
         self.trained = nn.Parameter(self.weight.detach().to(torch.float32, copy=True))
 

@@ -12,7 +12,7 @@ from cli_helpers import brute_top, make_lab, new_lab, plain_text, run
 from roi_lightning.contrib.permute.channels import Channels
 from roi_lightning.contrib.permute.directory import verify_permuted
 from roi_lightning.contrib.permute.permutation import PERMUTATION_FILE, ChannelOrder, Permutation
-from roi_lightning.evaluation.models import dense_name, resolve_models
+from roi_lightning.evaluation.evaluated_models import dense_name, resolve_evaluated
 from roi_lightning.export import verify_export
 from roi_lightning.export.sidecar import read_sidecar, write_sidecar
 from roi_lightning.models.source import resolve_model
@@ -221,6 +221,6 @@ def test_a_model_that_computes_something_else_is_not_written(made, tmp_path, mon
 
 def test_evaluate_takes_a_permuted_directory_as_a_dense_model(made):
     specs = [str(each) for each in (made.permuted, made.pruned)]
-    models = resolve_models(specs, None)
+    models = resolve_evaluated(specs, None)
     assert [model.updated for model in models] == [None, False]
     assert dense_name(models, None) == specs[0]

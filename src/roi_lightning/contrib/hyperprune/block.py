@@ -10,7 +10,7 @@ from roi_lightning.masks.layer_patterns import Pattern
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.layers import input_dim
 from roi_lightning.oneshot.block_runner import BlockRunner
-from roi_lightning.oneshot.observers import InputObserver
+from roi_lightning.oneshot.calibration_statistics import InputObserver
 
 
 @dataclass(frozen=True)

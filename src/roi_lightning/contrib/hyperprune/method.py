@@ -23,6 +23,7 @@ from roi_lightning.errors import UserError, check_at_least
 from roi_lightning.masks.layer_patterns import Pattern
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.oneshot.block_runner import BlockRunner
+from roi_lightning.oneshot.calibration_statistics import InputNormObserver, InputObserver
 from roi_lightning.oneshot.methods import (
     CalibratedMethod,
     LayerResult,
@@ -30,7 +31,6 @@ from roi_lightning.oneshot.methods import (
     OneShotMethod,
     Wanda,
 )
-from roi_lightning.oneshot.observers import InputNormObserver, InputObserver
 from roi_lightning.oneshot.sparsegpt import SparseGPT
 from roi_lightning.samplers import Categorical, Draw
 from roi_lightning.samplers.gumbel_top_k import MAX_CANDIDATES

@@ -7,9 +7,8 @@ from typing import Any, Final
 
 import lightning.pytorch as pl
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.modeling_utils import PreTrainedModel
-from transformers.pytorch_utils import Conv1D
 from typing_extensions import override
 
 from roi_lightning.contrib.maskpro.log_probability import log_probability_gradient
@@ -17,6 +16,7 @@ from roi_lightning.errors import UserError
 from roi_lightning.learning.losses import objective
 from roi_lightning.learning.roi import RoILightningModule
 from roi_lightning.masks.layer_mask import unpack_bits
+from roi_lightning.models.layers import LinearLayer
 from roi_lightning.samplers import Draw, StraightThrough
 from roi_lightning.samplers.masked_linear import SharedState, SparseLinear, attach
 from roi_lightning.samplers.noise import noise_key
@@ -48,7 +48,7 @@ class ComparedLinear(SparseLinear):
     state: ComparedState
     reference: Tensor
 
-    def __init__(self, dense: nn.Linear | Conv1D, name: str, state: ComparedState) -> None:
+    def __init__(self, dense: LinearLayer, name: str, state: ComparedState) -> None:
         super().__init__(dense, name, state)
         rows, columns = self.weight.shape
         packed = torch.zeros((rows, -(-columns // 8)), dtype=torch.uint8, device=self.weight.device)
@@ -162,7 +162,7 @@ class MaskProModule(RoILightningModule):
         self._residuals: list[Tensor] = []  # of the micro-batches since the last optimizer step
 
     @override
-    def attach(self, lm: PreTrainedModel, layers: dict[str, nn.Linear | Conv1D]) -> dict[str, ComparedLinear]:
+    def attach(self, lm: PreTrainedModel, layers: dict[str, LinearLayer]) -> dict[str, ComparedLinear]:
         return attach(lm, layers, self.state, ComparedLinear)
 
     @property

@@ -8,13 +8,12 @@ from typing import Final
 import torch
 from torch import nn
 from transformers.modeling_utils import PreTrainedModel
-from transformers.pytorch_utils import Conv1D
 
 from roi_lightning.contrib.packed.format import PATTERN
 from roi_lightning.errors import UserError
-from roi_lightning.models.layers import input_dim, prunable_layers
+from roi_lightning.models.layers import LinearLayer, input_dim, prunable_layers
 
-Dense = nn.Linear | Conv1D
+Dense = LinearLayer
 # The modules that hold a parameter, by the parameter's identity and their names.
 Owners = dict[int, dict[str, nn.Module]]
 

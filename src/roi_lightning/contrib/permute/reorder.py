@@ -13,7 +13,7 @@ from roi_lightning.contrib.permute.grouping import group_columns, kept_score
 from roi_lightning.contrib.permute.permutation import ChannelOrder
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.layers import input_dim
-from roi_lightning.oneshot.observers import InputNormObserver, exact_products
+from roi_lightning.oneshot.calibration_statistics import InputNormObserver, exact_products
 from roi_lightning.oneshot.pipeline import observed
 from roi_lightning.utils.progress import progress
 

@@ -8,13 +8,13 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from transformers.modeling_utils import PreTrainedModel
-from transformers.pytorch_utils import Conv1D
 from typing_extensions import override
 
 from roi_lightning.contrib.proxsparse.proximal import apply_prox_
 from roi_lightning.errors import UserError
 from roi_lightning.learning.base import MaskLearningModule
 from roi_lightning.masks.pattern import NMPattern
+from roi_lightning.models.layers import LinearLayer
 from roi_lightning.samplers.masked_linear import LayerState, MaskedLinear, attach
 from roi_lightning.utils.dtensor import full_tensor, local_tensor
 
@@ -32,7 +32,7 @@ class TrainedLinear(MaskedLinear):
     learned = ("master",)
     master: nn.Parameter
 
-    def __init__(self, dense: nn.Linear | Conv1D, name: str, state: LayerState) -> None:
+    def __init__(self, dense: LinearLayer, name: str, state: LayerState) -> None:
         super().__init__(dense, name, state)
         self.master = nn.Parameter(self.weight.detach().to(torch.float32, copy=True))
 
@@ -121,7 +121,7 @@ class ProxSparseModule(MaskLearningModule):
             )
 
     @override
-    def attach(self, lm: PreTrainedModel, layers: dict[str, nn.Linear | Conv1D]) -> dict[str, TrainedLinear]:
+    def attach(self, lm: PreTrainedModel, layers: dict[str, LinearLayer]) -> dict[str, TrainedLinear]:
         return attach(lm, layers, self.state, TrainedLinear)
 
     @override

@@ -1,6 +1,6 @@
 /* One logit per weight, a softmax over the candidate masks: the arithmetic of `subset_eager`, sixteen groups at a time.
  *
- * Compiled as gumbel_top_k.cpp is, and with -DC= candidates of a group.
+ * Compiled by utils/cpp_extension.py, as gumbel_top_k.cpp is, and with -DC= candidates of a group.
  */
 #include "candidates.hpp"
 #include "keys.hpp"

@@ -1,4 +1,4 @@
-"""What the LM arguments mean: models, or mask files to be applied to a base model in memory."""
+"""The LM arguments of `evaluate`: models, or mask files to be applied to a base model in memory."""
 
 import functools
 from collections.abc import Sequence
@@ -110,7 +110,7 @@ class EvaluatedModel:
         return cast(PreTrainedModel, lm.to(device).eval())  # type: ignore[arg-type]
 
 
-def resolve_models(
+def resolve_evaluated(
     specs: Sequence[str], base: str | None, trust_remote_code: bool = False
 ) -> list[EvaluatedModel]:
     """Find out what every argument is, and check what can be checked without loading a model.

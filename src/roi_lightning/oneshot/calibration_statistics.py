@@ -1,4 +1,4 @@
-"""What is kept of the inputs of layers while a model runs: sums over tokens, in fp32, never the inputs."""
+"""Calibration statistics of Wanda and SparseGPT: sums over tokens of layer inputs, in fp32, never the inputs."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,8 @@
-"""Draws as operators of torch: the weight under a sampled mask, differentiable in the logits.
+"""Dispatch of a draw to its backend: C++ on CPUs, Triton on GPUs, eager torch elsewhere and as the fallback.
 
-They keep nothing but their arguments for the backward pass, which draws the same noise again. A device's own kernel
-may decline (no compiler, an unknown dtype, too large a group); the eager one, which runs everywhere, is its fallback.
+Draws are operators of torch: the weight under a sampled mask, differentiable in the logits. They keep nothing but
+their arguments for the backward pass, which draws the same noise again. A device's own kernel may decline (no
+compiler, an unknown dtype, too large a group); the eager one, which runs everywhere, is its fallback.
 """
 
 from collections.abc import Callable
