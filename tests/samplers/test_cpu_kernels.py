@@ -16,7 +16,7 @@ from roi_lightning.samplers import (
     KeptNorm,
     StraightThrough,
     cpu_kernels,
-    ops,
+    dispatch,
 )
 from roi_lightning.utils import cpp_extension
 from roi_lightning.utils.cpp_extension import Build
@@ -171,7 +171,7 @@ def test_small_layers_have_no_compiled_code(monkeypatch):
 @pytest.mark.parametrize("shape", [(16, 32), SHAPE])
 def test_operators_are_what_torch_asks_of_them(sampler, kept_norm, shape, monkeypatch):
     calls = []
-    monkeypatch.setattr(ops, "masked_weight", lambda operator, *args: calls.append((operator, *args)))
+    monkeypatch.setattr(dispatch, "masked_weight", lambda operator, *args: calls.append((operator, *args)))
     weight, _, logits = tensors(sampler, "2:4", shape=shape)
     reward = KeptNorm(1.0) if kept_norm else None
     sampler.masked_weight(weight, logits, NMPattern("2:4"), WARM, "layer", reward)

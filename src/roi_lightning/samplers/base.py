@@ -32,7 +32,7 @@ class Draw:
 
 
 class DrawArgs(NamedTuple):
-    """One layer's draw in plain values, as the operators of `ops` take it.
+    """One layer's draw in plain values, as the operators of `dispatch` take it.
 
     Attributes:
         n: Elements kept of each group.

@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from roi_lightning.errors import UserError
 from roi_lightning.masks.pattern import NMPattern
-from roi_lightning.samplers import ops
+from roi_lightning.samplers import dispatch
 from roi_lightning.samplers.base import Draw, DrawArgs, KeptNorm, Sampler
 from roi_lightning.samplers.categorical_eager import candidates
 from roi_lightning.samplers.noise import noise_key
@@ -85,7 +85,7 @@ class Categorical(Sampler):
     ) -> Tensor:
         numbers = pattern.n, pattern.m, *noise_key(draw.seed, draw.index, layer), draw.lam, draw.tau
         args = DrawArgs(*numbers, kept_norm is not None, self.compiled)
-        return ops.masked_weight(ops.categorical_weight, weight, logits, args, kept_norm)
+        return dispatch.masked_weight(dispatch.categorical_weight, weight, logits, args, kept_norm)
 
     @override
     def hard_mask(self, logits: Tensor, pattern: NMPattern) -> Tensor:

@@ -17,7 +17,7 @@ from roi_lightning.samplers.top_k_eager import MIN_EXPONENT, chunk_size
 
 
 def masked_weight(weight: Tensor, logits: Tensor, args: DrawArgs, out: Tensor) -> bool:
-    """Write weight * mask into `out`; see `ops.Kernel`."""
+    """Write weight * mask into `out`; see `dispatch.Kernel`."""
     logits, weight, out = (_by_group(x, args) for x in (logits, weight, out))
     for part in _slices(logits):
         mask = soft_mask(_drawn(logits, part, args), args.n, args.m)
@@ -29,7 +29,7 @@ def masked_weight(weight: Tensor, logits: Tensor, args: DrawArgs, out: Tensor) -
 def logits_gradient(
     weight: Tensor, logits: Tensor, grad: Tensor, factor: Tensor, args: DrawArgs, out: Tensor
 ) -> bool:
-    """Write the gradient of the logits into `out`; see `ops.Kernel`."""
+    """Write the gradient of the logits into `out`; see `dispatch.Kernel`."""
     logits, weight, grad, out = (_by_group(x, args) for x in (logits, weight, grad, out))
     for part in _slices(logits):
         elements = weight[part].T.float()

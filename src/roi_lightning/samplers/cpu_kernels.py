@@ -44,7 +44,7 @@ class _Draw(ctypes.Structure):
 
 @dataclass(frozen=True)
 class CPUKernel:
-    """The passes of one sampler; see `ops.Kernel`.
+    """The passes of one sampler; see `dispatch.Kernel`.
 
     Attributes:
         source: The file in `cpp`.

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from roi_lightning.errors import UserError
 from roi_lightning.masks.pattern import NMPattern
-from roi_lightning.samplers import ops
+from roi_lightning.samplers import dispatch
 from roi_lightning.samplers.base import Draw, DrawArgs, KeptNorm, PerWeightSampler
 from roi_lightning.samplers.noise import noise_key
 from roi_lightning.samplers.reference import PushDown
@@ -69,7 +69,7 @@ class GumbelTopK(PerWeightSampler):
         push = 1.0 if self.push_down == "paper" else 1 / draw.tau
         numbers = pattern.n, pattern.m, *noise_key(draw.seed, draw.index, layer), draw.lam, draw.tau
         args = DrawArgs(*numbers, kept_norm is not None, self.compiled, push, self.hard_forward)
-        return ops.masked_weight(ops.top_k_weight, weight, logits, args, kept_norm)
+        return dispatch.masked_weight(dispatch.top_k_weight, weight, logits, args, kept_norm)
 
 
 @dataclass(frozen=True)
@@ -133,4 +133,4 @@ class GumbelSubset(PerWeightSampler):
     ) -> Tensor:
         numbers = pattern.n, pattern.m, *noise_key(draw.seed, draw.index, layer), draw.lam, draw.tau
         args = DrawArgs(*numbers, kept_norm is not None, self.compiled)
-        return ops.masked_weight(ops.subset_weight, weight, logits, args, kept_norm)
+        return dispatch.masked_weight(dispatch.subset_weight, weight, logits, args, kept_norm)

@@ -16,7 +16,7 @@ from roi_lightning.samplers.top_k_eager import elements_of, noisy_keys, row_chun
 
 
 def masked_weight(weight: Tensor, logits: Tensor, args: DrawArgs, out: Tensor) -> bool:
-    """Write weight * mask into `out`; see `ops.Kernel`."""
+    """Write weight * mask into `out`; see `dispatch.Kernel`."""
     for rows in row_chunks(weight):
         mask = soft_mask(_probabilities(logits, rows, args), args.n, args.m)
         # The product is taken in fp32 and rounded once to the weight's dtype.
@@ -27,7 +27,7 @@ def masked_weight(weight: Tensor, logits: Tensor, args: DrawArgs, out: Tensor) -
 def logits_gradient(
     weight: Tensor, logits: Tensor, grad: Tensor, factor: Tensor, args: DrawArgs, out: Tensor
 ) -> bool:
-    """Write the gradient of the logits into `out`; see `ops.Kernel`."""
+    """Write the gradient of the logits into `out`; see `dispatch.Kernel`."""
     for rows in row_chunks(weight):
         elements = elements_of(weight[rows], args).float()
         of_mask = elements_of(grad[rows], args).float() * elements

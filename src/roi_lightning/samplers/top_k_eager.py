@@ -32,7 +32,7 @@ _CUDA_CHUNK: Final = 1 << 24
 
 
 def masked_weight(weight: Tensor, logits: Tensor, args: DrawArgs, out: Tensor) -> bool:
-    """Write weight * mask into `out`; see `ops.Kernel`."""
+    """Write weight * mask into `out`; see `dispatch.Kernel`."""
     for rows in row_chunks(weight):
         mask = _mask(noisy_keys(logits, rows, args), args)
         # The product is taken in fp32 and rounded once to the weight's dtype.
@@ -43,7 +43,7 @@ def masked_weight(weight: Tensor, logits: Tensor, args: DrawArgs, out: Tensor) -
 def logits_gradient(
     weight: Tensor, logits: Tensor, grad: Tensor, factor: Tensor, args: DrawArgs, out: Tensor
 ) -> bool:
-    """Write the gradient of the logits into `out`; see `ops.Kernel`."""
+    """Write the gradient of the logits into `out`; see `dispatch.Kernel`."""
     for rows in row_chunks(weight):
         elements = elements_of(weight[rows], args).float()
         of_mask = (elements_of(grad[rows], args).float() * elements).contiguous()

@@ -22,7 +22,7 @@ _TILE: Final = 1024
 
 @dataclass(frozen=True)
 class TritonKernel:
-    """The passes of one sampler; see `ops.Kernel`.
+    """The passes of one sampler; see `dispatch.Kernel`.
 
     Attributes:
         module: Where the kernels are, in this package.
