@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from cli_helpers import make_lab, plain_text
+from helpers.lab import make_lab, plain_text
+from helpers.tiny_models import tiny_gguf
 from roi_lightning.models.loading import load_language_model
 from roi_lightning.models.source import resolve_model
 from roi_lightning.samplers.schedules import Linear
-from tiny_models import tiny_gguf
 
 lab = pytest.fixture(make_lab)
 ROOT = Path(__file__).resolve().parents[1]

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from cli_helpers import make_lab, run
 from golden.make import HERE, PAIRS, masks
+from helpers.lab import make_lab, run
 from roi_lightning.contrib.packed import from_packed
 from roi_lightning.masks.mask_set import MaskSet
 

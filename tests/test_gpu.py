@@ -6,7 +6,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-import led_pruning
+from helpers import led_pruning
+from helpers.sampler_truth import relative, tensors
+from helpers.tiny_models import random_masks, tiny_gemma2, tiny_gpt2, tiny_llama
 from roi_lightning.contrib.packed import from_packed, write_packed
 from roi_lightning.contrib.proxsparse.proximal import apply_prox_
 from roi_lightning.evaluation import window_perplexity
@@ -27,8 +29,6 @@ from roi_lightning.samplers import (
     triton_launch,
 )
 from roi_lightning.samplers.noise import gumbel, noise_key
-from sampler_truth import relative, tensors
-from tiny_models import random_masks, tiny_gemma2, tiny_gpt2, tiny_llama
 
 pytestmark = [
     pytest.mark.gpu,

@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import roi_lightning
-from cli_helpers import make_lab
+from helpers.lab import make_lab
 from roi_lightning.errors import Extra, UserError, require
 
 pytest.importorskip("hatchling")

@@ -17,7 +17,8 @@ from lightning.pytorch import Callback
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from cli_helpers import Lab, run
+from helpers.lab import Lab, run
+from helpers.tiny_models import tiny_gpt2, tiny_llama, tiny_mixtral, tiny_qwen2
 from roi_lightning.api import apply, evaluate, learn, prune
 from roi_lightning.api.learn import _START
 from roi_lightning.cli.config_files import find_config
@@ -25,7 +26,6 @@ from roi_lightning.errors import UserError
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.oneshot import SparseGPT
 from roi_lightning.samplers.schedules import Linear
-from tiny_models import tiny_gpt2, tiny_llama, tiny_mixtral, tiny_qwen2
 
 QUICK = {"steps": 2, "seq_len": 32, "batch_size": 2, "accelerator": "cpu", "enable_progress_bar": False}
 TEXT = {"windows": 3, "seq_len": 32, "device": "cpu"}

@@ -9,13 +9,13 @@ from safetensors.torch import load_file
 from torch.nn.utils.parametrizations import weight_norm
 from transformers import AutoModelForCausalLM
 
-from cli_helpers import make_lab, run
+from helpers.lab import make_lab, run
+from helpers.tiny_models import random_masks, tiny_gpt2, tiny_qwen2
 from roi_lightning.api import keep_zeros
 from roi_lightning.errors import UserError
 from roi_lightning.export import write_export
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.models.source import resolve_model
-from tiny_models import random_masks, tiny_gpt2, tiny_qwen2
 
 lab = pytest.fixture(make_lab)
 STEADY = {"attn_pdrop": 0, "resid_pdrop": 0, "embd_pdrop": 0}

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks.plan_table import architecture, configurations, published_count, row, shapes
-from cli_helpers import make_lab
+from helpers.lab import make_lab
 from roi_lightning.cli.config_files import shipped_configs
 
 lab = pytest.fixture(make_lab)

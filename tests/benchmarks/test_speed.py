@@ -9,7 +9,7 @@ import torch
 from benchmarks import sampler, step
 from benchmarks.speed.baselines import PlainMaskLLM, PlainRoI
 from benchmarks.speed.timing import peak_bytes
-from cli_helpers import make_lab, plain_text
+from helpers.lab import make_lab, plain_text
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.samplers import Categorical, Draw, GumbelTopK
 

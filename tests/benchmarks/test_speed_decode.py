@@ -17,11 +17,11 @@ from benchmarks.speed.generation import (
 )
 from benchmarks.speed.models import make_pair
 from benchmarks.speed.timing import weight_bytes
-from cli_helpers import plain_text
+from helpers.lab import plain_text
+from helpers.tiny_models import random_masks, tiny_llama, tiny_qwen2
 from roi_lightning.export import write_export
 from roi_lightning.models.loading import plain_language_model
 from roi_lightning.models.source import resolve_model
-from tiny_models import random_masks, tiny_llama, tiny_qwen2
 
 PROMPT, TOKENS = 6, 9
 PRUNABLE = 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128)

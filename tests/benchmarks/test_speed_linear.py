@@ -12,9 +12,9 @@ from benchmarks.linear import main
 from benchmarks.speed import timing
 from benchmarks.speed.models import model_shapes
 from benchmarks.speed.products import Weights
-from cli_helpers import plain_text
+from helpers.lab import plain_text
+from helpers.tiny_models import tiny_gpt2, tiny_qwen2
 from roi_lightning.models.source import resolve_model
-from tiny_models import tiny_gpt2, tiny_qwen2
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ from benchmarks.study.__main__ import main
 from benchmarks.study.cells import Cell, Study, choose_methods
 from benchmarks.study.settings import fit_arguments, fit_settings, points_within
 from benchmarks.study.work import Usage, WorkFailed, check_claim, claim
-from cli_helpers import WORDS, make_lab
+from helpers.lab import WORDS, make_lab
 from roi_lightning.cli.lightning import build
 from roi_lightning.utils.atomic_io import write_json
 

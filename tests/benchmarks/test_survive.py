@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import survive
-from cli_helpers import make_lab, run
+from helpers.lab import make_lab, run
 
 lab = pytest.fixture(make_lab)
 

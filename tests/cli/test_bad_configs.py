@@ -2,7 +2,7 @@
 
 import pytest
 
-from refusals import assert_refused, make_bench, rows, text
+from helpers.refusals import assert_refused, make_bench, rows, text
 
 bench = pytest.fixture(make_bench)
 

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from data_helpers import write_jsonl
-from refusals import assert_refused, make_bench, rows
+from helpers.refusals import assert_refused, make_bench, rows
+from helpers.text_files import write_jsonl
+from helpers.tiny_models import random_masks, tiny_llama
 from roi_lightning.models.source import resolve_model
-from tiny_models import random_masks, tiny_llama
 
 bench = pytest.fixture(make_bench)
 

@@ -14,7 +14,7 @@ import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from cli_helpers import Lab, make_lab, plain_text, run
+from helpers.lab import Lab, make_lab, plain_text, run
 from roi_lightning.cli.commands import COMMANDS
 from roi_lightning.cli.lightning import build
 from roi_lightning.masks.mask_set import MaskSet

@@ -8,6 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
+from helpers.tiny_models import random_masks, tiny_gpt2, tiny_qwen2
 from roi_lightning.__main__ import main
 from roi_lightning.cli import compare
 from roi_lightning.errors import UserError
@@ -16,7 +17,6 @@ from roi_lightning.masks.layer_mask import LayerMask
 from roi_lightning.masks.mask_set import BaseModel, MaskSet
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.source import resolve_model
-from tiny_models import random_masks, tiny_gpt2, tiny_qwen2
 
 QWEN = {
     "self_attn.q_proj": (12, 32),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cli_helpers import make_lab, run
+from helpers.lab import make_lab, run
 from roi_lightning.cli.config_files import find_config, own_settings, shipped_configs, with_extended
 from roi_lightning.cli.lightning import build
 from roi_lightning.errors import UserError

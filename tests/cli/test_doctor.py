@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cli_helpers import run
+from helpers.lab import run
 from roi_lightning.cli import doctor
 from roi_lightning.utils import cpp_extension
 

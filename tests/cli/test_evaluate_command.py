@@ -14,8 +14,10 @@ import pytest
 import torch
 from rich.console import Console
 
-from cli_helpers import plain_text, run
-from data_helpers import CHAT_TEMPLATE, write_jsonl
+from helpers.lab import plain_text, run
+from helpers.slow_perplexity import by_a_loop
+from helpers.text_files import CHAT_TEMPLATE, write_jsonl
+from helpers.tiny_models import random_masks, tiny_llama, tiny_qwen2, tiny_tokenizer
 from roi_lightning.evaluation.config import EvalConfig
 from roi_lightning.evaluation.report import as_json
 from roi_lightning.evaluation.results_table import make_table
@@ -25,8 +27,6 @@ from roi_lightning.export.sidecar import read_sidecar, write_sidecar
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.models.loading import load_language_model
 from roi_lightning.models.source import resolve_model
-from slow_perplexity import by_a_loop
-from tiny_models import random_masks, tiny_llama, tiny_qwen2, tiny_tokenizer
 
 TEXT = "A text of some length, so that it fills more than two windows. " * 9 + "End."
 needs_harness = pytest.mark.skipif(importlib.util.find_spec("lm_eval") is None, reason="needs lm-eval")

@@ -6,7 +6,7 @@ import sys
 import pytest
 import yaml
 
-from cli_helpers import make_lab, run
+from helpers.lab import make_lab, run
 from roi_lightning.cli.commands import SHORT
 from roi_lightning.cli.lightning import build
 from roi_lightning.cli.plan import PlanCLI

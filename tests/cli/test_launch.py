@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from cli_helpers import make_lab, run
+from helpers.lab import make_lab, run
 from roi_lightning.export import verify_export
 from roi_lightning.masks.mask_set import MaskSet
 

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cli_helpers import make_lab, run
+from helpers.lab import make_lab, run
+from helpers.tiny_models import tiny_llama
 from roi_lightning.cli.lightning import build
 from roi_lightning.learning.roi import RoILightningModule
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.samplers import Categorical
 from roi_lightning.samplers.schedules import Linear
-from tiny_models import tiny_llama
 
 lab = pytest.fixture(make_lab)
 PAGE = (Path(__file__).parents[2] / "docs/monitoring.md").read_text()

@@ -10,7 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2Config
 
 from benchmarks.speed.timing import peak_bytes
-from cli_helpers import make_lab, plain_text, run
+from helpers.lab import make_lab, plain_text, run
+from helpers.tiny_models import tiny_gpt2, tiny_qwen2
 from roi_lightning.cli.fit_in import parse_size
 from roi_lightning.cli.plan import make_plan
 from roi_lightning.learning.losses import objective
@@ -20,7 +21,6 @@ from roi_lightning.models.config import compute_dtype
 from roi_lightning.samplers import Categorical, Draw
 from roi_lightning.samplers.masked_linear import in_mode
 from roi_lightning.samplers.schedules import Exponential
-from tiny_models import tiny_gpt2, tiny_qwen2
 
 lab = pytest.fixture(make_lab)
 PARTS = {"weights", "logits", "gradients", "optimizer", "masked_weights", "activations", "loss", "total"}

@@ -9,11 +9,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from cli_helpers import make_lab, run
+from helpers.lab import make_lab, run
+from helpers.tiny_models import tiny_gguf, tiny_gpt2, tiny_llama, tiny_qwen2
 from roi_lightning.export import verify_export
 from roi_lightning.masks.mask_set import MASK_FILE, MaskSet
 from roi_lightning.models.source import resolve_model
-from tiny_models import tiny_gguf, tiny_gpt2, tiny_llama, tiny_qwen2
 
 lab = pytest.fixture(make_lab)
 

@@ -11,7 +11,7 @@ from itertools import count
 import pytest
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 
-from cli_helpers import make_lab
+from helpers.lab import make_lab
 from roi_lightning.cli.lightning import build
 from roi_lightning.export import verify_export
 from roi_lightning.learning.callbacks.interruption import STATUS

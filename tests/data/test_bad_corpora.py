@@ -9,7 +9,7 @@ import random
 import pytest
 import yaml
 
-from refusals import assert_refused, cut, make_bench, rows, text
+from helpers.refusals import assert_refused, cut, make_bench, rows, text
 from roi_lightning.data.files import zstd
 
 bench = pytest.fixture(make_bench)

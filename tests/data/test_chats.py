@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from data_helpers import BOS, END, Recorder, TinyData, byte_tokenizer, documents, fit, write_jsonl
+from helpers.text_files import BOS, END, Recorder, TinyData, byte_tokenizer, documents, fit, write_jsonl
 from roi_lightning.data import Corpus, files
 from roi_lightning.data.chats import ChatTokenizer, chat_document
 from roi_lightning.data.corpora import load_documents

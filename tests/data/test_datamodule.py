@@ -7,7 +7,7 @@ import jsonargparse
 import pytest
 import torch
 
-from data_helpers import (
+from helpers.text_files import (
     TinyData,
     byte_tokenizer,
     data,
@@ -17,11 +17,11 @@ from data_helpers import (
     reference_windows,
     write_jsonl,
 )
+from helpers.tiny_models import tiny_tokenizer
 from roi_lightning.data import CalibrationDataModule, Corpus, packing
 from roi_lightning.data.packing import belongs
 from roi_lightning.data.resumable_order import ResumableSampler
 from roi_lightning.errors import UserError
-from tiny_models import tiny_tokenizer
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),

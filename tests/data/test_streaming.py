@@ -11,7 +11,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 
-from data_helpers import (
+from helpers.text_files import (
     Recorder,
     TinyData,
     byte_tokenizer,
@@ -20,9 +20,9 @@ from data_helpers import (
     reference_windows,
     write_jsonl,
 )
+from helpers.tiny_models import tiny_tokenizer
 from roi_lightning.data import Corpus, files
 from roi_lightning.data.packing import belongs
-from tiny_models import tiny_tokenizer
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from cli_helpers import make_lab, run
 from docs.count_commands import ROOT, blocks_of, commands_of, count, pages
+from helpers.lab import make_lab, run
+from helpers.tiny_models import tiny_qwen2
 from roi_lightning.cli.options import parse_options
-from tiny_models import tiny_qwen2
 
 lab = pytest.fixture(make_lab)
 CONFIGURED = ("fit", "validate", "export", "plan")

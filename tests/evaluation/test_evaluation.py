@@ -9,7 +9,10 @@ import torch
 from datasets import Dataset
 from transformers import Gemma2Config, Gemma2ForCausalLM, OPTConfig, OPTForCausalLM
 
-from data_helpers import byte_tokenizer, write_jsonl
+from helpers.slow_perplexity import by_a_loop
+from helpers.text_files import byte_tokenizer, write_jsonl
+from helpers.tiny_models import VOCAB_SIZE, random_masks, tiny_gguf, tiny_gpt2, tiny_llama, tiny_qwen2
+from helpers.watched import LargestTensor
 from roi_lightning.data import Corpus
 from roi_lightning.errors import UserError
 from roi_lightning.evaluation import perplexity, window_perplexity
@@ -22,9 +25,6 @@ from roi_lightning.models.config import load_tokenizer
 from roi_lightning.models.fingerprint import apply_masks
 from roi_lightning.models.loading import load_language_model
 from roi_lightning.models.source import resolve_model
-from slow_perplexity import by_a_loop
-from tiny_models import VOCAB_SIZE, random_masks, tiny_gguf, tiny_gpt2, tiny_llama, tiny_qwen2
-from watched import LargestTensor
 
 
 @pytest.fixture

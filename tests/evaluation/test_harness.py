@@ -9,14 +9,14 @@ import pytest
 import torch
 import yaml
 
-from fake_hub import Repository, fake_hub, reach
+from helpers.fake_hub import Repository, fake_hub, reach
+from helpers.tiny_models import VOCAB_SIZE, tiny_llama, tiny_qwen2, tiny_tokenizer
+from helpers.watched import LargestTensor
 from roi_lightning.errors import UserError
 from roi_lightning.evaluation.config import EvalConfig
 from roi_lightning.evaluation.harness import figures_of, open_tasks, run_tasks
 from roi_lightning.models.loading import load_language_model
 from roi_lightning.models.source import resolve_model
-from tiny_models import VOCAB_SIZE, tiny_llama, tiny_qwen2, tiny_tokenizer
-from watched import LargestTensor
 
 huggingface = pytest.importorskip("lm_eval.models.huggingface")
 import lm_eval.evaluator  # noqa: E402

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cli_helpers import run
+from helpers.lab import run
+from helpers.tiny_models import tiny_llama, tiny_tokenizer
 from roi_lightning.errors import UserError
 from roi_lightning.evaluation import harness
 from roi_lightning.evaluation.config import EvalConfig
@@ -16,7 +17,6 @@ from roi_lightning.evaluation.run import evaluate_models
 from roi_lightning.models.config import load_tokenizer
 from roi_lightning.models.loading import load_language_model
 from roi_lightning.models.source import resolve_model
-from tiny_models import tiny_llama, tiny_tokenizer
 
 huggingface = pytest.importorskip("lm_eval.models.huggingface")
 import lm_eval.evaluator  # noqa: E402

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.study.__main__ import build_parser
 from benchmarks.study.cells import choose_methods
-from cli_helpers import Lab, brute_top, make_lab, run
+from helpers.lab import Lab, brute_top, make_lab, run
 from roi_lightning.api import learn, prune
 from roi_lightning.cli.lightning import build
 from roi_lightning.cli.options import parse_options

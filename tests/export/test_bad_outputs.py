@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from cli_helpers import run
-from refusals import assert_refused, make_bench, rows
+from helpers.lab import run
+from helpers.refusals import assert_refused, make_bench, rows
 
 bench = pytest.fixture(make_bench)
 

@@ -1,10 +1,10 @@
 import pytest
 
+from helpers.tiny_models import random_masks, tiny_qwen2
 from roi_lightning.errors import UserError
 from roi_lightning.export import check_destination, write_export
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.models.source import resolve_model
-from tiny_models import random_masks, tiny_qwen2
 
 
 def export_of(builder, folder):

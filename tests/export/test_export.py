@@ -8,7 +8,8 @@ import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from cli_helpers import make_lab
+from helpers.lab import make_lab
+from helpers.tiny_models import random_masks, tiny_gguf, tiny_gpt2, tiny_llama, tiny_qwen2
 from roi_lightning.data.corpora import FORMATS
 from roi_lightning.errors import UserError
 from roi_lightning.export import write_export
@@ -19,7 +20,6 @@ from roi_lightning.models.fingerprint import check_masks_fit
 from roi_lightning.models.loading import load_language_model
 from roi_lightning.models.source import resolve_model
 from roi_lightning.models.stored_tensors import tensor_sha256
-from tiny_models import random_masks, tiny_gguf, tiny_gpt2, tiny_llama, tiny_qwen2
 
 lab = pytest.fixture(make_lab)
 BUILDERS = {

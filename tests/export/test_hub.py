@@ -9,16 +9,16 @@ import pytest
 import torch
 import yaml
 
-from cli_helpers import run
-from data_helpers import documents, write_jsonl
-from fake_hub import Repository, commit_of, fake_hub, reach
-from refusals import LONGEST_LINE, make_bench
+from helpers.fake_hub import Repository, commit_of, fake_hub, reach
+from helpers.lab import run
+from helpers.refusals import LONGEST_LINE, make_bench
+from helpers.text_files import documents, write_jsonl
+from helpers.tiny_models import tiny_gguf, tiny_qwen2
 from roi_lightning.contrib.packed import from_packed
 from roi_lightning.data.corpora import Corpus, load_documents
 from roi_lightning.errors import UserError
 from roi_lightning.evaluation.perplexity import read_text
 from roi_lightning.models.source import resolve_model
-from tiny_models import tiny_gguf, tiny_qwen2
 
 bench = pytest.fixture(make_bench)
 FIRST, SECOND = f"{1:040x}", f"{2:040x}"

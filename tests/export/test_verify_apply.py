@@ -5,12 +5,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from helpers.tiny_models import random_masks, tiny_gguf, tiny_llama, tiny_qwen2
 from roi_lightning.cli import apply, verify
 from roi_lightning.errors import UserError
 from roi_lightning.export import verify_export, write_export
 from roi_lightning.export.sidecar import read_sidecar, write_sidecar
 from roi_lightning.models.source import resolve_model
-from tiny_models import random_masks, tiny_gguf, tiny_llama, tiny_qwen2
 
 
 @pytest.fixture(scope="module")

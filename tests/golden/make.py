@@ -15,8 +15,8 @@ import torch
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
-from cli_helpers import Lab  # noqa: E402
-from data_helpers import write_jsonl  # noqa: E402
+from helpers.lab import Lab  # noqa: E402
+from helpers.text_files import write_jsonl  # noqa: E402
 from roi_lightning.models.fingerprint import base_model
 from roi_lightning.models.base_tensors import open_base
 from roi_lightning.export import write_export  # noqa: E402
@@ -26,7 +26,7 @@ from roi_lightning.masks.pattern import NMPattern  # noqa: E402
 from roi_lightning.contrib.packed import write_packed  # noqa: E402
 from roi_lightning.models.source import resolve_model
 from roi_lightning.models.stored_tensors import StoredTensors
-from tiny_models import tiny_qwen2  # noqa: E402
+from helpers.tiny_models import tiny_qwen2  # noqa: E402
 
 PAIRS = list(combinations(range(4), 2))
 

@@ -5,7 +5,7 @@ import torch
 from lightning.fabric.accelerators.mps import MPSAccelerator as FabricsMPS
 from lightning.pytorch.accelerators import MPSAccelerator
 
-from cli_helpers import QUICK_TRAINER, make_lab
+from helpers.lab import QUICK_TRAINER, make_lab
 from roi_lightning.errors import UserError
 from roi_lightning.learning.trainer import RoITrainer
 

@@ -7,7 +7,7 @@ import zipfile
 import pytest
 import torch
 
-from refusals import assert_refused, cut, flipped, make_bench, rows, spoiled, text
+from helpers.refusals import assert_refused, cut, flipped, make_bench, rows, spoiled, text
 
 bench = pytest.fixture(make_bench)
 

@@ -14,7 +14,8 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import AutoModelForCausalLM
 
-from cli_helpers import brute_top, make_lab, new_lab, oriented, run
+from helpers.lab import brute_top, make_lab, new_lab, oriented, run
+from helpers.tiny_models import tiny_gpt2
 from roi_lightning.learning.callbacks import (
     HardenMasks,
     MaskMonitor,
@@ -23,7 +24,6 @@ from roi_lightning.learning.callbacks import (
 )
 from roi_lightning.learning.callbacks.monitor import normalised_entropy, settled_groups
 from roi_lightning.masks.mask_set import MaskSet
-from tiny_models import tiny_gpt2
 
 lab = pytest.fixture(make_lab)
 pytestmark = pytest.mark.filterwarnings("ignore:the first draws keep")  # at the default temperatures

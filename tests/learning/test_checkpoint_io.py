@@ -11,7 +11,7 @@ import torch.distributed as dist
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from cli_helpers import GOING_ON, make_lab
+from helpers.lab import GOING_ON, make_lab
 from roi_lightning.errors import UserError
 from roi_lightning.learning.callbacks import HardenMasks
 from roi_lightning.learning.checkpoint_io import read_checkpoint, write_checkpoint, write_sharded

@@ -6,14 +6,14 @@ from safetensors.torch import load_file
 from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from cli_helpers import make_lab, run
+from helpers.lab import make_lab, run
+from helpers.tiny_models import tiny_gguf, tiny_mixtral, tiny_qwen2
 from roi_lightning.api import apply, evaluate, learn
 from roi_lightning.api import prune as prune_in_memory
 from roi_lightning.learning.callbacks import SparseExport
 from roi_lightning.models.config import compute_dtype
 from roi_lightning.models.loading import load_language_model
 from roi_lightning.models.source import resolve_model
-from tiny_models import tiny_gguf, tiny_mixtral, tiny_qwen2
 
 lab = pytest.fixture(make_lab)
 CPU = torch.device("cpu")

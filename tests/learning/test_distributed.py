@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from cli_helpers import GOING_ON, Lab, make_lab, plain_text, run
-from distributed_worker import REPORTED, SAVED, STEPS, TOLD, learn, learned_of
+from helpers.distributed_worker import REPORTED, SAVED, STEPS, TOLD, learn, learned_of
+from helpers.lab import GOING_ON, Lab, make_lab, plain_text, run
+from helpers.tiny_models import random_masks, tiny_gpt2, tiny_llama, tiny_mixtral
 from roi_lightning.errors import UserError
 from roi_lightning.export import verify_export, write_export
 from roi_lightning.learning.checkpoint_io import read_checkpoint
 from roi_lightning.learning.resume import check_checkpoint
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.models.source import resolve_model
-from tiny_models import random_masks, tiny_gpt2, tiny_llama, tiny_mixtral
 
 lab = pytest.fixture(make_lab)
 TESTS = Path(__file__).parents[1]
@@ -123,7 +123,12 @@ def model_of(root, kind):
 
 def spread(root, work, ranks=2):
     (root / "work.json").write_text(json.dumps(work, default=lambda path: str(path)))
-    command = [sys.executable, str(TESTS / "distributed_worker.py"), str(root / "work.json"), str(ranks)]
+    command = [
+        sys.executable,
+        str(TESTS / "helpers" / "distributed_worker.py"),
+        str(root / "work.json"),
+        str(ranks),
+    ]
     environment = os.environ | {
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path]),

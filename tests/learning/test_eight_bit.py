@@ -6,10 +6,10 @@ import warnings
 import pytest
 import torch
 
-from cli_helpers import make_lab, new_lab, run
+from helpers.lab import make_lab, new_lab, run
+from helpers.tiny_models import tiny_qwen2
 from roi_lightning.cli.plan import make_plan
 from roi_lightning.masks.mask_set import MaskSet
-from tiny_models import tiny_qwen2
 
 lab = pytest.fixture(make_lab)
 OVERLAY = "overlays/adamw8bit.yaml"

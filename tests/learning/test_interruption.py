@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from cli_helpers import GOING_ON, make_lab, new_lab
+from helpers.lab import GOING_ON, make_lab, new_lab
 from roi_lightning.learning.callbacks import HardenMasks
 
 lab = pytest.fixture(make_lab)

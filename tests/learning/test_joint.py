@@ -10,7 +10,8 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from cli_helpers import Batches, brute_top, make_lab, oriented, run, whole_and_resumed
+from helpers.lab import Batches, brute_top, make_lab, oriented, run, whole_and_resumed
+from helpers.tiny_models import tiny_gpt2, tiny_qwen2
 from roi_lightning.api import learn
 from roi_lightning.errors import UserError
 from roi_lightning.learning import RoILightningModule
@@ -21,7 +22,6 @@ from roi_lightning.models.source import SIDECAR
 from roi_lightning.samplers import Categorical, Draw, GumbelSubset, GumbelTopK, StraightThrough
 from roi_lightning.samplers.masked_linear import JointLinear, SharedState
 from roi_lightning.samplers.schedules import Constant
-from tiny_models import tiny_gpt2, tiny_qwen2
 
 lab = pytest.fixture(make_lab)
 PATTERN = NMPattern("2:4")

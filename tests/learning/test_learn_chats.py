@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from cli_helpers import make_lab, run
-from data_helpers import CHAT_TEMPLATE, write_jsonl
+from helpers.lab import make_lab, run
+from helpers.text_files import CHAT_TEMPLATE, write_jsonl
+from helpers.tiny_models import tiny_tokenizer
 from roi_lightning.data import Corpus
 from roi_lightning.learning.callbacks import BaselineSummary
-from tiny_models import tiny_tokenizer
 
 lab = pytest.fixture(make_lab)
 # Nine letters of a name and its brackets: an answer is all that is neither asked nor a role.

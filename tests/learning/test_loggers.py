@@ -14,7 +14,7 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-from cli_helpers import make_lab
+from helpers.lab import make_lab
 from roi_lightning.cli.lightning import build
 from roi_lightning.cli.log_folders import with_log_folders
 from roi_lightning.errors import UserError

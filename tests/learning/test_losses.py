@@ -7,10 +7,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
+from helpers.tiny_models import VOCAB_SIZE, tiny_llama
 from roi_lightning.evaluation import window_perplexity
 from roi_lightning.learning import losses
 from roi_lightning.learning.losses import next_token_nll
-from tiny_models import VOCAB_SIZE, tiny_llama
 
 SLICE = 50
 

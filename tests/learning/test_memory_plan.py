@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from cli_helpers import make_lab, run
+from helpers.lab import make_lab, run
+from helpers.tiny_models import tiny_qwen2
 from roi_lightning.utils import devices
-from tiny_models import tiny_qwen2
 
 lab = pytest.fixture(make_lab)
 

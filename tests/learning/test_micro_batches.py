@@ -6,7 +6,7 @@ import pytest
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from cli_helpers import GOING_ON, QUICK_TRAINER, make_lab
+from helpers.lab import GOING_ON, QUICK_TRAINER, make_lab
 from roi_lightning.cli.lightning import build
 from roi_lightning.cli.plan import make_plan
 from roi_lightning.errors import UserError

@@ -7,7 +7,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from transformers import AutoModelForCausalLM
 
-from cli_helpers import GOING_ON, CutAt, PowerCutError, make_lab
+from helpers.lab import GOING_ON, CutAt, PowerCutError, make_lab
 from roi_lightning.api import prune
 from roi_lightning.contrib.proxsparse import ProxSparseModule
 from roi_lightning.errors import UserError

@@ -9,7 +9,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
-from cli_helpers import make_lab
+from helpers.lab import make_lab
 from roi_lightning.errors import UserError
 from roi_lightning.learning.optim import check_step
 

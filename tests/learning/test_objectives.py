@@ -6,11 +6,11 @@ from lightning.pytorch import Callback
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
-from cli_helpers import make_lab
+from helpers.lab import make_lab
+from helpers.tiny_models import VOCAB_SIZE
 from roi_lightning.learning import losses
 from roi_lightning.learning.losses import kl_sum
 from roi_lightning.samplers import GumbelTopK, StraightThrough
-from tiny_models import VOCAB_SIZE
 
 lab = pytest.fixture(make_lab)
 

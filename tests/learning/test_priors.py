@@ -8,7 +8,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from cli_helpers import brute_top, make_lab, oriented, run
+from helpers.lab import brute_top, make_lab, oriented, run
+from helpers.tiny_models import random_masks, tiny_gpt2, tiny_llama, tiny_qwen2
 from roi_lightning.errors import UserError
 from roi_lightning.export import write_export
 from roi_lightning.learning.logits import share_kept_at_start
@@ -19,7 +20,6 @@ from roi_lightning.models.source import resolve_model
 from roi_lightning.oneshot import Calibration, SparseGPT, Wanda, prune_layers
 from roi_lightning.samplers import Categorical, GumbelTopK
 from roi_lightning.samplers.schedules import Exponential, Linear
-from tiny_models import random_masks, tiny_gpt2, tiny_llama, tiny_qwen2
 
 lab = pytest.fixture(make_lab)
 BUILDERS = {"linear": tiny_qwen2, "conv1d": tiny_gpt2}

@@ -8,8 +8,8 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 
-from cli_helpers import GOING_ON, QUICK_TRAINER, make_lab, run
-from data_helpers import write_jsonl
+from helpers.lab import GOING_ON, QUICK_TRAINER, make_lab, run
+from helpers.text_files import write_jsonl
 from roi_lightning.contrib.proxsparse import ProxSparseModule
 from roi_lightning.data import Corpus
 from roi_lightning.errors import UserError

@@ -10,7 +10,8 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
-from cli_helpers import QUICK_TRAINER, Batches, fit, make_lab, run, whole_and_resumed
+from helpers.lab import QUICK_TRAINER, Batches, fit, make_lab, run, whole_and_resumed
+from helpers.tiny_models import random_masks, tiny_gpt2, tiny_qwen2
 from roi_lightning.errors import UserError
 from roi_lightning.export import write_export
 from roi_lightning.learning.callbacks import SparseExport
@@ -18,7 +19,6 @@ from roi_lightning.learning.recover import RecoveryModule
 from roi_lightning.learning.trainer import RoITrainer
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.models.source import SIDECAR, resolve_model
-from tiny_models import random_masks, tiny_gpt2, tiny_qwen2
 
 lab = pytest.fixture(make_lab)
 RATE, DECAY, CLIP = 1e-2, 0.1, 0.5

@@ -9,7 +9,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 import roi_lightning.learning.roi
 import roi_lightning.oneshot
-from cli_helpers import GOING_ON, CutAt, PowerCutError, make_lab, run
+from helpers.lab import GOING_ON, CutAt, PowerCutError, make_lab, run
 from roi_lightning.data import Corpus
 from roi_lightning.learning.callbacks import HardenMasks, StraightThroughToggle
 from roi_lightning.samplers import GumbelTopK, StraightThrough

@@ -11,7 +11,8 @@ from lightning.pytorch import Callback
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
-from cli_helpers import brute_top, make_lab, oriented
+from helpers.lab import brute_top, make_lab, oriented
+from helpers.tiny_models import tiny_gpt2
 from roi_lightning.errors import UserError
 from roi_lightning.evaluation import window_perplexity
 from roi_lightning.learning.callbacks import SparseExport
@@ -20,7 +21,6 @@ from roi_lightning.learning.trainer import RoITrainer
 from roi_lightning.masks.layer_mask import LayerMask
 from roi_lightning.samplers import GumbelSubset, GumbelTopK
 from roi_lightning.samplers.schedules import Exponential, Linear
-from tiny_models import tiny_gpt2
 
 lab = pytest.fixture(make_lab)
 

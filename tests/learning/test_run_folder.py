@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cli_helpers import QUICK_TRAINER, make_lab, run
+from helpers.lab import QUICK_TRAINER, make_lab, run
 from roi_lightning.cli.lightning import build
 from roi_lightning.errors import UserError
 from roi_lightning.export.sidecar import read_sidecar

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from refusals import (
+from helpers.refusals import (
     assert_process_refused,
     assert_refused,
     cut,
@@ -16,8 +16,8 @@ from refusals import (
     spoiled,
     text,
 )
+from helpers.tiny_models import random_masks, tiny_llama
 from roi_lightning.models.source import resolve_model
-from tiny_models import random_masks, tiny_llama
 
 bench = pytest.fixture(make_bench)
 Q = "model.layers.0.self_attn.q_proj.weight"

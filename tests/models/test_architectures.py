@@ -21,22 +21,8 @@ from transformers import (
 from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 
 from benchmarks.speed.timing import peak_bytes
-from cli_helpers import make_lab, run
-from roi_lightning.errors import UserError
-from roi_lightning.learning.callbacks import HardenMasks, SparseExport
-from roi_lightning.learning.losses import next_token_nll
-from roi_lightning.learning.memory_tracker import step_bytes
-from roi_lightning.learning.roi import RoILightningModule
-from roi_lightning.masks.mask_set import MaskSet
-from roi_lightning.models import layers
-from roi_lightning.models.experts import SplitExperts, split_experts
-from roi_lightning.models.fingerprint import apply_masks
-from roi_lightning.models.layers import prunable_layers, stored_names
-from roi_lightning.models.loading import freeze, load_language_model
-from roi_lightning.models.source import resolve_model
-from roi_lightning.samplers import Draw
-from roi_lightning.samplers.masked_linear import in_mode
-from tiny_models import (
+from helpers.lab import make_lab, run
+from helpers.tiny_models import (
     tiny_gemma2,
     tiny_gemma3,
     tiny_gguf_moe,
@@ -52,6 +38,20 @@ from tiny_models import (
     tiny_qwen3,
     tiny_qwen3_moe,
 )
+from roi_lightning.errors import UserError
+from roi_lightning.learning.callbacks import HardenMasks, SparseExport
+from roi_lightning.learning.losses import next_token_nll
+from roi_lightning.learning.memory_tracker import step_bytes
+from roi_lightning.learning.roi import RoILightningModule
+from roi_lightning.masks.mask_set import MaskSet
+from roi_lightning.models import layers
+from roi_lightning.models.experts import SplitExperts, split_experts
+from roi_lightning.models.fingerprint import apply_masks
+from roi_lightning.models.layers import prunable_layers, stored_names
+from roi_lightning.models.loading import freeze, load_language_model
+from roi_lightning.models.source import resolve_model
+from roi_lightning.samplers import Draw
+from roi_lightning.samplers.masked_linear import in_mode
 
 lab = pytest.fixture(make_lab)
 

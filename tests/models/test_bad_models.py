@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertForMaskedLM, T5Config, T5ForConditionalGeneration
 
-from cli_helpers import run
-from refusals import assert_refused, cut, flipped, make_bench, rows
-from tiny_models import tiny_gguf, tiny_llama, tiny_tokenizer
+from helpers.lab import run
+from helpers.refusals import assert_refused, cut, flipped, make_bench, rows
+from helpers.tiny_models import tiny_gguf, tiny_llama, tiny_tokenizer
 
 bench = pytest.fixture(make_bench)
 Q = "model.layers.0.self_attn.q_proj.weight"

@@ -6,8 +6,9 @@ from itertools import cycle, islice, product
 import pytest
 import torch
 
-from cli_helpers import run
-from data_helpers import (
+from helpers.lab import run
+from helpers.slow_perplexity import by_a_loop
+from helpers.text_files import (
     BOS,
     TinyData,
     byte_tokenizer,
@@ -16,13 +17,12 @@ from data_helpers import (
     reference_windows,
     write_jsonl,
 )
+from helpers.tiny_models import tiny_llama
 from roi_lightning.data import Corpus
 from roi_lightning.data.packing import find_bos
 from roi_lightning.evaluation.perplexity import Cut, token_perplexity
 from roi_lightning.models.loading import load_language_model
 from roi_lightning.models.source import resolve_model
-from slow_perplexity import by_a_loop
-from tiny_models import tiny_llama
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cli_helpers import run
+from helpers.lab import run
 from roi_lightning.data import CalibrationDataModule, Corpus
 from roi_lightning.evaluation import window_perplexity
 from roi_lightning.models.loading import load_language_model

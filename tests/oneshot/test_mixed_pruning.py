@@ -8,12 +8,12 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from cli_helpers import brute_top, make_lab, run
+from helpers.lab import brute_top, make_lab, run
+from helpers.tiny_models import tiny_gpt2
 from roi_lightning.api import prune
 from roi_lightning.errors import UserError
 from roi_lightning.export.sidecar import read_sidecar, write_sidecar
 from roi_lightning.masks.mask_set import MaskSet
-from tiny_models import tiny_gpt2
 
 lab = pytest.fixture(make_lab)
 PATTERNS = {"*.down_proj": "4:8", "k_proj": "dense", "model.layers.1.mlp.down_proj": "1:4"}

@@ -9,7 +9,8 @@ import torch
 from test_sparsegpt import errors, slow_sparsegpt
 from transformers import AutoModelForCausalLM
 
-from cli_helpers import brute_top
+from helpers.lab import brute_top
+from helpers.tiny_models import tiny_gemma2, tiny_gpt2, tiny_llama, tiny_mixtral, tiny_qwen2, tiny_qwen3_moe
 from roi_lightning.errors import UserError
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.layers import input_dim, prunable_layers
@@ -23,7 +24,6 @@ from roi_lightning.oneshot import (
     prune_layers,
 )
 from roi_lightning.oneshot.pipeline import prune_layer
-from tiny_models import tiny_gemma2, tiny_gpt2, tiny_llama, tiny_mixtral, tiny_qwen2, tiny_qwen3_moe
 
 PATTERN = NMPattern("2:4")
 

@@ -4,13 +4,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-import led_pruning
-from cli_helpers import brute_top
+from helpers import led_pruning
+from helpers.lab import brute_top
+from helpers.tiny_models import tiny_gemma2
 from roi_lightning.errors import UserError
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.loading import freeze
 from roi_lightning.oneshot import SparseGPT, Wanda
-from tiny_models import tiny_gemma2
 
 PATTERNS = [(2, 4), (1, 4), (2, 8), (4, 8), (3, 6)]
 

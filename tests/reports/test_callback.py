@@ -8,13 +8,13 @@ import torch
 from lightning.pytorch import LightningDataModule
 from transformers import AutoModelForCausalLM
 
-from cli_helpers import QUICK_TRAINER, brute_top, fit, new_lab
+from helpers.lab import QUICK_TRAINER, brute_top, fit, new_lab
+from helpers.tiny_models import tiny_llama, tiny_tokenizer
 from roi_lightning.contrib.proxsparse import ProxSparseModule
 from roi_lightning.learning.callbacks import HardenMasks, SparseExport
 from roi_lightning.learning.trainer import RoITrainer
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.reports.callback import Report
-from tiny_models import tiny_llama, tiny_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("ignore:the first draws keep")
 

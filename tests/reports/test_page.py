@@ -10,7 +10,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
 
-from cli_helpers import GOING_ON, new_lab, run
+from helpers.lab import GOING_ON, new_lab, run
 from roi_lightning.errors import UserError
 from roi_lightning.learning.callbacks import BaselineSummary, HardenMasks, MaskMonitor
 from roi_lightning.masks.mask_set import MaskSet

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from helpers.sampler_truth import normal, relative
 from roi_lightning.errors import UserError
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.samplers import (
@@ -18,7 +19,6 @@ from roi_lightning.samplers import (
 )
 from roi_lightning.samplers.base import DrawArgs
 from roi_lightning.samplers.noise import gumbel, noise_key
-from sampler_truth import normal, relative
 
 PATTERNS = ["1:2", "1:4", "2:4", "3:4", "2:8", "4:8"]
 # λ = 1/κ and τ at the start, in the middle and at the end of MaskLLM's schedule, and hot ones.

@@ -7,6 +7,7 @@ from itertools import product
 import pytest
 import torch
 
+from helpers.sampler_truth import FACTOR, SHAPE, exactly, relative, tensors
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.samplers import (
     Categorical,
@@ -20,7 +21,6 @@ from roi_lightning.samplers import (
 )
 from roi_lightning.utils import cpp_extension
 from roi_lightning.utils.cpp_extension import Build
-from sampler_truth import FACTOR, SHAPE, exactly, relative, tensors
 
 WARM, COLD = Draw(3, 7, 0.3, 0.5), Draw(3, 7, 0.002, 0.05)
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from helpers.sampler_truth import exactly, relative, tensors
 from roi_lightning.errors import UserError
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.samplers import Draw, GumbelSubset, GumbelTopK, StraightThrough
-from sampler_truth import exactly, relative, tensors
 
 SHAPE = 24, 48
 WARM, COLD = Draw(3, 7, 0.3, 0.5), Draw(3, 7, 0.002, 0.05)

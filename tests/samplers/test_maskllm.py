@@ -5,14 +5,14 @@ import json
 import pytest
 import torch
 
-from cli_helpers import make_lab, run
+from helpers.lab import make_lab, run
+from helpers.tiny_models import tiny_gpt2, tiny_qwen2
 from roi_lightning.cli.lightning import build
 from roi_lightning.cli.plan import make_plan
 from roi_lightning.learning.roi import RoILightningModule
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.samplers import Categorical
 from roi_lightning.samplers.schedules import Linear, LinearScale
-from tiny_models import tiny_gpt2, tiny_qwen2
 
 lab = pytest.fixture(make_lab)
 OVERLAY = ["--config", "overlays/maskllm.yaml"]

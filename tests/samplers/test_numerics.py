@@ -6,9 +6,9 @@ from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins import MixedPrecision
 
-from cli_helpers import GOING_ON, make_lab
+from helpers.lab import GOING_ON, make_lab
+from helpers.tiny_models import tiny_llama
 from roi_lightning.samplers import Categorical, GumbelTopK, StraightThrough, cpu_kernels
-from tiny_models import tiny_llama
 
 lab = pytest.fixture(make_lab)
 STEPS = 4

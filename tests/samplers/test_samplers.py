@@ -5,11 +5,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from helpers.sampler_truth import normal, relative
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.samplers import Draw, GumbelTopK, StraightThrough, relaxed_top_n, top_k_eager
 from roi_lightning.samplers.noise import gumbel, noise_key
 from roi_lightning.samplers.top_k_eager import relaxed_mask, relaxed_mask_gradient
-from sampler_truth import normal, relative
 
 PATTERNS = ["1:2", "1:4", "2:4", "3:4", "2:8", "4:8", "8:16"]
 TEMPERATURES = [

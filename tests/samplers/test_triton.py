@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-CASES = "import triton_cases; triton_cases.main({every})"
+CASES = "from helpers import triton_cases; triton_cases.main({every})"
 GPUS = {"A100": 80, "H100 and H200": 90}
 
 

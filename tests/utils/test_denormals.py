@@ -6,7 +6,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 
-from cli_helpers import make_lab
+from helpers.lab import make_lab
 from roi_lightning.utils.devices import denormals_as_zero
 
 lab = pytest.fixture(make_lab)

@@ -5,7 +5,7 @@ import json
 import pytest
 import yaml
 
-from cli_helpers import make_lab, run
+from helpers.lab import make_lab, run
 from roi_lightning.export.sidecar import heading, write_sidecar
 
 lab = pytest.fixture(make_lab)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from cli_helpers import make_lab, run
+from helpers.lab import make_lab, run
 
 lab = pytest.fixture(make_lab)
 

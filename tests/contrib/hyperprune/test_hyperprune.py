@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from helpers.tiny_models import tiny_gpt2, tiny_llama, tiny_mixtral
 from roi_lightning.contrib.hyperprune.block import Block, BlockLayer
 from roi_lightning.contrib.hyperprune.method import HyperPrune, group_features, outlier_term, output_error
 from roi_lightning.contrib.hyperprune.network import MaskNetwork
@@ -15,7 +16,6 @@ from roi_lightning.models.loading import load_language_model
 from roi_lightning.models.source import resolve_model
 from roi_lightning.oneshot import Calibration, Wanda, prune_layers
 from roi_lightning.oneshot.config import PruneConfig
-from tiny_models import tiny_gpt2, tiny_llama, tiny_mixtral
 
 
 def as_rows(layer, tensor):

@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
-from cli_helpers import (
+from helpers.lab import (
     GOING_ON,
     QUICK_TRAINER,
     brute_top,
@@ -21,6 +21,7 @@ from cli_helpers import (
     run,
     whole_and_resumed,
 )
+from helpers.tiny_models import tiny_gpt2, tiny_llama, tiny_qwen2
 from roi_lightning.contrib.maskpro import MaskProModule
 from roi_lightning.errors import UserError
 from roi_lightning.evaluation.perplexity import token_perplexity
@@ -29,7 +30,6 @@ from roi_lightning.masks.layer_mask import LayerMask
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.models.source import SIDECAR
 from roi_lightning.samplers.noise import noise_key, uniform
-from tiny_models import tiny_gpt2, tiny_llama, tiny_qwen2
 
 lab = pytest.fixture(make_lab)
 pytestmark = [*GOING_ON, pytest.mark.filterwarnings("ignore:the first draws keep")]

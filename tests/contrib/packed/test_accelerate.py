@@ -8,6 +8,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
+from helpers.tiny_models import tiny_gpt2, tiny_llama, tiny_mixtral, tiny_qwen2
 from roi_lightning.contrib.packed import accelerate, unpack
 from roi_lightning.errors import UserError
 from roi_lightning.masks.pattern import NMPattern
@@ -16,7 +17,6 @@ from roi_lightning.models.loading import load_language_model
 from roi_lightning.models.source import resolve_model
 from roi_lightning.samplers import GumbelTopK
 from roi_lightning.samplers.masked_linear import SharedState, SparseLinear, attach
-from tiny_models import tiny_gpt2, tiny_llama, tiny_mixtral, tiny_qwen2
 
 BUILDERS = [tiny_llama, tiny_qwen2, tiny_gpt2]
 

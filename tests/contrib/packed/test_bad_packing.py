@@ -2,10 +2,10 @@
 
 import pytest
 
-from refusals import assert_refused, flipped, make_bench
+from helpers.refusals import assert_refused, flipped, make_bench
+from helpers.tiny_models import random_masks
 from roi_lightning.export import write_export
 from roi_lightning.models.source import resolve_model
-from tiny_models import random_masks
 
 bench = pytest.fixture(make_bench)
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache, StaticCache
 
+from helpers.tiny_models import tiny_gemma2, tiny_llama, tiny_mistral, tiny_qwen2, tiny_qwen3
 from roi_lightning.contrib.packed import PackedLinear, accelerate
 from roi_lightning.contrib.packed import token_decoder as token
 from roi_lightning.contrib.packed.cache import PreallocatedLayer
@@ -16,7 +17,6 @@ from roi_lightning.contrib.packed.format import quantize
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.layers import input_dim, prunable_layers
 from roi_lightning.utils import cpp_extension
-from tiny_models import tiny_gemma2, tiny_llama, tiny_mistral, tiny_qwen2, tiny_qwen3
 
 # Steps of sixteen and of thirty-two values both leave a rest.
 ODD = {"hidden_size": 80, "intermediate_size": 144, "num_attention_heads": 5, "num_key_value_heads": 1}

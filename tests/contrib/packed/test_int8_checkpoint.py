@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from cli_helpers import run
+from helpers.lab import run
+from helpers.tiny_models import random_masks, tiny_gpt2, tiny_llama, tiny_mixtral, tiny_qwen2
 from roi_lightning.contrib.packed import PackedLinear, from_packed, verify_packed, write_packed
 from roi_lightning.contrib.packed.tensors import PACKED, VERSION, PackedTensors
 from roi_lightning.errors import UserError
@@ -19,7 +20,6 @@ from roi_lightning.export.sidecar import read_sidecar, write_sidecar
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.models.source import resolve_model
 from roi_lightning.models.stored_tensors import tensor_sha256
-from tiny_models import random_masks, tiny_gpt2, tiny_llama, tiny_mixtral, tiny_qwen2
 
 ARCHITECTURES = {
     "llama": (tiny_llama, []),

@@ -12,16 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from cli_helpers import run
-from roi_lightning.contrib.packed import PackedLinear, accelerate, from_packed, verify_packed, write_packed
-from roi_lightning.contrib.packed.tensors import PACKED, VERSION
-from roi_lightning.errors import UserError
-from roi_lightning.export import write_export
-from roi_lightning.export.sidecar import read_sidecar, write_sidecar
-from roi_lightning.masks.mask_set import MaskSet
-from roi_lightning.models.source import resolve_model
-from roi_lightning.models.stored_tensors import tensor_sha256
-from tiny_models import (
+from helpers.lab import run
+from helpers.tiny_models import (
     random_masks,
     tiny_gemma3,
     tiny_gpt2,
@@ -33,6 +25,14 @@ from tiny_models import (
     tiny_qwen2,
     tiny_qwen3_moe,
 )
+from roi_lightning.contrib.packed import PackedLinear, accelerate, from_packed, verify_packed, write_packed
+from roi_lightning.contrib.packed.tensors import PACKED, VERSION
+from roi_lightning.errors import UserError
+from roi_lightning.export import write_export
+from roi_lightning.export.sidecar import read_sidecar, write_sidecar
+from roi_lightning.masks.mask_set import MaskSet
+from roi_lightning.models.source import resolve_model
+from roi_lightning.models.stored_tensors import tensor_sha256
 
 ARCHITECTURES = {
     "llama": (tiny_llama, []),

@@ -6,7 +6,7 @@ import statistics
 import pytest
 import torch
 
-from cli_helpers import brute_top
+from helpers.lab import brute_top
 from roi_lightning.contrib.permute.grouping import group_columns, kept_score
 from roi_lightning.masks.pattern import NMPattern
 

@@ -8,7 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from cli_helpers import brute_top, make_lab, new_lab, plain_text, run
+from helpers.lab import brute_top, make_lab, new_lab, plain_text, run
+from helpers.tiny_models import tiny_gpt2, tiny_llama, tiny_mixtral, tiny_opt
 from roi_lightning.contrib.permute.channels import Channels
 from roi_lightning.contrib.permute.directory import verify_permuted
 from roi_lightning.contrib.permute.permutation import PERMUTATION_FILE, ChannelOrder, Permutation
@@ -16,7 +17,6 @@ from roi_lightning.evaluation.evaluated_models import dense_name, resolve_evalua
 from roi_lightning.export import verify_export
 from roi_lightning.export.sidecar import read_sidecar, write_sidecar
 from roi_lightning.models.source import resolve_model
-from tiny_models import tiny_gpt2, tiny_llama, tiny_mixtral, tiny_opt
 
 lab = pytest.fixture(make_lab)
 

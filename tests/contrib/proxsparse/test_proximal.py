@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from cli_helpers import brute_top
+from helpers.lab import brute_top
 from roi_lightning.contrib.proxsparse.proximal import apply_prox_, prox_2of4
 
 DTYPES = [torch.float32, torch.float64]

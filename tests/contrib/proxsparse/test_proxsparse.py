@@ -10,7 +10,8 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
-from cli_helpers import QUICK_TRAINER, Batches, brute_top, fit, make_lab, run, whole_and_resumed
+from helpers.lab import QUICK_TRAINER, Batches, brute_top, fit, make_lab, run, whole_and_resumed
+from helpers.tiny_models import tiny_gpt2, tiny_qwen2
 from roi_lightning.cli.lightning import build
 from roi_lightning.contrib.proxsparse import ProxSparseModule
 from roi_lightning.errors import UserError
@@ -18,7 +19,6 @@ from roi_lightning.learning.callbacks import SparseExport
 from roi_lightning.learning.trainer import RoITrainer
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.models.source import SIDECAR
-from tiny_models import tiny_gpt2, tiny_qwen2
 
 lab = pytest.fixture(make_lab)
 RATE, STRENGTH = 1e-3, 4.0

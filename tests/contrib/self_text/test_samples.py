@@ -5,7 +5,8 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-from data_helpers import byte_tokenizer
+from helpers.text_files import byte_tokenizer
+from helpers.tiny_models import tiny_gemma3, tiny_gpt2, tiny_llama, tiny_mixtral, tiny_tokenizer
 from roi_lightning.contrib.self_text.samples import (
     Document,
     SampleSettings,
@@ -16,7 +17,6 @@ from roi_lightning.contrib.self_text.samples import (
 from roi_lightning.errors import UserError
 from roi_lightning.models.loading import load_language_model
 from roi_lightning.models.source import resolve_model
-from tiny_models import tiny_gemma3, tiny_gpt2, tiny_llama, tiny_mixtral, tiny_tokenizer
 
 ENDS = [*range(30), 256]  # so many that documents end
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from helpers.tiny_models import tiny_llama, tiny_tokenizer
 from roi_lightning.contrib.self_text.corpus import UNFINISHED, Author, about, write_samples
 from roi_lightning.contrib.self_text.samples import SampleSettings, sample_documents
 from roi_lightning.data import Corpus
 from roi_lightning.data.corpora import load_documents
 from roi_lightning.errors import UserError
 from roi_lightning.models.source import resolve_model
-from tiny_models import tiny_llama, tiny_tokenizer
 
 SETTINGS = SampleSettings(tokens=500, max_tokens=40)
 

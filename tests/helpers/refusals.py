@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from cli_helpers import Lab, make_lab, run
+from helpers.lab import Lab, make_lab, run
+from helpers.tiny_models import random_masks
 from roi_lightning.contrib.packed import write_packed
 from roi_lightning.export import write_export
 from roi_lightning.models.source import resolve_model
 from roi_lightning.utils.checksummed import read_checksummed, write_checksummed
-from tiny_models import random_masks
 
 LONGEST_LINE, MOST_LINES = 400, 3
 _LEAN = """

@@ -11,13 +11,13 @@ import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from data_helpers import write_jsonl
+from helpers.text_files import write_jsonl
+from helpers.tiny_models import tiny_qwen2
 from roi_lightning.__main__ import main
 from roi_lightning.data import CalibrationDataModule
 from roi_lightning.learning.roi import RoILightningModule
 from roi_lightning.learning.trainer import RoITrainer
 from roi_lightning.reports.callback import Report
-from tiny_models import tiny_qwen2
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "two", "dogs", "run", "far", "from", "home"]
 # Lightning's remarks on going on in the folder of an interrupted run, and with other callbacks.

@@ -1,4 +1,4 @@
-"""What every rank of tests/learning/test_distributed.py runs: python tests/distributed_worker.py WORK RANKS.
+"""What every rank of tests/learning/test_distributed.py runs: python tests/helpers/distributed_worker.py WORK RANKS.
 
 As torchrun does, but ranks are forks of a process that has imported everything.
 """
@@ -22,7 +22,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.distributed.tensor import DTensor
 
-from cli_helpers import QUICK_TRAINER, Lab, run
+from helpers.lab import QUICK_TRAINER, Lab, run
 from roi_lightning.contrib.maskpro import MaskProModule
 from roi_lightning.contrib.proxsparse import ProxSparseModule
 from roi_lightning.errors import UserError
@@ -254,7 +254,7 @@ def end_and_go_on(model, folder, shared):
 def type_commands(folder, shared, model, prior):
     """`fit` and `validate` as they are typed after torchrun, with the overlay that is shipped."""
     lab = Lab(folder, shared)
-    Report.finish = lambda *_: None  # as in cli_helpers.make_lab
+    Report.finish = lambda *_: None  # as in helpers.lab.make_lab
     spread = ["--config", "overlays/fsdp2.yaml", "--trainer.devices", "2", "--model.prior", str(prior)]
     spread += ["--trainer.default_root_dir", str(folder)]
     assert run("fit", *lab.quick(*spread, model=model)) == 0

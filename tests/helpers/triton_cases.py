@@ -5,6 +5,7 @@ from itertools import product
 
 import torch
 
+from helpers.sampler_truth import FACTOR, exactly, relative, tensors
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.samplers import (
     Categorical,
@@ -19,7 +20,6 @@ from roi_lightning.samplers import (
 )
 from roi_lightning.samplers.base import DrawArgs
 from roi_lightning.samplers.noise import noise_key
-from sampler_truth import FACTOR, exactly, relative, tensors
 
 PATTERNS = ("2:4", "3:4", "2:6", "4:8")
 SHAPE = 24, 120
