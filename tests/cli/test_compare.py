@@ -76,22 +76,6 @@ def test_overlap_is_what_a_slow_loop_counts(pattern, transposed):
     assert b.overlap(a).all == overlap.all
 
 
-def test_layers_are_found_by_name_end_and_glob():
-    names = list(names_of(QWEN, 4, "model.layers"))
-    assert compare.find_layers(names, [names[5]]) == [names[5]]
-    assert compare.find_layers(names, ["1.mlp.up_proj", "model.layers.0.self_attn.q_proj"]) == [
-        names[6],
-        names[0],
-    ]
-    assert compare.find_layers(names, ["*.3.mlp.*", names[-1]]) == names[-2:]
-    with pytest.raises(UserError, match=r"'q_prj';.*did you mean q_proj"):
-        compare.find_layers(names, ["q_prj"])
-    with pytest.raises(UserError, match="names like"):
-        compare.find_layers(names, ["0"])
-    with pytest.raises(UserError, match="matches 16 layers"):
-        compare.find_layers(names, ["*"])
-
-
 def test_the_command_writes_a_table_and_a_picture(files, tmp_path, capsys):
     out, extra = tmp_path / "deep" / "out", tmp_path / "extra.json"
     assert run(*files, "--out", out, "--json", extra) == 0
@@ -184,7 +168,6 @@ def test_bad_command_lines(files, tmp_path, capsys):
     assert "required: masks" in capsys.readouterr().err
     assert run(files[0], tmp_path / "absent", "--out", tmp_path / "out") == 1
     assert capsys.readouterr().err.count("\n") == 1
-    assert run(*files, "--out", tmp_path / "out", "--layers", "nothing_like_it") == 1
     assert run(*files, "--out", files[0]) == 1
     assert "can't be written" in capsys.readouterr().err
     assert run(*files, "--out", tmp_path / "out", "--json", tmp_path) == 1

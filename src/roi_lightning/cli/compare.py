@@ -5,7 +5,6 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from itertools import combinations
 from pathlib import Path
 from typing import Any, Final
@@ -13,38 +12,34 @@ from typing import Any, Final
 from rich.box import SIMPLE_HEAD
 
 from roi_lightning.cli.options import parse_options
-from roi_lightning.errors import UserError, did_you_mean
+from roi_lightning.errors import UserError
 from roi_lightning.masks.mask_set import MASK_FILE, MaskSet
-from roi_lightning.masks.overlap import Overlap, kind_of, shown_layers
+from roi_lightning.masks.overlap import Overlap, shown_layers
 from roi_lightning.utils.atomic_io import check_writable, write_json, written_aside
 from roi_lightning.utils.progress import progress
 from roi_lightning.utils.tables import print_table
 
 _NAMED: Final = re.compile(r"([^=/\\]+)=(.+)", re.DOTALL)
-_MOST_LAYERS: Final = 12
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompareOptions:
     """Measure how much of what one mask keeps another keeps too (weights kept by both ÷ weights kept).
 
-    Overall, by kind of layer, by layer. Writes overlap.json and masks.png: the corner of some layers, a column per
-    mask, measured against the last one.
+    Overall, by kind of layer, by layer. Writes overlap.json and masks.png: corners of q_proj, k_proj and up_proj of
+    the middle block, a column per mask, measured against the last one.
 
     Attributes:
         mask: A mask file or an exported directory; NAME=PATH chooses the name to show.
         masks: Others.
         out: The folder to write to.
         json: Also write the overlaps as JSON there.
-        layers: Layers to show in masks.png: full names, their ends, or globs (default: q_proj, k_proj and
-            up_proj of the middle block).
     """
 
     mask: str = field(kw_only=False)
     masks: list[str] = field(kw_only=False)
     out: Path
     json: Path | None = None
-    layers: Sequence[str] = ()
 
 
 def main(argv: Sequence[str]) -> int:
@@ -66,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
         name: MaskSet.load(Path(path).expanduser()) for name, path in progress([*paths.items()], "reading")
     }
     overlaps = _overlaps(masks)
-    picture = _draw(masks, options.layers)
+    picture = _draw(masks)
     _warn_of_other_bases(masks)
     _print(overlaps, next(iter(masks.values())))
     for path in jsons:
@@ -155,44 +150,13 @@ def _default_name(argument: str) -> str:
     return (path.parent.name if path.name == MASK_FILE else path.stem) or argument
 
 
-def _draw(masks: Mapping[str, MaskSet], layers: Sequence[str]) -> bytes:
+def _draw(masks: Mapping[str, MaskSet]) -> bytes:
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it announces that it builds a font cache
     from roi_lightning.reports.corners import mask_figure
     from roi_lightning.reports.style import to_png
 
     *_, reference = masks
-    names = list(masks[reference].layers)
-    chosen = find_layers(names, layers) if layers else shown_layers(names)
-    return to_png(mask_figure(masks, reference, chosen))
-
-
-def find_layers(names: Sequence[str], globs: Sequence[str]) -> list[str]:
-    """Pick layers by name.
-
-    Args:
-        names: Every masked tensor, in the model's order.
-        globs: Matched against the whole name or its end, with or without `.weight`.
-
-    Returns:
-        The matching names, in the order of the globs, each once.
-
-    Raises:
-        UserError: If one matches nothing, or they match too many to show.
-    """
-    found: dict[str, None] = {}
-    for glob in globs:
-        ends = (glob, f"*.{glob}", f"{glob}.weight", f"*.{glob}.weight")
-        matching = [name for name in names if any(fnmatchcase(name, end) for end in ends)]
-        if not matching:
-            near = did_you_mean(glob, dict.fromkeys(map(kind_of, names)))
-            raise UserError(f"no masked layer is called {glob!r}; they have names like {names[0]!r}{near}")
-        found |= dict.fromkeys(matching)
-    if len(found) > _MOST_LAYERS:
-        raise UserError(
-            f"--layers {' '.join(globs)} matches {len(found)} layers and the figure shows at most "
-            f"{_MOST_LAYERS}; give whole names, like {next(iter(found))!r}"
-        )
-    return list(found)
+    return to_png(mask_figure(masks, reference, shown_layers(list(masks[reference].layers))))
 
 
 def _warn_of_other_bases(masks: Mapping[str, MaskSet]) -> None:
