@@ -259,29 +259,6 @@ def test_updates_have_to_be_those_of_the_masks(lab):
     assert_unchanged(lm, before)
 
 
-@pytest.mark.parametrize(
-    ("call", "says"),
-    [
-        (
-            lambda lm, tokenizer, text: learn(torch.nn.Linear(4, 4), tokenizer, text, **QUICK),
-            "a Linear is no causal",
-        ),
-        (
-            lambda lm, tokenizer, text: learn(lm, tokenizer, text, **QUICK, devices=2),
-            "runs on one device, not 2",
-        ),
-        (lambda lm, tokenizer, text: prune(lm), "Wanda reads text"),
-        (lambda lm, tokenizer, text: evaluate(lm, tokenizer, "none.txt", seq_len=32), "no file matches"),
-    ],
-)
-def test_bad_calls_are_refused(call, says, lab):
-    lm, tokenizer = load(lab.model)
-    before = state(lm)
-    with pytest.raises(UserError, match=says):
-        call(lm, tokenizer, str(lab.corpus))
-    assert_unchanged(lm, before)
-
-
 def run_example(folder, monkeypatch, capsys, model, steps):
     """The perplexities that the example prints, by name, and the mask file it leaves."""
     monkeypatch.setattr(tempfile, "tempdir", str(folder))

@@ -292,15 +292,6 @@ def test_the_best_and_second_of_the_sparse_rows_are_marked():
     }
 
 
-def test_without_sparse_rows_all_compete_and_without_a_dense_row_nothing_is_compared():
-    _, rows = made_up(updated=dict.fromkeys("ABCD"))
-    assert [rows[name]["token PPL ↓"].rank for name in "ABCD"] == ["best", "second", "", ""]
-    _, rows = made_up(updated=dict.fromkeys("ABCD", False), dense=None)
-    assert not any(delta(cell) for row in rows.values() for cell in row.values())
-    _, rows = made_up(results={name: MADE_UP[name] for name in "AB"})
-    assert not any(cell.rank for row in rows.values() for cell in row.values()), "one row competes with none"
-
-
 def test_columns_of_other_tasks_have_their_own_scale_and_direction():
     """A group stands for its members, a task's first metric for its others."""
     dense = {"a": {"acc,x": 0.5, "acc_stderr,x": 0.1, "acc,y": 0.6, "f1,x": 0.3}, "b": {"bits_per_byte": 2.0}}

@@ -4,12 +4,10 @@ from itertools import combinations, product
 
 import pytest
 import torch
-from torch import nn
 
 from helpers.tiny_models import tiny_gpt2, tiny_llama, tiny_mixtral
 from roi_lightning.contrib.hyperprune.block import Block, BlockLayer
 from roi_lightning.contrib.hyperprune.method import HyperPrune, group_features, outlier_term, output_error
-from roi_lightning.contrib.hyperprune.network import MaskNetwork
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.layers import input_dim, prunable_layers
 from roi_lightning.models.loading import load_language_model
@@ -109,27 +107,6 @@ def drift_of_the_first_block(continual):
 
 def test_the_continual_term_keeps_the_logits_of_earlier_blocks():
     assert drift_of_the_first_block(continual=10) < 0.1 * drift_of_the_first_block(continual=0)
-
-
-def test_the_network_is_four_layers_on_weights_and_embeddings_in_chunks(monkeypatch):
-    monkeypatch.setattr("roi_lightning.contrib.hyperprune.network._CPU_CHUNK", 5 * 16)
-    network = MaskNetwork(NMPattern("2:4"), hidden=16, embedding=3, seed=0, device=CPU)
-    learned = network.begin(0, {"a", "b"})
-    for parameter in learned:
-        parameter.data.normal_()
-    linears = network._layers
-    plain = nn.Sequential(linears[0], nn.ReLU(), linears[1], nn.ReLU(), linears[2], nn.ReLU(), linears[3])
-    groups = torch.randn(13, 4)
-    embeddings = torch.cat([network._blocks[0], network._kinds["b"]]).expand(13, -1)
-    wanted = plain(torch.cat([groups, embeddings], 1)).T
-    got = network.logits(groups, 0, "b")
-    assert torch.allclose(got, wanted, rtol=1e-4, atol=1e-4)
-    weighting = torch.randn_like(got)
-    for parameter in (linears[0].weight, linears[2].weight, network._blocks[0], network._kinds["b"]):
-        gradients = [
-            torch.autograd.grad((x * weighting).sum(), parameter, retain_graph=True)[0] for x in (got, wanted)
-        ]
-        assert torch.allclose(*gradients, rtol=1e-3, atol=1e-3)
 
 
 MODELS = {"llama": tiny_llama, "gpt2": tiny_gpt2, "mixtral": tiny_mixtral}

@@ -6,17 +6,15 @@ from functools import partial
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, DynamicCache, StaticCache
+from transformers import AutoModelForCausalLM, DynamicCache
 
-from helpers.tiny_models import tiny_gemma2, tiny_llama, tiny_mistral, tiny_qwen2, tiny_qwen3
+from helpers.tiny_models import tiny_llama, tiny_mistral, tiny_qwen2, tiny_qwen3
 from roi_lightning.contrib.packed import PackedLinear, accelerate
 from roi_lightning.contrib.packed import token_decoder as token
 from roi_lightning.contrib.packed.cache import PreallocatedLayer
-from roi_lightning.contrib.packed.decoding import fuse_decoding
 from roi_lightning.contrib.packed.format import quantize
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.layers import input_dim, prunable_layers
-from roi_lightning.utils import cpp_extension
 
 # Steps of sixteen and of thirty-two values both leave a rest.
 ODD = {"hidden_size": 80, "intermediate_size": 144, "num_attention_heads": 5, "num_key_value_heads": 1}
@@ -155,16 +153,6 @@ def test_a_cache_may_be_changed_in_between(llama):
     torch.testing.assert_close(continued(lm, ids, past, 5), wanted[:, 5:], rtol=1e-4, atol=1e-5)
 
 
-def test_two_texts_in_turns(llama):
-    lm, texts = fused(llama), (text(30), text(30).flip(1))
-    pasts = [start(lm, ids) for ids in texts]
-    for i in range(7, 30):
-        for ids, past in zip(texts, pasts, strict=True):
-            found = lm(ids[:, i : i + 1], past_key_values=past).logits[:, 0]
-            wanted = llama(ids[:, : i + 1]).logits[:, -1]
-            torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
-
-
 # What goes the model's own way.
 
 
@@ -191,43 +179,6 @@ def test_several_sequences_gradients_and_train_mode(llama):
     unfused(lm.train())
 
 
-def test_hooks_are_called(llama):
-    lm, seen = fused(llama), []
-    lm.model.layers[1].mlp.register_forward_hook(lambda *_: seen.append(1))
-    unfused(lm)
-    assert len(seen) == 2
-
-
-def test_other_caches_are_used(llama):
-    lm, ids = fused(llama), text()
-    past = StaticCache(config=lm.config, max_cache_len=40)
-    lm(ids[:, :7], past_key_values=past)
-    torch.testing.assert_close(continued(lm, ids, past), llama(ids).logits[:, 7:], rtol=1e-4, atol=1e-5)
-
-
-UNKNOWN = {
-    "gemma2": (tiny_gemma2, "Gemma2Model is not among the known models"),
-    "mistral": (tiny_mistral, "a sliding window"),
-    "gelu": (partial(tiny_llama, hidden_act="gelu"), "its activation is 'gelu'"),
-    "dynamic": (
-        partial(tiny_llama, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}),
-        "its position embeddings are 'dynamic'",
-    ),
-    "sizes": (partial(tiny_llama, intermediate_size=72), r"multiples of 16: \(64, 72, 16\)"),
-}
-
-
-@pytest.mark.filterwarnings("ignore:.*matrices of a layout that is not known")
-@pytest.mark.parametrize("name", UNKNOWN)
-def test_what_it_does_not_know_is_named(tmp_path, name):
-    builder, reason = UNKNOWN[name]
-    lm = dense(builder, tmp_path / "lm")
-    kind = type(lm.base_model)
-    with pytest.raises(AssertionError, match=reason):
-        raise AssertionError(fuse_decoding(lm))
-    assert type(lm.base_model) is kind
-
-
 # Weights.
 
 
@@ -246,42 +197,6 @@ def test_weights_may_change_between_two_texts(llama):
 
 
 # Threads and CPUs.
-
-
-@pytest.mark.parametrize("threads", [1, 3])
-def test_threads_change_nothing(llama, threads, monkeypatch):
-    ids, lm = text(), fused(llama)
-    wanted = continued(lm, ids, start(lm, ids))
-    monkeypatch.setattr(token, "threads_for", lambda count, least: threads)
-    assert torch.equal(continued(lm, ids, start(lm, ids)), wanted)
-
-
-@pytest.fixture
-def compile_again():
-    """Have kernels compiled anew, and once more afterwards."""
-    token.library.cache_clear()
-    cpp_extension.load.cache_clear()
-    yield
-    token.library.cache_clear()
-    cpp_extension.load.cache_clear()
-    token.kernels.disabled = False
-
-
-# Of those that this CPU has, too.
-_AVX2 = [("-mavx2", "-mfma", "-ffp-contract=fast")] if torch.cpu.get_capabilities().get("avx2") else []
-
-
-@pytest.mark.parametrize("instructions", [(), *_AVX2], ids=str)
-@pytest.mark.slow  # it compiles
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("int8", [False, True])
-def test_older_cpus_compute_alike(tmp_path, instructions, dtype, int8, compile_again, monkeypatch):
-    monkeypatch.setattr(cpp_extension, "_TUNED", (instructions,))
-    lm, ids = fused(dense(MODELS["llama, odd sizes"], tmp_path / "lm", dtype), int8), text(24)
-    past = start(lm, ids)
-    found, wanted = continued(lm, ids, past).float(), lm.float()(ids).logits[:, 7:]
-    assert is_fused(past)
-    assert (found - wanted).norm() < (1e-5 if dtype is torch.float32 else 0.03) * wanted.norm()
 
 
 def test_without_a_compiler_the_model_decodes_itself(llama, compile_again, monkeypatch, caplog):

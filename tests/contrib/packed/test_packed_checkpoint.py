@@ -155,12 +155,6 @@ def test_companions_come_along_and_the_configuration_says_what_is_packed(made):
     assert str(made.folder) not in (made.packed / "README.md").read_text()
 
 
-def test_packing_again_gives_the_same_files(made, tmp_path):
-    write_packed(made.dense, tmp_path / "again")
-    for file in made.packed.iterdir():
-        assert (tmp_path / "again" / file.name).read_bytes() == file.read_bytes()
-
-
 # What transformers makes of it.
 
 
@@ -201,23 +195,6 @@ def test_unpacked_it_is_an_ordinary_model_as_on_gpus(made, tmp_path, weights, ca
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "dense")
     with torch.no_grad():
         assert torch.equal(again(ids).logits, plain(ids).logits)
-
-
-@pytest.mark.parametrize("entry", [{"version": 5}, {"weights": "int2"}])
-def test_a_later_version_is_refused(copy, entry):
-    config = json.loads((copy / "config.json").read_text())
-    config["quantization_config"] |= entry
-    (copy / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UserError, match="install a newer one"):
-        AutoModelForCausalLM.from_pretrained(copy)
-
-
-def test_missing_tensors_are_not_made_up(copy):
-    name = f"{Q}.weight_indices"
-    file = next(file for file in copy.glob("model*.safetensors") if name in load_file(file))
-    save_file({key: x for key, x in load_file(file).items() if key != name}, file, {"format": "pt"})
-    with pytest.raises(UserError, match=f"'{name}' .*is missing"):
-        AutoModelForCausalLM.from_pretrained(copy)
 
 
 def test_the_card_s_snippet_runs(made, monkeypatch):

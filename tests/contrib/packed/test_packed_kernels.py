@@ -1,20 +1,18 @@
 """Products with packed matrices, against double precision and against each other."""
 
 import logging
-from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
-from roi_lightning.contrib.packed import PackedLinear, kernels, pack, unpack
+from roi_lightning.contrib.packed import kernels, pack, unpack
 from roi_lightning.contrib.packed.format import quantize
 from roi_lightning.contrib.packed.linear import (
     MAX_SMALL_BATCH,
     packed_linear,
     speed_up_dense,
 )
-from roi_lightning.errors import UserError
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.utils import cpp_extension
 
@@ -141,13 +139,6 @@ def test_sums_with_int8_weights_are_in_the_stated_order():
         assert torch.equal(product(x, packed, given), slow)
 
 
-@pytest.mark.parametrize(("dtype", "int8"), FORMS)
-def test_rows_do_not_depend_on_those_beside_them(dtype, int8):
-    packed, x = packed_matrix(dtype, 19, 200, int8), numbers(dtype, 20, 200)
-    alone = torch.cat([product(row, packed) for row in x.split(1)])
-    assert torch.equal(product(x, packed), alone)
-
-
 @pytest.mark.parametrize("int8", [False, True])
 @pytest.mark.parametrize("openmp", [True, False])
 def test_the_number_of_threads_changes_no_bit(openmp, int8, monkeypatch):
@@ -242,35 +233,6 @@ def test_the_gradient_of_x_is_that_of_the_dense_matrix(int8):
         assert not packed_linear(x, *packed).requires_grad
 
 
-@pytest.mark.parametrize(
-    ("x", "message"),
-    [
-        (torch.zeros(1, 64), "was given torch.float32 on cpu with 64; .* without autocast"),
-        (torch.zeros(1, 64, dtype=torch.bfloat16, device="meta"), "was given torch.bfloat16 on meta"),
-        (torch.zeros(1, 60, dtype=torch.bfloat16), "on cpu with 64 inputs was given .* with 60"),
-    ],
-)
-def test_what_does_not_fit_is_refused(x, message):
-    with pytest.raises(UserError, match=message):
-        packed_linear(x, *packed_matrix(torch.bfloat16, 4, 64))
-    bias = torch.zeros(4, dtype=torch.bfloat16)  # of an int8 layer only this has the model's dtype
-    with pytest.raises(UserError, match=message):
-        packed_linear(x, *packed_matrix(torch.bfloat16, 4, 64, int8=True), bias)
-
-
-def test_casting_an_int8_layer_leaves_weights_and_scales():
-    packed, bias = packed_matrix(torch.float32, 11, 64, int8=True), numbers(torch.float32, 11)
-    layer, x = PackedLinear(packed, bias), numbers(torch.float32, 3, 64)
-    exact = layer(x)
-    for cast in (layer.bfloat16, layer.half, layer.double, partial(layer.to, torch.bfloat16)):
-        cast()
-        assert all(torch.equal(mine, its) for mine, its in zip(layer.packed, packed, strict=True))
-        assert layer.weight_scales.dtype == torch.float32
-    torch.testing.assert_close(layer(x.bfloat16()).float(), exact, rtol=0.02, atol=0.1)
-    assert sorted(layer.state_dict()) == ["bias", "weight", "weight_indices", "weight_scales"]
-    assert layer.to("meta").weight_scales.is_meta
-
-
 def test_the_operator_is_as_torch_expects():
     packed = packed_matrix(torch.float32, 8, 16, int8=True)
     x = torch.linspace(-1, 1, 96).view(2, 3, 16).requires_grad_()
@@ -297,13 +259,6 @@ def test_a_dense_layer_decodes_by_the_kernel_and_does_the_rest_as_before(monkeyp
     torch.testing.assert_close(x.grad, weight.sum(0).expand(2, -1))
     torch.testing.assert_close(weight.grad, x.detach().sum(0).expand(11, -1))
     assert calls == [1, 8]
-
-
-@pytest.mark.parametrize(("dtype", "int8"), FORMS)
-@pytest.mark.parametrize(("outputs", "inputs"), [(1, 4), (5, 12), (33, 68), (1001, 132)])
-def test_a_matrix_is_written_out_as_by_torch(dtype, int8, outputs, inputs):
-    packed = packed_matrix(dtype, outputs, inputs, int8)
-    assert torch.equal(kernels.unpack(*packed, dtype), unpack(packed, dtype))
 
 
 @pytest.mark.parametrize("int8", [False, True])

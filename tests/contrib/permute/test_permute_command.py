@@ -9,11 +9,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from helpers.lab import brute_top, make_lab, new_lab, plain_text, run
-from helpers.tiny_models import tiny_gpt2, tiny_llama, tiny_mixtral, tiny_opt
+from helpers.tiny_models import tiny_gpt2
 from roi_lightning.contrib.permute.channels import Channels
 from roi_lightning.contrib.permute.directory import verify_permuted
 from roi_lightning.contrib.permute.permutation import PERMUTATION_FILE, ChannelOrder, Permutation
-from roi_lightning.evaluation.evaluated_models import dense_name, resolve_evaluated
 from roi_lightning.export import verify_export
 from roi_lightning.export.sidecar import read_sidecar, write_sidecar
 from roi_lightning.models.source import resolve_model
@@ -117,18 +116,6 @@ def test_gpt2_s_mlp_is_permuted_and_its_attention_left(lab, tmp_path, capsys):
     assert run("verify", tmp_path / "pruned", "--base", tmp_path / "out") == 0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("builder", "left"), [(tiny_llama, ""), (tiny_opt, ""), (tiny_mixtral, "model.layers.*.mlp.experts.*")]
-)
-def test_other_families(lab, tmp_path, builder, left, capsys):
-    model = builder(tmp_path / "m")
-    assert permute(lab, model, tmp_path / "out", "--pattern", "2:8") == 0
-    assert left in plain_text(capsys.readouterr().out)
-    assert_same_function(model, tmp_path / "out")
-    assert run("verify", tmp_path / "out", "--base", model) == 0
-
-
 def test_an_export_verifies_against_the_permuted_model(made, tmp_path):
     original, permuted = resolve_model(str(made.model)), resolve_model(str(made.permuted))
     assert verify_export(made.pruned, permuted).ok
@@ -193,15 +180,6 @@ def test_orders_that_do_not_belong_together_are_noticed(made, tmp_path, kind):
     assert failed(copy, made.model) == {"channels"}
 
 
-def test_a_damaged_permutation_file_is_noticed(made, tmp_path):
-    copy = shutil.copytree(made.permuted, tmp_path / "permuted")
-    content = bytearray((copy / PERMUTATION_FILE).read_bytes())
-    content[-1] ^= 1
-    (copy / PERMUTATION_FILE).write_bytes(content)
-    assert "permutation" in failed(copy, made.model)
-    assert run("verify", copy) == 1
-
-
 def test_a_model_that_computes_something_else_is_not_written(made, tmp_path, monkeypatch, capsys):
     """As an architecture would in which more than these layers meets the channels."""
     original = Channels.orders
@@ -217,10 +195,3 @@ def test_a_model_that_computes_something_else_is_not_written(made, tmp_path, mon
     assert permute(made, made.model, tmp_path / "out") == 1
     assert "does not compute the same as before" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
-
-
-def test_evaluate_takes_a_permuted_directory_as_a_dense_model(made):
-    specs = [str(each) for each in (made.permuted, made.pruned)]
-    models = resolve_evaluated(specs, None)
-    assert [model.updated for model in models] == [None, False]
-    assert dense_name(models, None) == specs[0]
