@@ -25,6 +25,7 @@ from torch.distributed.tensor import DTensor
 from helpers.lab import QUICK_TRAINER, Lab, run
 from roi_lightning.contrib.maskpro import MaskProModule
 from roi_lightning.contrib.proxsparse import ProxSparseModule
+from roi_lightning.contrib.recover import RecoveryModule
 from roi_lightning.errors import UserError
 from roi_lightning.learning.callbacks import (
     BaselineSummary,
@@ -36,7 +37,6 @@ from roi_lightning.learning.callbacks.interruption import PreemptedError
 from roi_lightning.learning.checkpoint_io import write_sharded
 from roi_lightning.learning.fsdp import FSDP2Strategy
 from roi_lightning.learning.logits import one_shot_priors
-from roi_lightning.learning.recover import RecoveryModule
 from roi_lightning.learning.roi import RoILightningModule
 from roi_lightning.learning.trainer import RoITrainer
 from roi_lightning.oneshot import Wanda

@@ -12,10 +12,10 @@ from transformers import AutoModelForCausalLM
 
 from helpers.lab import QUICK_TRAINER, Batches, fit, make_lab, run, whole_and_resumed
 from helpers.tiny_models import random_masks, tiny_gpt2, tiny_qwen2
+from roi_lightning.contrib.recover import RecoveryModule
 from roi_lightning.errors import UserError
 from roi_lightning.export import write_export
 from roi_lightning.learning.callbacks import SparseExport
-from roi_lightning.learning.recover import RecoveryModule
 from roi_lightning.learning.trainer import RoITrainer
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.models.source import SIDECAR, resolve_model
