@@ -11,7 +11,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from helpers.lab import make_lab
 from roi_lightning.errors import UserError
-from roi_lightning.learning.optim import check_step
+from roi_lightning.learning.optim import check_finite_step
 
 lab = pytest.fixture(make_lab)
 LAYER = "lm.model.layers.1.mlp.up_proj.logits"
@@ -84,8 +84,8 @@ def test_large_gradients_are_numbers():
     parameter = torch.nn.Parameter(torch.zeros(4))
     parameter.grad = torch.full((4,), 1e30)
     trainer = SimpleNamespace(precision_plugin=None, global_step=0, strategy=SingleDeviceStrategy())
-    check_step(trainer, True, [("a", parameter)])
+    check_finite_step(trainer, True, [("a", parameter)])
     parameter.grad[2] = float("inf")
     trainer.checkpoint_callbacks, trainer.ckpt_path = [], None
     with pytest.raises(UserError, match="the gradient of a is not finite"):
-        check_step(trainer, True, [("a", parameter)])
+        check_finite_step(trainer, True, [("a", parameter)])

@@ -1,4 +1,7 @@
-"""Command lines from dataclasses, by jsonargparse: a field is an option, its entry of the docstring the help."""
+"""Command lines from dataclasses, by jsonargparse: a field is an option, its entry of the docstring the help.
+
+A mistake is stated in two lines, `error:` and `try:`.
+"""
 
 import sys
 from collections.abc import Callable, Sequence

@@ -27,9 +27,9 @@ from roi_lightning.learning.fsdp import attach_sharded
 from roi_lightning.learning.losses import next_token_nll, objective
 from roi_lightning.learning.optim import (
     Decay,
+    check_finite_step,
     check_optimizer,
     check_sharded_optimizer,
-    check_step,
     check_trainer,
     decay_to,
     keep_configured,
@@ -283,7 +283,7 @@ class MaskLearningModule(pl.LightningModule, ABC):
 
     @override
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        check_step(self.trainer, self._losses_finite, self.named_parameters())
+        check_finite_step(self.trainer, self._losses_finite, self.named_parameters())
         self._losses_finite = True
 
     @override

@@ -161,10 +161,10 @@ def check_sharded_optimizer(make: OptimizerCallable) -> None:
         )
 
 
-def check_step(
+def check_finite_step(
     trainer: Trainer, finite_losses: Tensor | bool, parameters: Iterable[tuple[str, nn.Parameter]]
 ) -> None:
-    """Refuse an optimizer step whose losses or gradients are not finite; synchronises with the device once.
+    """Refuse an optimizer step with a loss or gradient that is NaN or infinite; synchronises with the device once.
 
     Under `16-mixed` the scaler skips such a step by itself and halves its scale. Only where the scale has fallen
     below 1 it can't be what the gradients overflow from.
