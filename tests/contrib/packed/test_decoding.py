@@ -15,6 +15,7 @@ from roi_lightning.contrib.packed.cache import PreallocatedLayer
 from roi_lightning.contrib.packed.format import quantize
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.layers import input_dim, prunable_layers
+from roi_lightning.utils import cpp_extension
 
 # Steps of sixteen and of thirty-two values both leave a rest.
 ODD = {"hidden_size": 80, "intermediate_size": 144, "num_attention_heads": 5, "num_key_value_heads": 1}
@@ -197,6 +198,17 @@ def test_weights_may_change_between_two_texts(llama):
 
 
 # Threads and CPUs.
+
+
+@pytest.fixture
+def compile_again():
+    """Have kernels compiled anew, and once more afterwards."""
+    token.library.cache_clear()
+    cpp_extension.load.cache_clear()
+    yield
+    token.library.cache_clear()
+    cpp_extension.load.cache_clear()
+    token.kernels.disabled = False
 
 
 def test_without_a_compiler_the_model_decodes_itself(llama, compile_again, monkeypatch, caplog):
