@@ -111,7 +111,8 @@ class Recorder(Callback):
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         # ProxSparse draws nothing, and MaskPro once for all of a step.
-        draw = pl_module.state.draw if isinstance(pl_module, RoILightningModule) else None
+        once = isinstance(pl_module, ProxSparseModule | RecoveryModule | MaskProModule)
+        draw = None if once else pl_module.state.draw
         index = draw.index if draw else batch_idx * trainer.world_size + trainer.global_rank
         self.losses[index] = float(outputs["loss"].detach()) * trainer.accumulate_grad_batches
 
