@@ -22,6 +22,8 @@ from roi_lightning.utils.dtensor import all_finite
 from roi_lightning.utils.progress import working
 
 _log: Final = logging.getLogger(__name__)
+_DROPOUTS: Final = ("dropout", "pdrop", "layerdrop")
+_JITTERS: Final = ("jitter_noise", "input_jitter_noise")
 
 
 def plain_language_model(
@@ -145,10 +147,6 @@ def _forget_gguf(lm: PreTrainedModel) -> None:
     lm.hf_quantizer = None  # type: ignore[assignment]
     if hasattr(lm.config, "quantization_config"):
         del lm.config.quantization_config
-
-
-_DROPOUTS: Final = ("dropout", "pdrop", "layerdrop")
-_JITTERS: Final = ("jitter_noise", "input_jitter_noise")
 
 
 @contextmanager
