@@ -7,6 +7,7 @@ import yaml
 
 from helpers.lab import make_lab, run
 from roi_lightning.export.sidecar import heading, write_sidecar
+from roi_lightning.utils.entry_points import added
 
 lab = pytest.fixture(make_lab)
 ENTRY_POINTS = """
@@ -60,7 +61,9 @@ def other_package(tmp_path_factory):
     (facts / "entry_points.txt").write_text(ENTRY_POINTS)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(site)
+        added.cache_clear()
         yield
+    added.cache_clear()
 
 
 def test_its_commands_run_and_stand_below_the_line_unimported(capsys):

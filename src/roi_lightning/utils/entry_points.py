@@ -2,6 +2,8 @@
 
 import ast
 import re
+from collections.abc import Mapping
+from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final, Literal
@@ -12,8 +14,9 @@ Group = Literal["classes", "commands", "formats"]
 _WORD: Final = re.compile(r"\w+")
 
 
-def added(group: Group) -> dict[str, EntryPoint]:
-    """The entry points of a group by name; none of them is imported."""
+@cache
+def added(group: Group) -> Mapping[str, EntryPoint]:
+    """The entry points of a group by name, looked for once in a process; none of them is imported."""
     return {point.name: point for point in entry_points(group=f"roi_lightning.{group}")}
 
 
