@@ -9,8 +9,7 @@
     apply(lm, masks)
     print(evaluate(lm, tokenizer, "my_book.txt"))
 
-Only `apply` changes the model it is given; `keep_zeros` keeps its zeros while other code trains
-it.
+Only `apply` changes the model it is given; `keep_zeros` keeps its zeros while other code trains it.
 
 Masks go by the names that the weights have on disk. A model that was loaded from a directory or the hub, and still
 holds its linear weights, gives masks of that directory or hub model: their file can be used wherever the commands
