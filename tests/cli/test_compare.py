@@ -7,7 +7,7 @@ import shutil
 import pytest
 from PIL import Image
 
-from helpers.mask_sets import GPT2, QWEN, mask_set, names_of
+from helpers.mask_sets import GPT2, QWEN, mask_set, names_of, slow_share
 from helpers.tiny_models import random_masks, tiny_gpt2, tiny_qwen2
 from roi_lightning.__main__ import main
 from roi_lightning.cli import compare
@@ -26,15 +26,6 @@ def files(tmp_path):
 
 def run(*arguments):
     return main(["compare", *map(str, arguments)])
-
-
-def slow_share(pairs):
-    """Kept by both ÷ kept, one weight at a time."""
-    both = kept = 0
-    for a, b in pairs:
-        for x, y in zip(a.flatten().tolist(), b.flatten().tolist(), strict=True):
-            both, kept = both + (x and y), kept + x
-    return both / kept
 
 
 @pytest.mark.parametrize("pattern", ["2:4", "2:8", "4:8"])

@@ -2,18 +2,9 @@
 
 import pytest
 
-from helpers.mask_sets import GPT2, QWEN, mask_set, names_of
+from helpers.mask_sets import GPT2, QWEN, mask_set, names_of, slow_share
 from roi_lightning.masks.overlap import shown_layers
 from roi_lightning.reports.corners import corner, mask_figure
-
-
-def slow_share(pairs):
-    """Kept by both ÷ kept, one weight at a time."""
-    both = kept = 0
-    for a, b in pairs:
-        for x, y in zip(a.flatten().tolist(), b.flatten().tolist(), strict=True):
-            both, kept = both + (x and y), kept + x
-    return both / kept
 
 
 @pytest.mark.parametrize("transposed", [False, True])

@@ -14,7 +14,7 @@ from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.models.base_tensors import open_base
 from roi_lightning.models.fingerprint import base_of
 from roi_lightning.models.loading import frozen_view
-from roi_lightning.oneshot import prune_model
+from roi_lightning.oneshot import calibration_text, prune_model
 from roi_lightning.oneshot.config import PruneConfig
 
 
@@ -61,14 +61,7 @@ def prune(
             raise UserError(
                 f"{type(config.chosen).__name__} reads text: give the model's tokenizer and corpora"
             )
-        sources = corpora if isinstance(corpora, str) else list(corpora)
-        data = CalibrationDataModule(
-            tokenizer.name_or_path,
-            corpora=sources,
-            val_corpora=sources,  # so that all of it is for calibration
-            seq_len=config.seq_len,
-            seed=config.seed,
-        )
+        data = calibration_text(tokenizer.name_or_path, corpora, config.seq_len, config.seed)
         data.text_tokenizer = tokenizer
         return data
 

@@ -14,7 +14,7 @@ from roi_lightning.models.base_tensors import BaseTensors, open_base
 from roi_lightning.models.config import DType, load_config
 from roi_lightning.models.loading import load_language_model, meta_language_model
 from roi_lightning.models.source import resolve_model
-from roi_lightning.oneshot import TensorStore, prune_model
+from roi_lightning.oneshot import TensorStore, calibration_text, prune_model
 from roi_lightning.oneshot.config import PruneConfig
 from roi_lightning.utils.devices import choose_device
 from roi_lightning.utils.tables import print_table
@@ -74,14 +74,13 @@ def main(argv: Sequence[str]) -> int:
     device = choose_device(options.device)
 
     def text() -> CalibrationDataModule:
-        data = CalibrationDataModule(
+        data = calibration_text(
             source.spec,
-            source.revision,
-            trusted,
-            corpora=list(options.corpora),
-            val_corpora=list(options.corpora),  # so that all of it is for calibration
-            seq_len=options.seq_len,
-            seed=options.seed,
+            options.corpora,
+            options.seq_len,
+            options.seed,
+            tokenizer_revision=source.revision,
+            trust_remote_code=trusted,
         )
         facts.update({"activations": options.activations, "windows": options.windows, "seed": options.seed})
         facts.update(data.facts(options.windows))

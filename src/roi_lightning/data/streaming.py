@@ -9,7 +9,7 @@ A position is what a checkpoint stores of a substream: a few integers and fewer 
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, islice
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import fsspec.asyn
 import numpy as np
 import torch
+import torch.distributed
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.utils.data import IterableDataset as TorchIterableDataset
 from torch.utils.data import get_worker_info
@@ -35,10 +37,6 @@ from roi_lightning.errors import UserError
 
 if TYPE_CHECKING:
     from datasets import IterableDataset
-from collections.abc import Mapping
-
-import torch.distributed
-from lightning.pytorch.utilities import rank_zero_info
 
 Position = dict[str, Any]
 PROGRESS: Final = "progress"

@@ -128,6 +128,7 @@ class RoITrainer(Trainer):
         self._check_strategy()
         self._claim(ckpt_path, recipe, overwrite)
         self._keep_plain()
+        self._preemption()
         if isinstance(data, CalibrationDataModule):
             ranks, parts, size = self.world_size, self.accumulate_grad_batches, data.batch_size
             made_of = f"devices {ranks} x micro-batches {parts} x data.batch_size {size}"
@@ -171,23 +172,27 @@ class RoITrainer(Trainer):
         self, path: str | None, resume: str | None, recipe: Recipe, allow_changed_settings: bool
     ) -> str | None:
         """The checkpoint to start from, checked."""
-        preemption = next((x for x in self.callbacks if isinstance(x, Preemption)), None)  # type: ignore[attr-defined]
-        if preemption is None:
-            preemption = Preemption()
-            self.callbacks.insert(0, preemption)  # type: ignore[attr-defined]
         if allow_changed_settings and path is None:
             raise UserError("allow_changed_settings is about a checkpoint; name one with --ckpt_path")
         if resume == "auto":
             newest = newest_checkpoint(self, recipe)
             rank_zero_info(f"resuming from {newest}" if newest else "this run has no checkpoint yet")
             if newest is not None:
-                preemption.resumed_from = str(newest)
-                return preemption.resumed_from
+                self._preemption().resumed_from = str(newest)
+                return str(newest)
         if path is not None and allow_changed_settings:
             check_checkpoint(path)
         elif path is not None:
             check_resumable(path, recipe, self.max_steps)
         return path
+
+    def _preemption(self) -> Preemption:
+        """The callback that saves on SIGTERM, added if the configuration has none."""
+        found = next((x for x in self.callbacks if isinstance(x, Preemption)), None)  # type: ignore[attr-defined]
+        if found is None:
+            found = Preemption()
+            self.callbacks.insert(0, found)  # type: ignore[attr-defined]
+        return found
 
     def _claim(self, ckpt_path: str | None, recipe: Recipe, overwrite: bool) -> None:
         """Make sure that this run can write, and replaces no other's results, or is meant to."""

@@ -8,7 +8,7 @@ from roi_lightning.oneshot.methods import (
     Wanda,
 )
 from roi_lightning.oneshot.pipeline import Activations, Calibration, prune_layers
-from roi_lightning.oneshot.prune import TensorStore, calibration_windows, prune_model
+from roi_lightning.oneshot.prune import TensorStore, calibration_text, calibration_windows, prune_model
 from roi_lightning.oneshot.sparsegpt import SparseGPT
 
 METHODS: dict[str, type[OneShotMethod]] = {
@@ -28,6 +28,7 @@ __all__ = [
     "SparseGPT",
     "TensorStore",
     "Wanda",
+    "calibration_text",
     "calibration_windows",
     "prune_layers",
     "prune_model",

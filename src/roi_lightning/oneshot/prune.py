@@ -1,17 +1,17 @@
 """Prune a whole model into a mask set, its updated tensors in files."""
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.modeling_utils import PreTrainedModel
 from typing_extensions import override
 
-from roi_lightning.data import CalibrationDataModule
+from roi_lightning.data import CalibrationDataModule, Corpus
 from roi_lightning.errors import UserError
 from roi_lightning.masks.layer_mask import LayerMask
 from roi_lightning.masks.layer_patterns import LayerPatterns
@@ -25,6 +25,27 @@ from roi_lightning.oneshot.pipeline import Calibration, prune_layers
 from roi_lightning.utils.atomic_io import temporary_name
 
 _KEY: Final = "tensor"
+
+
+def calibration_text(
+    tokenizer: str, corpora: Sequence[Corpus | str] | str, seq_len: int, seed: int, **options: Any
+) -> CalibrationDataModule:
+    """The text of some corpora, all of it for calibration and none held out.
+
+    Args:
+        tokenizer: The model's name, or the directory of its tokenizer.
+        corpora: Text, see `CalibrationDataModule`.
+        seq_len: Tokens of a window.
+        seed: Of the choice of windows.
+        options: Of `CalibrationDataModule`: `tokenizer_revision`, `trust_remote_code`.
+
+    Raises:
+        UserError: For a corpus that makes no sense.
+    """
+    sources = corpora if isinstance(corpora, str) else list(corpora)
+    return CalibrationDataModule(
+        tokenizer, corpora=sources, val_corpora=sources, seq_len=seq_len, seed=seed, **options
+    )
 
 
 def calibration_windows(data: CalibrationDataModule, count: int) -> Tensor:

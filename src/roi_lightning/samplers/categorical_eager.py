@@ -48,7 +48,7 @@ def _by_group(tensor: Tensor, args: DrawArgs) -> Tensor:
 
 
 def _slices(logits: Tensor) -> Iterator[slice]:
-    """Nearly equal _slices of the groups of logits [C, G]."""
+    """Nearly equal slices of the groups of logits [C, G]."""
     groups = logits.shape[1]
     count = min(groups, -(-logits.numel() // chunk_size(logits)))
     for i in range(count):

@@ -215,7 +215,7 @@ def test_the_card_s_snippet_runs(made, monkeypatch):
 def spoil(good):
     """Ways to spoil a file's bytes."""
     place = random.Random(len(good))
-    for _ in range(3):
+    for _ in range(6):
         bad = bytearray(good)
         bad[place.randrange(len(good))] ^= 1 << place.randrange(8)
         yield "a flipped bit", bytes(bad)

@@ -47,7 +47,7 @@ def brute(z, strength):
 @dtypes
 @pytest.mark.parametrize("size", SIZES)
 def test_no_start_leads_lower(size, dtype):
-    z, strength = groups(200, dtype=dtype) * 0.3, size / 0.3
+    z, strength = groups(500, dtype=dtype) * 0.3, size / 0.3
     w = prox_2of4(z, strength)
     assert w.dtype == dtype
     z, w = z.double(), w.double()

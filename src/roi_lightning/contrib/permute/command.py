@@ -18,7 +18,6 @@ from roi_lightning.contrib.permute.channels import find_channels, stored_orders
 from roi_lightning.contrib.permute.directory import write_permuted
 from roi_lightning.contrib.permute.permutation import PERMUTATION_FILE, Permutation
 from roi_lightning.contrib.permute.reorder import KeptScore, compared_logits, reorder_channels
-from roi_lightning.data import CalibrationDataModule
 from roi_lightning.errors import UserError, check_at_least
 from roi_lightning.export import check_destination, check_not_base
 from roi_lightning.export.sidecar import public_name
@@ -35,7 +34,7 @@ from roi_lightning.models.loading import (
     plain_language_model,
 )
 from roi_lightning.models.source import ModelSource, resolve_model
-from roi_lightning.oneshot import calibration_windows
+from roi_lightning.oneshot import calibration_text, calibration_windows
 from roi_lightning.utils.devices import choose_device
 from roi_lightning.utils.tables import print_table
 
@@ -94,7 +93,7 @@ def main(argv: Sequence[str]) -> int:
     source, pattern = resolve_model(options.lm, options.revision), NMPattern(options.pattern)
     _check(source, pattern, options)
     device = choose_device(options.device)
-    windows, facts = _text(source, options, device)
+    windows, facts = _text(source, options)
     # As it is stored, so that a GGUF model is rounded as its copy will be; then wider, for the comparison.
     lm = load_language_model(source)
     cast_weights(lm, torch.float32)
@@ -132,17 +131,10 @@ def _check(source: ModelSource, pattern: NMPattern, options: PermuteOptions) -> 
     check_destination(options.out, size, overwrite=options.overwrite)
 
 
-def _text(
-    source: ModelSource, options: PermuteOptions, device: torch.device
-) -> tuple[Tensor, dict[str, object]]:
+def _text(source: ModelSource, options: PermuteOptions) -> tuple[Tensor, dict[str, object]]:
     """The windows of calibration text, and what the sidecar says of them."""
-    data = CalibrationDataModule(
-        source.spec,
-        source.revision,
-        corpora=list(options.corpora),
-        val_corpora=list(options.corpora),  # so that all of it is for calibration
-        seq_len=options.seq_len,
-        seed=options.seed,
+    data = calibration_text(
+        source.spec, options.corpora, options.seq_len, options.seed, tokenizer_revision=source.revision
     )
     windows = calibration_windows(data, options.windows)
     return windows, {"windows": options.windows, "seed": options.seed, **data.facts(options.windows)}

@@ -1,6 +1,7 @@
 /* RoI's sampler in one pass over memory each way: the arithmetic of `top_k_eager`, sixteen groups at a time.
  *
- * Compiled by utils/cpp_extension.py for one pattern and dtype: -DM= elements of a group, -DN= picks, -DWEIGHT= 0 float, 1 bfloat16, 2 float16.
+ * Compiled by utils/cpp_extension.py for one pattern and dtype: -DM= elements of a group, -DN= picks, -DWEIGHT= 0 float,
+ * 1 bfloat16, 2 float16.
  */
 #include "keys.hpp"
 
