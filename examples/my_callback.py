@@ -2,7 +2,7 @@
 
     roi-lightning fit --config quickstart.yaml --trainer.callbacks+ my_callback.CrowdedInputs
 
-Any callback of Lightning works; `hard_masks` and `layers` of the module are what it finds here besides.
+Any callback of Lightning works; `hard_masks` of the module is what it finds here besides.
 """
 
 from collections import defaultdict
@@ -27,8 +27,8 @@ class CrowdedInputs(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, MaskLearningModule)
         crowded: dict[str, float] = defaultdict(float)
-        for name, mask in pl_module.hard_masks():  # one layer at a time, boolean [out, in]
-            tag = "crowded/" + ".".join(name.split(".")[-self.parts :])
-            crowded[tag] = max(crowded[tag], float(mask.float().mean(0).max()))
+        for name, mask in pl_module.hard_masks():  # one layer at a time
+            tag, kept = "crowded/" + ".".join(name.split(".")[-self.parts :]), mask.to_rows()  # boolean [out, in]
+            crowded[tag] = max(crowded[tag], float(kept.float().mean(0).max()))
         for logger in trainer.loggers:
             logger.log_metrics(crowded, trainer.global_step)

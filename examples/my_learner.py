@@ -2,52 +2,24 @@
 
     roi-lightning fit --config quickstart.yaml --model my_learner.ScoreModule --model.scale 0.1
 
-A layer says how its learned parameter makes the weight of a training step, and its hard mask; a module attaches such
-layers and sets up each micro-batch. Optimizer, text, checkpoints, validation and export are `MaskLearningModule`'s.
+A learner says what is learned for a tensor, how the weight of a training step is made of it, and the hard mask.
+Optimizer, text, checkpoints, validation and export are `MaskLearningModule`'s.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, nn
-from transformers.modeling_utils import PreTrainedModel
-from transformers.pytorch_utils import Conv1D
+from torch import Tensor
 from typing_extensions import override
 
 from roi_lightning.learning.base import MaskLearningModule
-from roi_lightning.samplers.masked_linear import LayerState, MaskedLinear, attach
-from roi_lightning.utils.dtensor import full_tensor
-
-
-@dataclass(kw_only=True)
-class ScoreState(LayerState):
-    """What all layers share: pattern, mode, and the scale of the first scores."""
-
-    scale: float
-
-
-class ScoredLinear(MaskedLinear):
-    """A layer that keeps the N highest scores of each group; they start as its weights' magnitudes."""
-
-    learned = ("scores",)
-    state: ScoreState
-
-    def __init__(self, dense: nn.Linear | Conv1D, name: str, state: ScoreState) -> None:
-        super().__init__(dense, name, state)
-        self.scores = nn.Parameter(self.weight.detach().float().abs() * state.scale)
-
-    @override
-    def drawn_weight(self) -> Tensor:
-        mask = self.pattern.top(self.scores.detach()) + self.scores - self.scores.detach()
-        return (self.weight.float() * mask).to(self.weight.dtype)
-
-    @override
-    def hard_mask(self) -> Tensor:
-        return self.pattern.top(full_tensor(self.scores.detach()))  # all of it where it is sharded
+from roi_lightning.learning.student import PrunedTensor
+from roi_lightning.masks.pattern import NMPattern
 
 
 class ScoreModule(MaskLearningModule):
-    """Learns one score per weight; the gradient of the mask goes to the scores.
+    """Keeps the N highest scores of each group, which start as its weights' magnitudes.
+
+    The gradient of the mask goes to the scores.
 
     Args:
         scale: Of the first scores: below 1, training departs from magnitude's mask sooner.
@@ -55,20 +27,29 @@ class ScoreModule(MaskLearningModule):
     """
 
     learns, method = "scores", "scores"
-    state: ScoreState
 
     def __init__(self, lm: str, *, scale: float = 1.0, **kwargs: Any) -> None:
         super().__init__(lm, **kwargs)
-        self.state = ScoreState(self.pattern, scale=scale)
+        self.scale = scale
 
     @override
-    def attach(self, lm: PreTrainedModel, layers: dict[str, nn.Linear | Conv1D]) -> dict[str, ScoredLinear]:
-        return attach(lm, layers, self.state, ScoredLinear)
+    def shapes(self, shape: tuple[int, ...], pattern: NMPattern) -> dict[str, tuple[int, ...]]:
+        return {"scores": shape}  # one for each weight
 
     @override
-    def prepare_step(self, batch_idx: int) -> None:
-        self.state.mode = "sample"
+    def begin(self, tensor: PrunedTensor) -> None:
+        tensor.here("scores").copy_(tensor.dense.abs() * self.scale)
+
+    @override
+    def training_weight(self, tensor: PrunedTensor, **learned: Tensor) -> Tensor:
+        scores, dense = learned["scores"], tensor.dense
+        mask = tensor.pattern.top(scores.detach()) + scores - scores.detach()
+        return (dense.float() * mask).to(dense.dtype)
+
+    @override
+    def hard_mask(self, tensor: PrunedTensor) -> Tensor:
+        return tensor.pattern.top(tensor.whole("scores"))  # all of it where it is sharded
 
     @override
     def settings(self) -> dict[str, object]:
-        return super().settings() | {"scale": self.state.scale}  # in a run's recipe and its export
+        return super().settings() | {"scale": self.scale}  # in a run's recipe and its export

@@ -74,13 +74,13 @@ def test_bytes_are_those_of_real_tensors(lab, builder, dtype, half_width):
     learner, trainer = lab.learn(1, model=model, dtype=dtype)
     weights = {p.data_ptr(): p.numel() * p.element_size() for p in lm.parameters()}
     assert plan["bytes"]["weights"] == sum(weights.values())
-    logits = [layer.logits for layer in learner.layers.values()]
+    logits = [layer.learned["logits"] for layer in learner.tensors.values()]
     assert plan["logits"] == sum(x.numel() for x in logits)
     assert plan["bytes"]["logits"] == sum(x.numel() * x.element_size() for x in logits)
     state = [x for per in trainer.optimizers[0].state.values() for x in per.values() if x.ndim]
     assert plan["bytes"]["optimizer"] == sum(x.numel() * x.element_size() for x in state)
     with learner.under_masks():
-        kept = [layer for name, layer in learner.layers.items() if not FIRST.fullmatch(name)]
+        kept = [layer for name, layer in learner.tensors.items() if not FIRST.fullmatch(name)]
         masked = [layer.effective_weight() for layer in kept]
         assert plan["bytes"]["masked_weights"] == sum(x.numel() * x.element_size() for x in masked)
     assert plan["tokens"] == 4 * 2 * 32

@@ -131,7 +131,7 @@ class Break(Callback):
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         if batch_idx == 2 and trainer.global_rank == 1:
             with torch.no_grad():
-                local_tensor(pl_module.layers[BROKEN].logits)[0] = float("nan")
+                local_tensor(pl_module.tensors[BROKEN].learned["logits"])[0] = float("nan")
 
 
 class Tell(Callback):
@@ -180,9 +180,9 @@ def learn(
 def learned_of(module):
     """What was learned, whole, by parameter."""
     return {
-        f"{name}.{learned}": full_tensor(layer.get_parameter(learned).detach())
-        for name, layer in module.layers.items()
-        for learned in layer.learned
+        f"{name}.{kind}": tensor.whole(kind)
+        for name, tensor in module.tensors.items()
+        for kind in tensor.learned
     }
 
 
@@ -208,7 +208,7 @@ def main(file):
         )
         learned = learned_of(module)
         found = {"losses": recorder.losses, "held": recorder.held, "validated": recorder.validated}
-        found["measured"], Apart.pruned = Apart.pruned / len(module.layers), 0
+        found["measured"], Apart.pruned = Apart.pruned / len(module.tensors), 0
         (folder / f"rank{fitter.global_rank}.json").write_text(json.dumps(found))
         if spec["learner"] == "measured":
             priors = {name: mask.packed for name, mask in module.prior_masks.items()}

@@ -158,14 +158,14 @@ def whole_and_resumed(folder, six_steps, saved=3):
         steps("cut", CutAt(4))
     path = folder / "cut" / f"step={saved}.ckpt"
     checkpoint = torch.load(path, weights_only=True)
-    assert checkpoint["state_dict"].keys() == whole.learned_names()
+    assert checkpoint["state_dict"].keys() == whole.state_dict().keys()
     batches = Batches()
     resumed = steps("cut", batches, ckpt_path=str(path))
     assert len(batches.seen) == 2 * (6 - saved)
-    for name, layer in whole.layers.items():
+    for name, layer in whole.tensors.items():
         for learned in layer.learned:
-            values = layer.get_parameter(learned)
-            assert torch.equal(values, resumed.layers[name].get_parameter(learned)), (name, learned)
+            values = layer.learned[learned]
+            assert torch.equal(values, resumed.tensors[name].learned[learned]), (name, learned)
             assert not torch.equal(values, checkpoint["state_dict"][f"lm.{name}.{learned}"]), (name, learned)
     return whole, resumed
 
@@ -191,9 +191,9 @@ def brute_top(scores, n, m):
     return torch.tensor(rows)
 
 
-def oriented(layer, tensor):
-    """A tensor as a layer's weight is stored, as [out, in]."""
-    return tensor.T if layer.transposed else tensor
+def oriented(pruned, tensor):
+    """A tensor as a pruned one is stored, as [out, in]."""
+    return pruned.part(tensor)
 
 
 def plain_text(text):

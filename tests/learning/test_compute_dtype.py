@@ -70,7 +70,7 @@ def test_a_run_learns_in_fp32_and_exports_the_stored_bytes(lab, tmp_path, half_w
     half_width(False)
     out = tmp_path / "out"
     learner, _ = lab.learn(2, callbacks=[SparseExport(str(out))])
-    frozen = {weight.dtype for name, weight in learner.model.named_parameters() if "logits" not in name}
+    frozen = {weight.dtype for name, weight in learner.student.named_parameters()}
     assert frozen == {torch.float32}
     stored_alike(out, lab.model)
     assert run("verify", out, "--base", lab.model) == 0
@@ -97,7 +97,7 @@ def test_a_gguf_model_is_exported_in_bf16_on_every_cpu(lab, tmp_path, half_width
         else:
             export, data = [SparseExport(str(out))], lab.data(tokenizer=str(model))
             learner, _ = lab.learn(1, model=model, data=data, callbacks=export)
-            assert learner.model.dtype == (torch.bfloat16 if answer else torch.float32)
+            assert learner.teacher.dtype == (torch.bfloat16 if answer else torch.float32)
         assert run("verify", out, "--base", model) == 0
         configs.append((out / "config.json").read_text())
         weights.append(load_file(out / "model.safetensors"))

@@ -20,7 +20,6 @@ from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.source import SIDECAR
 from roi_lightning.samplers import Categorical, Draw, GumbelSubset, GumbelTopK, StraightThrough
-from roi_lightning.samplers.masked_linear import JointLinear, SharedState
 from roi_lightning.samplers.schedules import Constant
 
 lab = pytest.fixture(make_lab)
@@ -62,8 +61,8 @@ def reference(model, start, sampler, batches, parts, distillation):
             index = step * parts + part
             drawn = {}
             for name, weight in trained.items():
-                draw, ones = Draw(0, index, LAM, TAU), torch.ones_like(weight)
-                drawn[name] = weight * sampler.masked_weight(ones, logits[name], PATTERN, draw, name)
+                draw, ones = Draw.of(0, index, name, LAM, TAU), torch.ones_like(weight)
+                drawn[name] = weight * sampler.masked_weight(ones, logits[name], PATTERN, draw)
             weights = {f"{name}.weight": x.T if is_conv[name] else x for name, x in drawn.items()}
             ids = batches[index]
             said = torch.func.functional_call(lm, weights, kwargs={"input_ids": ids}).logits[:, :-1]
@@ -83,7 +82,7 @@ class Start(Batches):
     """The micro-batches, and the logits before the first."""
 
     def on_train_start(self, trainer, pl_module):
-        self.logits = {name: layer.logits.detach().clone() for name, layer in pl_module.layers.items()}
+        self.logits = {name: layer.learned["logits"].detach().clone() for name, layer in pl_module.tensors.items()}
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda sampler: type(sampler).__name__)
@@ -96,13 +95,13 @@ def test_both_are_learned_as_by_hand(lab, builder, sampler):
     learner = together(lab, 4, model, callbacks=[start, SparseExport(str(out))], **settings)
     logits, trained = reference(model, start.logits, sampler, start.seen, parts, 0.4)
     written, dense = (load_file(folder / "model.safetensors") for folder in (out, model))
-    for name, layer in learner.layers.items():
-        torch.testing.assert_close(layer.logits, logits[name], rtol=0, atol=2e-4)
-        torch.testing.assert_close(layer.trained, trained[name], rtol=0, atol=2e-5)
+    for name, layer in learner.tensors.items():
+        torch.testing.assert_close(layer.learned["logits"], logits[name], rtol=0, atol=2e-4)
+        torch.testing.assert_close(layer.learned["trained"], trained[name], rtol=0, atol=2e-5)
         stored = learner.stored_weights[name]
-        mask = learner.state.sampler.hard_mask(layer.logits, PATTERN)
-        assert torch.equal(oriented(layer, written[stored]), layer.trained.detach() * mask)
-        assert not torch.equal(oriented(layer, dense[stored]), layer.trained)
+        mask = learner.sampler.hard_mask(layer.learned["logits"], PATTERN)
+        assert torch.equal(oriented(layer, written[stored]), layer.learned["trained"].detach() * mask)
+        assert not torch.equal(oriented(layer, dense[stored]), layer.learned["trained"])
     others = dense.keys() - set(learner.stored_weights.values())
     assert all(torch.equal(written[name], dense[name]) for name in others)
 
@@ -115,39 +114,37 @@ def test_the_export_and_the_baselines_are_what_they_say(lab, builder):
     )
     assert run("verify", out, "--base", model) == 0
     card = (out / "README.md").read_text()
-    assert f"weights of {len(learner.layers)} layers were trained along with the mask" in card
+    assert f"weights of {len(learner.tensors)} layers were trained along with the mask" in card
     training = json.loads((out / SIDECAR).read_text())["training"]
     assert (training["method"], training["lr_weights"]) == ("roi+weights", WEIGHTS_RATE)
-    stored, dtype = AutoConfig.from_pretrained(model).dtype, learner.model.dtype
+    stored, dtype = AutoConfig.from_pretrained(model).dtype, learner.teacher.dtype
     assert {x.dtype for x in load_file(out / "model.safetensors").values()} == {stored}
     exported, plain = (AutoModelForCausalLM.from_pretrained(x, dtype=dtype) for x in (out, model))
     with torch.no_grad():
-        for layer in learner.layers.values():  # where a CPU computes in fp32 what is stored in bf16
-            layer.trained.copy_(layer.trained.to(stored))
-        with learner.under_masks():
-            torch.testing.assert_close(learner.model(IDS).logits, exported(IDS).logits)
-        with learner.dense():
-            assert torch.equal(learner.model(IDS).logits, plain(IDS).logits)
-        masks = {name: layer.prior for name, layer in learner.layers.items()}
-        for name, prior in masks.items():
+        for layer in learner.tensors.values():  # where a CPU computes in fp32 what is stored in bf16
+            layer.learned["trained"].copy_(layer.learned["trained"].to(stored))
+        torch.testing.assert_close(learner.harden()(IDS).logits, exported(IDS).logits)
+        assert torch.equal(learner.teacher(IDS).logits, plain(IDS).logits)
+        for name, prior in learner.prior_masks.items():
             mask = prior.to_rows()
-            layer, weight = learner.layers[name], plain.get_submodule(name).weight.data
+            layer, weight = learner.tensors[name], plain.get_submodule(name).weight.data
             assert torch.equal(mask, brute_top(oriented(layer, weight).abs(), 2, 4))
             oriented(layer, weight)[~mask] = 0
-        with learner.under_masks(masks):
-            torch.testing.assert_close(learner.model(IDS).logits, plain(IDS).logits)
+        student = learner.harden(learner.prior_masks)
+        torch.testing.assert_close(student(IDS).logits, plain(IDS).logits)
 
 
-def test_weights_that_are_zero_stay_zero():
-    dense = torch.nn.Linear(8, 4, bias=False)
-    dense.weight.data[:, ::2] = 0
-    dense.weight.requires_grad_(False)
-    layer = JointLinear(dense, "layer", SharedState(PATTERN, "sample", sampler=GumbelTopK()))
-    layer.state.draw = Draw(0, 0, LAM, TAU)
-    layer(torch.randn(3, 8, generator=torch.Generator().manual_seed(0))).square().sum().backward()
-    assert not layer.trained.grad[:, ::2].any()
-    assert layer.trained.grad[:, 1::2].all()
-    assert layer.logits.grad.isfinite().all()
+def test_weights_that_are_zero_stay_zero(lab):
+    learner = together(lab, 1, lab.model)
+    tensor = learner.tensors["model.layers.0.mlp.up_proj"]
+    with torch.no_grad():
+        tensor.learned["trained"][:, ::2] = 0
+    learner.fill(learner.draw)
+    learner.student(IDS).logits.square().sum().backward()
+    gradient = tensor.learned["trained"].grad
+    assert not gradient[:, ::2].any()
+    assert gradient[:, 1::2].any()
+    assert tensor.learned["logits"].grad.isfinite().all()
 
 
 @pytest.mark.filterwarnings("ignore:the first draws keep")

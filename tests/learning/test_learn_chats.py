@@ -52,10 +52,8 @@ def test_held_out_figures_of_a_run_are_means_over_the_tokens_that_count(lab, los
     data = answered(lab, loss_on)
     trainer = {"limit_val_batches": 1.0, "val_check_interval": 2, "check_val_every_n_epoch": None}
     learner, fitter = lab.learn(2, data=data, dtype="float32", callbacks=[BaselineSummary()], trainer=trainer)
-    with learner.under_masks():
-        wanted = slow_perplexity(learner.model, data)
-    with learner.dense():
-        dense = slow_perplexity(learner.model, data)
+    wanted = slow_perplexity(learner.harden(), data)
+    dense = slow_perplexity(learner.teacher, data)
     summary = json.loads(next(lab.folder.rglob("summary.json")).read_text())["perplexity"]
     assert summary == pytest.approx(summary | {"roi": wanted, "dense": dense}, rel=1e-4)
     assert float(fitter.callback_metrics["val/perplexity"]) == pytest.approx(wanted, rel=1e-4)

@@ -46,7 +46,7 @@ def test_a_run_resumes_to_the_same_bits_and_exports_what_verifies(lab):
         learn(lab, "cut", CutAt(3))
     checkpoint = str(lab.folder / "cut" / "checkpoints" / "step=2.ckpt")
     resumed, _ = learn(lab, "cut", ckpt_path=checkpoint)
-    assert all(torch.equal(x.logits, resumed.layers[name].logits) for name, x in whole.layers.items())
+    assert all(torch.equal(x.learned["logits"], resumed.tensors[name].learned["logits"]) for name, x in whole.tensors.items())
     masks = MaskSet.load(lab.folder / "whole" / "mask.safetensors")
     magnitude = prune(
         AutoModelForCausalLM.from_pretrained(lab.model), method="magnitude", patterns=PATTERNS
@@ -80,7 +80,7 @@ def test_a_prior_is_a_mask_of_the_same_patterns_layer_by_layer(lab):
     lm = AutoModelForCausalLM.from_pretrained(lab.model)
     prune(lm, method="magnitude", patterns=PATTERNS).masks.save(lab.folder / "mask")
     learner, _ = lab.learn(1, patterns=PATTERNS, prior=str(lab.folder / "mask"))
-    assert learner.prior_masks.keys() == learner.layers.keys()
+    assert learner.prior_masks.keys() == learner.tensors.keys()
     swapped = PATTERNS | {"down_proj": "1:4", "model.layers.1.mlp.down_proj": "4:8"}
     with pytest.raises(UserError, match=r"down_proj.weight' at 4:8 and the run at 1:4"):
         lab.learn(1, patterns=swapped, prior=str(lab.folder / "mask"))

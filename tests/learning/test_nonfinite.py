@@ -72,7 +72,7 @@ def test_a_step_that_the_scaler_skips_is_no_error(lab):
     start = 2.0**10
     learner, scales = with_scaler(lab, 4, {1, 2}, init_scale=start)
     assert scales == [start, start / 2, start / 4, start / 4]
-    assert all(layer.logits.isfinite().all() for layer in learner.layers.values())
+    assert all(layer.learned["logits"].isfinite().all() for layer in learner.tensors.values())
 
 
 def test_a_scale_below_one_is_not_to_blame(lab):

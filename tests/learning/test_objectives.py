@@ -25,23 +25,30 @@ class Expected(Callback):
         self.batches.append((batch["input_ids"], batch_idx))
 
     def on_before_optimizer_step(self, trainer, pl_module, optimizer):
-        logits = [layer.logits for layer in pl_module.layers.values()]
+        logits = [layer.learned["logits"] for layer in pl_module.tensors.values()]
         wanted = [torch.zeros_like(x) for x in logits]
         for ids, batch_idx in self.batches:
             pl_module.prepare_step(batch_idx)
-            pl_module.state.kept_norm = None
-            loss = self.objective(pl_module, ids) / len(self.batches)
+            drawn = {
+                f"{name}.weight": pl_module.training_weight(tensor, **tensor.learned)
+                for name, tensor in pl_module.tensors.items()
+            }
+            loss = self.objective(pl_module, drawn, ids) / len(self.batches)
             wanted = [a + b for a, b in zip(wanted, torch.autograd.grad(loss, logits), strict=True)]
-        for layer, gradient in zip(pl_module.layers.values(), wanted, strict=True):
+        for layer, gradient in zip(pl_module.tensors.values(), wanted, strict=True):
             scale = float(gradient.abs().max())
-            torch.testing.assert_close(layer.logits.grad, gradient, rtol=1e-4, atol=1e-4 * scale)
+            torch.testing.assert_close(layer.learned["logits"].grad, gradient, rtol=1e-4, atol=1e-4 * scale)
         self.batches = []
         self.compared += 1
 
 
-def cross_entropy(learner, ids):
-    logits = learner.model(input_ids=ids).logits[:, :-1]
-    return F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+def predicted(learner, drawn, ids):
+    lm = torch.func.functional_call(learner.teacher, drawn, kwargs={"input_ids": ids})
+    return lm.logits[:, :-1]
+
+
+def cross_entropy(learner, drawn, ids):
+    return F.cross_entropy(predicted(learner, drawn, ids).flatten(0, 1), ids[:, 1:].flatten())
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
@@ -49,12 +56,12 @@ def cross_entropy(learner, ids):
 def test_distillation_has_the_gradient_of_the_divergence_from_a_second_dense_model(lab, share, parts):
     dense = AutoModelForCausalLM.from_pretrained(lab.model, dtype=torch.float32)
 
-    def objective(learner, ids):
+    def objective(learner, drawn, ids):
         with torch.no_grad():
             p = dense(input_ids=ids).logits[:, :-1].softmax(-1)
-        q = learner.model(input_ids=ids).logits[:, :-1].softmax(-1)
+        q = predicted(learner, drawn, ids).softmax(-1)
         divergence = (p * (p.log() - q.log())).sum(-1).mean()
-        return (1 - share) * cross_entropy(learner, ids) + share * divergence
+        return (1 - share) * cross_entropy(learner, drawn, ids) + share * divergence
 
     expected = Expected(objective)
     trainer = {"accumulate_grad_batches": parts, "gradient_clip_val": None}
@@ -72,10 +79,10 @@ def test_distillation_has_the_gradient_of_the_divergence_from_a_second_dense_mod
 def test_kept_norm_has_the_gradient_of_the_squared_norm_and_fades(lab, sampler, parts):
     coefficient, steps = 0.5, 3
 
-    def objective(learner, ids):
+    def objective(learner, drawn, ids):
         left = 1 - learner.trainer.global_step / steps
-        norm = sum(layer.drawn_weight().square().sum() for layer in learner.layers.values())
-        return cross_entropy(learner, ids) - coefficient * left * norm
+        norm = sum(weight.square().sum() for weight in drawn.values())
+        return cross_entropy(learner, drawn, ids) - coefficient * left * norm
 
     expected = Expected(objective)
     trainer = {"accumulate_grad_batches": parts, "gradient_clip_val": None}
@@ -88,8 +95,8 @@ def test_kept_norm_is_the_same_under_activation_checkpointing(lab):
     options = {"kept_norm": 0.5, "dtype": "float32", "trainer": {"gradient_clip_val": None}}
     plain, _ = lab.learn(2, **options)
     again, _ = lab.learn(2, activation_checkpointing=True, **options)
-    for name, layer in plain.layers.items():
-        torch.testing.assert_close(layer.logits, again.layers[name].logits, rtol=0, atol=1e-6)
+    for name, layer in plain.tensors.items():
+        torch.testing.assert_close(layer.learned["logits"], again.tensors[name].learned["logits"], rtol=0, atol=1e-6)
 
 
 def test_tokens_that_both_models_rule_out_leave_the_divergence_finite_and_right(monkeypatch):

@@ -47,10 +47,10 @@ def learner_of(model, lab, **options):
 @pytest.mark.parametrize(("n", "m"), [(2, 4), (1, 8)])
 def test_magnitude_keeps_the_largest_of_each_group(tmp_path, lab, builder, n, m):
     learner, _ = learner_of(builder(tmp_path / "m"), lab, prior="magnitude", pattern=f"{n}:{m}")
-    assert learner.prior_masks.keys() == learner.layers.keys()
+    assert learner.prior_masks.keys() == learner.tensors.keys()
     for name, mask in learner.prior_masks.items():
-        layer = learner.layers[name]
-        weight = layer.weight.float().abs()
+        layer = learner.tensors[name]
+        weight = layer.dense.float().abs()
         assert torch.equal(oriented(layer, mask.to_bool()), brute_top(weight, n, m)), name
 
 
@@ -92,8 +92,8 @@ def test_a_prior_too_weak_for_the_temperature_is_told_of_with_the_remedy(lab):
 def test_logits_start_at_noise_moved_towards_the_prior(lab, strength):
     learner, _ = learner_of(lab.model, lab, prior="magnitude", prior_strength=strength, init_std=0.01)
     masks = {name: mask.to_bool() for name, mask in learner.prior_masks.items()}
-    kept = torch.cat([learner.layers[name].logits.detach()[mask] for name, mask in masks.items()])
-    pruned = torch.cat([learner.layers[name].logits.detach()[~mask] for name, mask in masks.items()])
+    kept = torch.cat([learner.tensors[name].learned["logits"].detach()[mask] for name, mask in masks.items()])
+    pruned = torch.cat([learner.tensors[name].learned["logits"].detach()[~mask] for name, mask in masks.items()])
     assert len(kept) == len(pruned)
     assert float(kept.mean() - pruned.mean()) == pytest.approx(2 * strength, abs=4e-4)
     assert float(kept.std()) == pytest.approx(0.01, rel=0.02)
@@ -104,7 +104,7 @@ def test_without_a_prior_the_logits_are_normal_and_depend_on_the_seed_alone(lab)
     logits = {}
     for key, seed in (("a", 0), ("b", 0), ("c", 1)):
         learner, _ = learner_of(lab.model, lab, seed=seed, init_std=0.01)
-        logits[key] = torch.cat([layer.logits.detach().flatten() for layer in learner.layers.values()])
+        logits[key] = torch.cat([layer.learned["logits"].detach().flatten() for layer in learner.tensors.values()])
         assert learner.prior_masks == {}
     assert torch.equal(logits["a"], logits["b"])
     assert not torch.equal(logits["a"], logits["c"])
@@ -124,8 +124,8 @@ def test_a_mask_file_and_an_exported_directory_are_priors(lab, form):
         prior = write_export(learner.source, masks, lab.folder / "out")
     learner, _ = learner_of(lab.model, lab, prior=str(prior), prior_strength=1.0)
     stored = learner.stored_weights
-    for name, layer in learner.layers.items():
-        assert torch.equal(layer.logits > 0, masks.layers[stored[name]].to_bool()), name
+    for name, layer in learner.tensors.items():
+        assert torch.equal(layer.learned["logits"] > 0, masks.layers[stored[name]].to_bool()), name
 
 
 BAD_FILES = {
@@ -161,10 +161,9 @@ def test_one_shot_priors_are_what_prune_finds(tmp_path, lab, builder, prior, met
     wanted = {name: pruned.mask for name, pruned in walk}
     assert wanted.keys() == learner.prior_masks.keys()
     for name, mask in wanted.items():
-        assert torch.equal(learner.prior_masks[name].to_bool(), mask), name
-        layer = learner.layers[name]
-        assert torch.equal(layer.weight, oriented(layer, plain.get_submodule(name).weight))
-    assert learner.state.mode == "dense"
+        assert torch.equal(learner.prior_masks[name].to_rows(), mask), name
+        layer = learner.tensors[name]
+        assert torch.equal(layer.dense, oriented(layer, plain.get_submodule(name).weight))
 
 
 def test_a_resumed_run_does_not_prune_for_its_prior_again(lab, monkeypatch):
@@ -179,12 +178,12 @@ def test_a_resumed_run_does_not_prune_for_its_prior_again(lab, monkeypatch):
 def test_with_a_margin_only_what_leads_by_it_leaves_the_prior(tmp_path, lab, builder):
     margin = 0.01
     learner, _ = learner_of(builder(tmp_path / "m"), lab, prior="magnitude", prior_margin=margin)
-    names = [name for name in learner.layers if "layers.0" in name or "h.0" in name][:2]
-    for name, layer in ((name, learner.layers[name]) for name in names):
+    names = [name for name in learner.tensors if "layers.0" in name or "h.0" in name][:2]
+    for name, layer in ((name, learner.tensors[name]) for name in names):
         prior = learner.prior_masks[name].to_rows()
         with torch.no_grad():
-            layer.logits.add_(torch.randn_like(layer.logits), alpha=0.02)
-        wanted = brute_top(layer.logits.detach() + margin * (2.0 * prior - 1), 2, 4)
-        assert torch.equal(layer.hard_mask(), wanted), name
-        plain = GumbelTopK().hard_mask(layer.logits, NMPattern("2:4"))
+            layer.learned["logits"].add_(torch.randn_like(layer.learned["logits"]), alpha=0.02)
+        wanted = brute_top(layer.learned["logits"].detach() + margin * (2.0 * prior - 1), 2, 4)
+        assert torch.equal(learner.hard_mask(layer), wanted), name
+        plain = GumbelTopK().hard_mask(layer.learned["logits"], NMPattern("2:4"))
         assert 0 < (wanted & ~prior).sum() < (plain & ~prior).sum()

@@ -32,13 +32,13 @@ class Recorder(Callback):
         self.draws, self.rates, self.modes = [], [], []
 
     def on_train_batch_end(self, trainer, pl_module, *args):
-        self.draws.append(pl_module.state.draw)
+        self.draws.append(next(iter(pl_module._draws.values())))
 
     def on_before_optimizer_step(self, trainer, pl_module, optimizer):
         self.rates.append(optimizer.param_groups[0]["lr"])
-        self.modes.append(pl_module.model.training)
+        self.modes.append(pl_module.student.training)
         for name, parameter in pl_module.named_parameters():
-            assert (parameter.grad is None) == (not name.endswith(".logits")), name
+            assert (parameter.grad is None) == (not name.startswith("learned.")), name
 
 
 @pytest.mark.parametrize(
@@ -61,13 +61,13 @@ def test_only_the_logits_learn(lab):
     recorder = Recorder()
     learner, trainer = lab.learn(3, callbacks=[recorder], dtype="bfloat16")
     plain = AutoModelForCausalLM.from_pretrained(lab.model)
-    before, after = plain.state_dict(), learner.model.state_dict()
-    assert {name for name in after if name not in before} == {f"{name}.logits" for name in learner.layers}
+    before, after = plain.state_dict(), learner.teacher.state_dict()
+    assert before.keys() == after.keys() == learner.student.state_dict().keys()
     for name, tensor in before.items():
         assert torch.equal(after[name], tensor), name
         assert after[name].dtype == tensor.dtype
     trained = [p for group in trainer.optimizers[0].param_groups for p in group["params"]]
-    assert {id(p) for p in trained} == {id(layer.logits) for layer in learner.layers.values()}
+    assert {id(p) for p in trained} == {id(layer.learned["logits"]) for layer in learner.tensors.values()}
     assert {p.dtype for p in trained} == {torch.float32}
     assert recorder.modes == [True] * 3
 
@@ -75,11 +75,13 @@ def test_only_the_logits_learn(lab):
 def test_the_language_model_is_in_train_mode_without_dropout(lab, tmp_path):
     model = tiny_gpt2(tmp_path / "gpt2", resid_pdrop=0.5, embd_pdrop=0.5, attn_pdrop=0.5)
     learner, _ = lab.learn(1, model=model)
-    assert all(module.training for module in learner.model.modules())
-    assert {m.p for m in learner.model.modules() if isinstance(m, torch.nn.Dropout)} == {0.0}
+    for lm in (learner.teacher, learner.student):
+        assert all(module.training for module in lm.modules())
+        assert {m.p for m in lm.modules() if isinstance(m, torch.nn.Dropout)} == {0.0}
     ids = torch.arange(16)[None]
-    with learner.under_masks(), torch.no_grad():
-        assert torch.equal(learner.model(ids).logits, learner.model(ids).logits)
+    learner.harden()
+    with torch.no_grad():
+        assert torch.equal(learner.student(ids).logits, learner.student(ids).logits)
 
 
 def test_rate_and_temperatures_follow_optimizer_steps(lab):
@@ -101,7 +103,7 @@ def test_rate_and_temperatures_follow_optimizer_steps(lab):
     wanted = [0.002 + 0.009 * (1 + math.cos(math.pi * step / steps)) for step in range(steps)]
     assert recorder.rates == pytest.approx(wanted)
     assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.002)
-    assert len({draw.index for draw in recorder.draws}) == steps * parts
+    assert len({draw.key for draw in recorder.draws}) == steps * parts
 
 
 @pytest.mark.parametrize("draw_per", ["micro_batch", "step"])
@@ -114,9 +116,9 @@ def test_ranks_draw_different_masks(lab, draw_per):
                 learner._trainer = SimpleNamespace(
                     global_step=step, max_steps=3, accumulate_grad_batches=2, world_size=4, global_rank=rank
                 )
-                learner.prepare_step(2 * step + batch)
+                index = learner._draw_index(step, 2 * step + batch)
                 place = (step, rank, batch if draw_per == "micro_batch" else 0)
-                assert seen.setdefault(learner.state.draw.index, place) == place
+                assert seen.setdefault(index, place) == place
     assert len(seen) == 3 * 4 * (2 if draw_per == "micro_batch" else 1)
 
 
@@ -124,8 +126,8 @@ def test_validation_measures_the_hardened_mask(lab):
     learner, data = RoILightningModule(str(lab.model), dtype="float32"), lab.data(val_windows=5)
     learner.configure_model()
     generator = torch.Generator().manual_seed(3)
-    for layer in learner.layers.values():
-        layer.logits.data = torch.randn(layer.logits.shape, generator=generator)
+    for layer in learner.tensors.values():
+        layer.learned["logits"].data = torch.randn(layer.learned["logits"].shape, generator=generator)
     trainer = RoITrainer(
         accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False, max_steps=1
     )
@@ -133,9 +135,9 @@ def test_validation_measures_the_hardened_mask(lab):
         warnings.filterwarnings("ignore", message=".*does not have many workers")
         metrics = trainer.validate(learner, datamodule=data, verbose=False)[0]
     plain = AutoModelForCausalLM.from_pretrained(lab.model, dtype=torch.float32)
-    for name, layer in learner.layers.items():
-        weight = plain.get_submodule(name).weight.data
-        weight[~brute_top(layer.logits.detach(), 2, 4)] = 0
+    for name, layer in learner.tensors.items():
+        weight = plain.get_parameter(f"{name}.weight").data
+        weight[~brute_top(layer.learned["logits"].detach(), 2, 4)] = 0
         assert name.split(".")[-1][0] not in "qkv" or plain.get_submodule(name).bias is not None
     ids = data.windows("val", data.val_tokens // 32)
     with torch.no_grad():
@@ -143,7 +145,6 @@ def test_validation_measures_the_hardened_mask(lab):
     nll = float(F.cross_entropy(logits.reshape(-1, logits.shape[-1]), ids[:, 1:].reshape(-1)))
     assert metrics["val/nll"] == pytest.approx(nll, rel=1e-5)
     assert metrics["val/perplexity"] == pytest.approx(math.exp(nll), rel=1e-4)
-    assert learner.state.mode == "dense"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -153,30 +154,28 @@ def test_the_export_computes_what_the_hardened_model_computed(lab, tmp_path, bui
     name = str(dtype).removeprefix("torch.")
     learner, _ = lab.learn(3, model=model, dtype=name, callbacks=[SparseExport(str(tmp_path / "out"))])
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=dtype)
-    assert loaded.dtype == learner.model.dtype == dtype
+    assert loaded.dtype == learner.teacher.dtype == dtype
     ids = torch.arange(40).reshape(2, 20) * 5 % 256
-    with learner.under_masks(), torch.no_grad():
-        assert torch.equal(learner.model(ids).logits, loaded(ids).logits)
-        for key, layer in learner.layers.items():
-            weight = oriented(layer, loaded.get_submodule(key).weight)
-            assert torch.equal(layer.effective_weight(), weight), key
-    for key, layer in learner.layers.items():
-        mask = brute_top(layer.logits.detach(), 2, 4)
+    learner.harden()
+    with torch.no_grad():
+        assert torch.equal(learner.student(ids).logits, loaded(ids).logits)
+    for key, layer in learner.tensors.items():
+        mask = brute_top(layer.learned["logits"].detach(), 2, 4)
         weight = loaded.get_submodule(key).weight
         assert torch.equal(oriented(layer, weight) != 0, mask), key
-        if layer.bias is not None:
-            assert torch.equal(loaded.get_submodule(key).bias, layer.bias)
+        bias = getattr(loaded.get_submodule(key), "bias", None)
+        assert bias is None or torch.equal(bias, learner.teacher.get_submodule(key).bias)
 
 
 def test_a_learned_mask_beats_magnitude_on_held_out_text(lab):
     learner, trainer = lab.learn(40, lr=0.05, lr_end=0.01, trainer={"accumulate_grad_batches": 1})
     windows = trainer.datamodule.windows("val", 4)
-    with learner.under_masks():
-        learned = window_perplexity(learner.model, windows, 8)
-    layers = learner.layers.items()
-    largest = {name: LayerMask.from_rows(learner.pattern.top(layer.weight.abs())) for name, layer in layers}
-    with learner.under_masks(largest):
-        magnitude = window_perplexity(learner.model, windows, 8)
+    learned = window_perplexity(learner.harden(), windows, 8)
+    largest = {
+        name: LayerMask.from_rows(learner.pattern.top(tensor.dense.abs()))
+        for name, tensor in learner.tensors.items()
+    }
+    magnitude = window_perplexity(learner.harden(largest), windows, 8)
     assert learned < 0.7 * magnitude
 
 

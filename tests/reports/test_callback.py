@@ -46,7 +46,7 @@ def test_the_mask_before_learning_is_the_prior(ran):
 def test_the_facts_are_those_of_the_run(ran):
     lab, learner, facts = ran
     assert facts["settings"] == learner.run_recipe
-    assert (facts["method"], facts["pattern"], facts["layers"]) == ("roi", "2:4", len(learner.layers))
+    assert (facts["method"], facts["pattern"], facts["layers"]) == ("roi", "2:4", len(learner.tensors))
     assert (facts["steps"], facts["tokens"], facts["text"]) == (3, 3 * 2 * 32, str(lab.corpus))
 
 
@@ -69,8 +69,7 @@ def test_continuations_are_those_of_the_models_that_the_run_left(ran):
             out = lm.generate(parts[0][None], attention_mask=torch.ones(1, 16), max_new_tokens=48)
             assert found[name] == tokenizer.decode(out[0, 16:], skip_special_tokens=True)
     assert len({tuple(x[name] for x in facts["continuations"]) for name in models}) == 3
-    assert learner.state.mode != "fixed"
-    assert learner.model.training
+    assert learner.student.training
 
 
 def test_a_page_that_can_t_be_written_costs_a_warning(tmp_path_factory, monkeypatch):

@@ -1,29 +1,30 @@
 """The LightningModule that every method extends: frozen model, step and loss, optimizer, checkpoints, masks.
 
-A method says how its parameters are attached to the layers, how a training step draws, and what its hard masks are;
+A method says what it learns for a tensor, which weight a training step computes with, and what the hard mask is;
 everything else happens here, so that two methods differ in nothing but themselves.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
 
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.cli import OptimizerCallable
-from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.modules.module import _IncompatibleKeys
 from torch.optim.lr_scheduler import LambdaLR
 from torchmetrics import MeanMetric
 from transformers.modeling_utils import PreTrainedModel
 from typing_extensions import override
 
 from roi_lightning.errors import UserError, check_at_least
-from roi_lightning.learning.fsdp import attach_sharded
+from roi_lightning.learning.fsdp import shard
 from roi_lightning.learning.losses import next_token_nll, objective
 from roi_lightning.learning.optim import (
     Decay,
@@ -36,6 +37,7 @@ from roi_lightning.learning.optim import (
 )
 from roi_lightning.learning.recipe import Recipe, options, run_recipe
 from roi_lightning.learning.resume import align_loops, check_belongs, mark_checkpoint
+from roi_lightning.learning.student import PrunedTensor, pruned_tensors, student_of
 from roi_lightning.masks.layer_mask import LayerMask
 from roi_lightning.masks.layer_patterns import LayerPatterns, Pattern, mixed_pattern
 from roi_lightning.masks.mask_set import MaskSet
@@ -43,19 +45,20 @@ from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.base_tensors import BaseTensors, open_base
 from roi_lightning.models.config import GGUF_DTYPE, DType, load_config
 from roi_lightning.models.fingerprint import base_model
-from roi_lightning.models.layers import ChosenLayers, LinearLayer, choose_layers, stored_weights
+from roi_lightning.models.layers import ChosenLayers, Layer, choose_layers, stored_weights
 from roi_lightning.models.loading import enable_checkpointing, load_language_model, meta_language_model
 from roi_lightning.models.source import ModelSource, resolve_model
 from roi_lightning.models.stored_tensors import tensor_sha256
-from roi_lightning.samplers.masked_linear import LayerState, MaskedLinear, fixed_masks, in_mode
+from roi_lightning.utils.dtensor import distribute_like
 
 
 class MaskLearningModule(pl.LightningModule, ABC):
     """Learns a mask over the linear layers of a frozen causal language model.
 
-    A training step minimises the objective in `sample` mode; validation is under the hard masks.
+    A training step minimises the objective of the student, whose pruned tensors hold the weights of that step;
+    validation is of the student under the hard masks.
 
-    Until the model is built its attribute `lm` is None; from then on `pattern` is by full names of layers.
+    Until the models are built `teacher` and `student` are None; from then on `pattern` is by full names of layers.
 
     Args:
         lm: Hub id, directory, or GGUF file (`gguf:PATH`, or `smollm2-135m`).
@@ -73,7 +76,7 @@ class MaskLearningModule(pl.LightningModule, ABC):
         lr_warmup: Share of the run, below 1, over which the learning rate rises from 0 on a straight line before.
         distillation: Share of the loss, from 0 to 1, that is not the text's cross-entropy (the paper's only
             term) but the divergence of the masked model's next-token distribution from the dense model's; any
-            above 0 costs one more forward pass per micro-batch, and no second copy of the model.
+            above 0 costs one more forward pass per micro-batch.
         activation_checkpointing: Recompute activations in the backward pass to save memory.
         attn_implementation: Passed to transformers (`sdpa`, `eager`, `flash_attention_2`).
         trust_remote_code: Let the model repository's own Python code run.
@@ -85,8 +88,10 @@ class MaskLearningModule(pl.LightningModule, ABC):
     Attributes:
         learns: What the learned parameters are called where they are counted.
         differentiates: Whether a step has a backward pass.
-        layers: The masked layers by name.
-        state: Which all of them share.
+        teacher: The frozen model.
+        student: The same model with pruned tensors of its own; see `learning.student`.
+        tensors: These, by name.
+        learned: What is learned for them: all parameters of the first kind, then those of the next.
         kept_of_prunable: How many weights the patterns keep, of how many; those of layers left dense are in both.
         dense_layers: The number of weights of each layer that its pattern leaves dense.
         prior_masks: From which the learned parameters started, by layer.
@@ -96,9 +101,8 @@ class MaskLearningModule(pl.LightningModule, ABC):
 
     learns: str = "parameters"
     differentiates: ClassVar[bool] = True
-    lm: PreTrainedModel | None
-    layers: Mapping[str, MaskedLinear]
-    state: LayerState
+    teacher: PreTrainedModel | None
+    student: PreTrainedModel | None
 
     def __init__(
         self,
@@ -136,7 +140,10 @@ class MaskLearningModule(pl.LightningModule, ABC):
         check_at_least(self, "model.", lr_end=0)
         self.distillation, self.activation_checkpointing = distillation, activation_checkpointing
         self.attn_implementation, self.trust_remote_code = attn_implementation, trust_remote_code
-        self.lm, self.layers = None, {}
+        self.teacher = self.student = None
+        self.tensors: dict[str, PrunedTensor] = {}
+        self.learned = nn.ParameterList()
+        self._in_parameter: dict[int, list[PrunedTensor]] = {}
         # In a tuple, or torch would take it for a part of this module.
         self._in_memory: tuple[PreTrainedModel, ...] = ()
         self.dense_layers: dict[str, int] = {}
@@ -149,17 +156,53 @@ class MaskLearningModule(pl.LightningModule, ABC):
         self._validated: int | None = None
         self._val_nll = MeanMetric()
         self._losses_finite: Tensor | bool = True
-        self._validation_masks: AbstractContextManager[None] | None = None
 
     # What a method adds.
 
     @abstractmethod
-    def attach(self, lm: PreTrainedModel, layers: dict[str, LinearLayer]) -> Mapping[str, MaskedLinear]:
-        """Replace the layers by learning ones; returns these by the same names."""
+    def shapes(self, shape: tuple[int, ...], pattern: NMPattern) -> dict[str, tuple[int, ...]]:
+        """The shape of each kind of learned parameter, fp32, of a tensor.
+
+        Args:
+            shape: Of the tensor, or of the part of it that a rank has: [out, in], or [experts, out, in].
+            pattern: Its pattern.
+        """
+
+    def begin(self, tensor: PrunedTensor) -> None:
+        """Set the learned parameters of a tensor, which are zero, to their first values, this rank's part."""
 
     @abstractmethod
+    def training_weight(self, tensor: PrunedTensor, **learned: Tensor) -> Tensor:
+        """The weight that a training step computes with.
+
+        Args:
+            tensor: Which; its `dense` is the frozen weight.
+            learned: Its parameters by kind, this rank's part.
+
+        Returns:
+            This rank's part, [..., out, in], differentiable in what is learned, as often as it is asked for.
+        """
+
+    @abstractmethod
+    def hard_mask(self, tensor: PrunedTensor) -> Tensor:
+        """The mask learned so far, boolean, of the whole tensor; every rank has to call it."""
+
+    def hard_weight(self, tensor: PrunedTensor) -> Tensor:
+        """The weight that the hard mask is measured on, masked: this rank's part; every rank has to call it."""
+        return tensor.pruned(tensor.dense, self.hard_mask(tensor))
+
     def prepare_step(self, batch_idx: int) -> None:
-        """Set up the forward pass of one micro-batch."""
+        """Set up the training step of one micro-batch."""
+
+    def choices(self, tensor: PrunedTensor) -> tuple[Tensor, int] | None:
+        """What each group of a tensor chooses from, and how many of these it takes.
+
+        `MaskMonitor` takes statistics of it.
+
+        Returns:
+            [..., choices], the highest first to be taken; None where nothing of the kind is learned.
+        """
+        return None
 
     @property
     @abstractmethod
@@ -239,40 +282,76 @@ class MaskLearningModule(pl.LightningModule, ABC):
 
     @override
     def configure_model(self) -> None:
-        if self.lm is not None:
+        if self.teacher is not None:
             return
         if self._trainer is not None:
             check_trainer(self.trainer)
-        lm = self.load_lm()
-        if self.activation_checkpointing:
-            enable_checkpointing(lm)
-        chosen = self.choose(lm)
+        teacher = self.load_lm()
+        chosen = self.choose(teacher)
         self.pattern, self.kept_of_prunable = chosen.pattern, (chosen.kept, chosen.prunable)
-        self.dense_layers = {name: layer.weight.numel() for name, layer in chosen.dense.items()}
-        self.layers = attach_sharded(lm, self.device_mesh, chosen.pruned, self.attach)
-        self.lm = lm
-        learned = sum(p.numel() for p in lm.parameters() if p.requires_grad)
+        self.dense_layers = {name: layer.numel for name, layer in chosen.dense.items()}
+        pruned, mesh = {layer.parameter for layer in chosen.pruned.values()}, self.device_mesh
+        student = student_of(teacher, pruned, alias=mesh is not None)
+        if self.activation_checkpointing:
+            enable_checkpointing(student)
+        if mesh is not None:
+            across = {layer.parameter for layer in chosen.pruned.values() if layer.transposed}
+            shard([teacher, student], mesh, across)
+        self.teacher, self.student = teacher, student
+        found = pruned_tensors(chosen.pruned, self.pattern, teacher, student)
+        self.tensors = {tensor.name: tensor for tensor in found}
+        for tensor in self.tensors.values():
+            self._learn_on(tensor)
+        self.learned.extend(parameter for _, parameter in self.learned_parameters())
+        for name in pruned:
+            student.get_parameter(name).register_post_accumulate_grad_hook(self._take_gradient)
+        self._let_ddp_ignore_models()
+        learned = sum(parameter.numel() for parameter in self.learned)
         kept, prunable = self.kept_of_prunable
         share = f", mixed patterns: {kept:,} of {prunable:,} weights stay ({kept / prunable:.1%})"
         rank_zero_info(
-            f"{self.source.spec}: {learned:,} parameters to learn on {len(self.layers)} layers, {self.pattern}"
+            f"{self.source.spec}: {learned:,} parameters to learn on {len(chosen.pruned)} layers, {self.pattern}"
             f"{share if self.mixed_patterns else ''}"
         )
 
-    @property
-    def model(self) -> PreTrainedModel:
-        """The language model, built if need be."""
+    def _learn_on(self, tensor: PrunedTensor) -> None:
+        self._in_parameter.setdefault(id(tensor.student), []).append(tensor)
+        own = tensor.part(tensor.teacher)
+        here = self.shapes(tuple(own.shape), tensor.pattern)
+        for kind, whole in self.shapes(tensor.shape, tensor.pattern).items():
+            start = torch.zeros(here[kind], dtype=torch.float32, device=own.device)
+            tensor.learn(kind, start, whole)
+        with torch.no_grad():
+            self.begin(tensor)
+
+    def learned_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """What is learned, by the name in a checkpoint."""
+        for name, tensor in self.tensors.items():
+            for kind, parameter in tensor.learned.items():
+                yield f"lm.{name}.{kind}", parameter
+
+    def _let_ddp_ignore_models(self) -> None:
+        own = [*self.named_parameters(remove_duplicate=False), *self.named_buffers(remove_duplicate=False)]
+        models = ("teacher.", "student.")
+        # DistributedDataParallel's own attribute: it reduces the gradients of what is learned alone.
+        self._ddp_params_and_buffers_to_ignore = [name for name, _ in own if name.startswith(models)]
+
+    def models(self) -> tuple[PreTrainedModel, PreTrainedModel]:
+        """Teacher and student, built if need be."""
         self.configure_model()
-        assert self.lm is not None
-        return self.lm
+        assert self.teacher is not None
+        assert self.student is not None
+        return self.teacher, self.student
 
     # The step and its loss.
 
     @override
     def training_step(self, batch: Mapping[str, Tensor], batch_idx: int) -> Tensor:
+        teacher, student = self.models()
         self.prepare_step(batch_idx)
+        self.fill(self.draw)
         loss, divergence = objective(
-            self.model, batch["input_ids"], self.distillation, self.dense(), batch.get("labels")
+            student, teacher, batch["input_ids"], self.distillation, batch.get("labels")
         )
         # Looked at once per optimizer step: asking here would make the host wait for every micro-batch.
         self._losses_finite = self._losses_finite & loss.detach().isfinite()
@@ -281,9 +360,42 @@ class MaskLearningModule(pl.LightningModule, ABC):
             self.log("train/divergence", divergence.detach(), sync_dist=True)
         return loss
 
+    @torch.no_grad()
+    def fill(self, fill: Callable[[PrunedTensor], None]) -> None:
+        """Give the student other weights, tensor by tensor."""
+        for tensor in self.tensors.values():
+            fill(tensor)
+        torch.clear_autocast_cache()  # where precision is mixed, of the weights before
+
+    def draw(self, tensor: PrunedTensor) -> None:
+        """Give the student the weight of a training step."""
+        learned = {kind: tensor.here(kind) for kind in tensor.learned}
+        tensor.write(self.training_weight(tensor, **learned))
+
+    def _take_gradient(self, parameter: Tensor) -> None:
+        """Pass the gradient of one of the student's parameters on to what is learned, and free it."""
+        gradient, parameter.grad = parameter.grad, None
+        assert gradient is not None
+        for tensor in self._in_parameter[id(parameter)]:
+            self.collect(tensor, tensor.part(gradient).contiguous())
+
+    def collect(self, tensor: PrunedTensor, gradient: Tensor) -> None:
+        """Add to the gradients of what is learned by that of the weight of a training step, this rank's part."""
+        learned = {kind: tensor.here(kind).detach().requires_grad_() for kind in tensor.learned}
+        with torch.enable_grad():
+            weight = self.training_weight(tensor, **learned)
+        gradients = torch.autograd.grad(weight, list(learned.values()), gradient)
+        for kind, own in zip(learned, gradients, strict=True):
+            tensor.add_gradient(kind, own)
+
+    @override
+    def on_after_backward(self) -> None:
+        if self.differentiates and isinstance(self.trainer.strategy, DDPStrategy):
+            _Announce.apply(*self.learned).backward()  # type: ignore[no-untyped-call]
+
     @override
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        check_finite_step(self.trainer, self._losses_finite, self.named_parameters())
+        check_finite_step(self.trainer, self._losses_finite, self.learned_parameters())
         self._losses_finite = True
 
     @override
@@ -294,12 +406,11 @@ class MaskLearningModule(pl.LightningModule, ABC):
 
     @override
     def on_validation_start(self) -> None:
-        self._validation_masks = self.under_masks()
-        self._validation_masks.__enter__()
+        self.harden()
 
     @override
     def validation_step(self, batch: Mapping[str, Tensor], batch_idx: int) -> None:
-        nll, count = next_token_nll(self.model, batch["input_ids"], batch.get("labels"))
+        nll, count = next_token_nll(self.models()[1], batch["input_ids"], batch.get("labels"))
         self._val_nll.update(nll / count, weight=count)
 
     @override
@@ -310,12 +421,6 @@ class MaskLearningModule(pl.LightningModule, ABC):
         self._val_nll.reset()
         self.log("val/nll", nll, sync_dist=True)
         self.log("val/perplexity", nll.exp(), prog_bar=True, sync_dist=True)
-
-    @override
-    def on_validation_end(self) -> None:
-        assert self._validation_masks is not None
-        self._validation_masks.__exit__(None, None, None)
-        self._validation_masks = None
 
     # The optimizer.
 
@@ -332,7 +437,7 @@ class MaskLearningModule(pl.LightningModule, ABC):
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """What is learned, as an optimizer takes it; the first group has the optimizer's own learning rate."""
-        return [{"params": [p for p in self.parameters() if p.requires_grad]}]
+        return [{"params": list(self.learned)}]
 
     @override
     def on_fit_start(self) -> None:
@@ -375,16 +480,20 @@ class MaskLearningModule(pl.LightningModule, ABC):
     # Checkpoints.
 
     @override
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
+    def state_dict(self, *args: Any, prefix: str = "", **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """Only what is learned; the frozen language model is left out."""
-        learned = self.learned_names()
-        prefix = kwargs.get("prefix", "")
-        state: dict[str, Any] = super().state_dict(*args, **kwargs)
-        return {name: value for name, value in state.items() if name.removeprefix(prefix) in learned}
+        return {prefix + name: parameter.detach() for name, parameter in self.learned_parameters()}
 
-    def learned_names(self) -> set[str]:
-        """Names of the learned parameters in the module's state dict."""
-        return {f"lm.{name}.{learned}" for name, layer in self.layers.items() for learned in layer.learned}
+    @override
+    @torch.no_grad()
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> _IncompatibleKeys:
+        """Take over what was learned, from a checkpoint that `on_load_checkpoint` found to fit."""
+        for name, parameter in self.learned_parameters():
+            value = state_dict[name]
+            parameter.copy_(value if isinstance(value, DTensor) else distribute_like(value, parameter))
+        return _IncompatibleKeys([], [])
 
     @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -407,27 +516,65 @@ class MaskLearningModule(pl.LightningModule, ABC):
 
     # Masks.
 
-    def hard_masks(self) -> Iterator[tuple[str, Tensor]]:
-        """Layer name and boolean mask [out, in], one layer at a time."""
-        return ((name, layer.hard_mask()) for name, layer in self.layers.items())
+    def hard_masks(self) -> Iterator[tuple[str, LayerMask]]:
+        """The hard masks of all layers by name; every rank has to ask, and gets all."""
+        for tensor in self.tensors.values():
+            yield from tensor.matrices(self.hard_mask(tensor).cpu())
 
-    def under_masks(self, masks: Mapping[str, LayerMask] | None = None) -> AbstractContextManager[None]:
-        """Run the model under given masks by layer name, or under its own hard ones."""
-        return fixed_masks(self.layers, masks)
+    def harden(self, masks: Mapping[str, LayerMask] | None = None) -> PreTrainedModel:
+        """Give the student pruned weights, which it keeps until the next training step.
 
-    def dense(self) -> AbstractContextManager[None]:
-        """Run the model unpruned."""
-        return in_mode(self.state, "dense")
+        Args:
+            masks: By layer, for the frozen weights; if None, its own hard weights.
+
+        Returns:
+            The student; every rank has to call it.
+        """
+        _, student = self.models()
+
+        def fill(tensor: PrunedTensor) -> None:
+            weight = (
+                self.hard_weight(tensor)
+                if masks is None
+                else tensor.pruned(tensor.dense, tensor.mask(masks))
+            )
+            tensor.write(weight)
+
+        self.fill(fill)
+        return student
 
     @cached_property
     def stored_weights(self) -> dict[str, str]:
         """Layer name → the name of its weight as stored on disk."""
-        return stored_weights(self.source, self.model, self.layers)
+        return stored_weights(self.source, self.models()[0], self.layers)
+
+    @property
+    def layers(self) -> dict[str, Layer]:
+        """The layers that are learned on, by name."""
+        return {name: layer for tensor in self.tensors.values() for name, layer in tensor.layers.items()}
 
     def packed_masks(self) -> dict[str, LayerMask]:
         """The hard masks by the names of their weights on disk; every rank has to call it, and gets all."""
         stored = self.stored_weights
-        return {stored[name]: self.layers[name].packed(mask) for name, mask in self.hard_masks()}
+        return {stored[name]: mask for name, mask in self.hard_masks()}
+
+    def as_stored(
+        self, weight: Callable[[PrunedTensor], Tensor], dtype: Callable[[str], torch.dtype]
+    ) -> dict[str, Tensor]:
+        """Weights as they are stored, by their names on disk: on the CPU; every rank has to call it.
+
+        Args:
+            weight: That of a tensor, this rank's part.
+            dtype: That of a tensor on disk.
+        """
+        found = {}
+        for tensor in self.tensors.values():
+            whole = tensor.gathered(weight(tensor)).cpu()
+            for (name, layer), own in zip(tensor.layers.items(), whole.view(-1, *whole.shape[-2:]), strict=True):
+                stored = self.stored_weights[name]
+                oriented = own.T if layer.transposed else own
+                found[stored] = oriented.to(dtype(stored)).contiguous()
+        return found
 
     @cached_property
     def final_masks(self) -> dict[str, LayerMask]:
@@ -444,8 +591,9 @@ class MaskLearningModule(pl.LightningModule, ABC):
         """The magnitude mask of the frozen weights by layer name; every rank has to ask, and gets all."""
         from roi_lightning.oneshot import Magnitude, prune_layers
 
-        pruned = prune_layers(self.model, self.layers, Magnitude(), self.pattern)
-        return {name: self.layers[name].packed(result.mask) for name, result in pruned}
+        layers = self.layers
+        pruned = prune_layers(self.models()[0], layers, Magnitude(), self.pattern)
+        return {name: LayerMask.from_rows(x.mask, layers[name].transposed) for name, x in pruned}
 
     @property
     def prior_name(self) -> str | None:
@@ -467,7 +615,7 @@ class MaskLearningModule(pl.LightningModule, ABC):
         packed = self.packed_masks() if packed is None else packed
         pattern, dense = self.pattern, {}
         if isinstance(pattern, LayerPatterns):
-            kept_dense = stored_weights(self.source, self.model, self.dense_layers)
+            kept_dense = stored_weights(self.source, self.models()[0], self.dense_layers)
             pattern = pattern.renamed(self.stored_weights | kept_dense)
             dense = {kept_dense[name]: weights for name, weights in self.dense_layers.items()}
         return MaskSet(pattern, dict(packed), base_model(self.base, packed), updated, dense)
@@ -475,7 +623,7 @@ class MaskLearningModule(pl.LightningModule, ABC):
     @cached_property
     def base(self) -> BaseTensors:
         """The frozen model's tensors as stored; none is hashed twice."""
-        whole = self.lm if self.device_mesh is None else None
+        whole = self.teacher if self.device_mesh is None else None
         return open_base(self.source, GGUF_DTYPE if self.dtype_name == "auto" else self.dtype_name, whole)
 
     @property
@@ -484,6 +632,18 @@ class MaskLearningModule(pl.LightningModule, ABC):
         kept, prunable = self.kept_of_prunable
         mixed = isinstance(self.pattern, LayerPatterns)
         return {"mixed_patterns": {"kept": kept, "prunable": prunable}} if mixed else {}
+
+
+class _Announce(torch.autograd.Function):
+    """Has DistributedDataParallel reduce gradients that are there already: its hooks run where autograd ends."""
+
+    @staticmethod
+    def forward(ctx: Any, *learned: Tensor) -> Tensor:
+        return learned[0].new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, ...]:
+        return (None,) * len(ctx.needs_input_grad)
 
 
 def _spelled_patterns(pattern: Pattern) -> dict[str, object]:

@@ -1,58 +1,56 @@
-"""FSDP2: weights and logits sharded over all ranks, each decoder block gathered while it is used.
+"""FSDP2: weights and logits sharded over all ranks; of a decoder block the masked weights are gathered while it is used.
 
 Lightning's strategy for it, data-parallel over all ranks, with this project's checkpoints.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 from transformers.modeling_utils import PreTrainedModel
 from typing_extensions import override
 
+from roi_lightning.errors import UserError
 from roi_lightning.learning.checkpoint_io import read_checkpoint, write_checkpoint, write_sharded
-from roi_lightning.models.layers import LinearLayer, decoder_blocks
+from roi_lightning.models.layers import decoder_blocks
 from roi_lightning.utils.dtensor import distribute_like
 
-_Linear = LinearLayer
-_Layer = TypeVar("_Layer", bound=nn.Module)
-_Attach = Callable[[PreTrainedModel, dict[str, _Linear]], Mapping[str, _Layer]]
-
-
-def attach_sharded(
-    lm: PreTrainedModel, mesh: DeviceMesh | None, layers: dict[str, _Linear], attach: _Attach[_Layer]
-) -> Mapping[str, _Layer]:
-    """Attach what is learned, and shard the model, in place: each decoder block by itself, then what is outside.
+def shard(models: Iterable[PreTrainedModel], mesh: DeviceMesh, across: Collection[str]) -> None:
+    """Shard models in place: each decoder block by itself, then what is outside.
 
     Args:
-        lm: Every parameter becomes a `DTensor`, cut along its first dimension.
-        mesh: Lightning's; None leaves the model whole.
-        layers: Those to learn on, by name.
-        attach: Replaces some of them. Called for every block before that is sharded: a rank then never holds all
-            that is learned.
+        models: Of one structure; every parameter becomes a `DTensor`, cut along its first dimension.
+        mesh: Lightning's.
+        across: Names of parameters that are cut along their second one, since groups lie along the first.
 
-    Returns:
-        The learning layers by name.
+    Raises:
+        UserError: If one of these can't be divided evenly.
     """
-    if mesh is None:
-        return attach(lm, layers)
-    ranks, blocks = mesh["data_parallel"], decoder_blocks(lm)
-    attached: dict[str, _Layer] = {}
-    for name, block in lm.get_submodule(blocks).named_children():
-        own = {key: layer for key, layer in layers.items() if key.startswith(f"{blocks}.{name}.")}
-        attached.update(attach(lm, own))
-        fully_shard(block, mesh=ranks)
-    fully_shard(lm, mesh=ranks)
-    return attached
+    ranks = mesh["data_parallel"]
+    for lm in models:
+        turned = {lm.get_parameter(name) for name in across}
+
+        def cut(parameter: nn.Parameter, turned: set[nn.Parameter] = turned) -> Shard | None:
+            return Shard(1) if parameter in turned else None
+
+        for name in across:
+            if lm.get_parameter(name).shape[1] % ranks.size():
+                raise UserError(
+                    f"{name!r} has {lm.get_parameter(name).shape[1]} outputs, which {ranks.size()} devices can't "
+                    "share evenly; run on another number of devices"
+                )
+        for block in lm.get_submodule(decoder_blocks(lm)).children():
+            fully_shard(block, mesh=ranks, shard_placement_fn=cut)
+        fully_shard(lm, mesh=ranks)
 
 
 class FSDP2Strategy(ModelParallelStrategy):
@@ -120,9 +118,8 @@ class FSDP2Strategy(ModelParallelStrategy):
 
     @override
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        own = self.lightning_module_state_dict()
-        for name, value in checkpoint["state_dict"].items():
-            own[name].copy_(_sharded(value, own[name]))
+        assert self.lightning_module is not None
+        self.lightning_module.load_state_dict(checkpoint["state_dict"])
 
     @override
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:

@@ -6,7 +6,7 @@ A prior is given one layer at a time, so that no more than one boolean mask is a
 import json
 import math
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -21,13 +21,13 @@ from torch import Tensor
 from roi_lightning.data import CalibrationDataModule
 from roi_lightning.errors import UserError, check_at_least
 from roi_lightning.learning.base import MaskLearningModule
+from roi_lightning.learning.student import PrunedTensor
 from roi_lightning.masks.layer_mask import LayerMask
 from roi_lightning.masks.layer_patterns import Pattern
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.fingerprint import check_masks_fit
 from roi_lightning.samplers import Sampler
-from roi_lightning.samplers.masked_linear import SparseLinear
 from roi_lightning.samplers.noise import noise_key
 from roi_lightning.utils.dtensor import copy_from_first_rank, distribute_like, from_first_rank
 
@@ -138,52 +138,41 @@ class LogitStart:
                     f"the start; {remedy}"
                 )
 
-    def initialise(self, module: MaskLearningModule, layers: Mapping[str, SparseLinear]) -> None:
-        """Set the logits of all layers; never done again when a run resumes.
+    def initialise(self, module: MaskLearningModule, sampler: Sampler) -> None:
+        """Set the logits of all tensors; never done again when a run resumes.
 
         All ranks start from the first one's: sums that round differently would tell measured priors apart.
 
         Args:
             module: Built, about to fit.
-            layers: Its own.
+            sampler: Its own.
 
         Raises:
             UserError: If a prior's mask file does not fit the model.
         """
         sharded = module.device_mesh is not None
         measured = self.prior in MEASURED_PRIORS
-        masks = self._packed(module, layers)
-        for name, prior in from_first_rank(masks, all_make=sharded or not measured):
-            layer = layers[name]
-            mask = None if prior is None else prior.to_rows().to(layer.logits.device)
-            start = self._random(module.seed, layer)
-            logits = layer.state.sampler.initial_logits(start, mask, self.prior_strength, layer.pattern)
+        if self.prior != "none":
+            module.prior_masks = dict(from_first_rank(self._packed(module), all_make=sharded or not measured))
+        for tensor in module.tensors.values():
+            logits = tensor.learned["logits"]
+            mask = tensor.mask(module.prior_masks) if module.prior_masks else None
+            start = self._random(module.seed, tensor)
+            own = sampler.initial_logits(start, mask, self.prior_strength, tensor.pattern)
             with torch.no_grad():
-                layer.logits.copy_(distribute_like(logits, layer.logits))
+                logits.copy_(distribute_like(own, logits))
             if not sharded:
-                copy_from_first_rank(layer.logits.detach())
-            if prior is not None:
-                self.keep(module, layer, prior)
+                copy_from_first_rank(logits.detach())
 
-    def keep(self, module: MaskLearningModule, layer: SparseLinear, prior: LayerMask) -> None:
-        """Keep a layer's prior, to which its hard mask leans."""
-        module.prior_masks[layer.name] = prior
-        layer.prior, layer.prior_margin = prior, self.prior_margin
-
-    def _random(self, seed: int, layer: SparseLinear) -> Tensor:
+    def _random(self, seed: int, tensor: PrunedTensor) -> Tensor:
         # Drawn on the CPU, so that every device starts from the same values.
-        generator = torch.Generator().manual_seed(noise_key(seed, -1, layer.name)[0] & 0xFFFFFFFF)
-        start = torch.randn(layer.logits.shape, generator=generator).mul_(self.init_std)
-        return start.to(layer.logits.device)
+        generator = torch.Generator().manual_seed(noise_key(seed, -1, tensor.name)[0] & 0xFFFFFFFF)
+        return torch.randn(tensor.learned["logits"].shape, generator=generator).mul_(self.init_std)
 
-    def _packed(
-        self, module: MaskLearningModule, layers: Mapping[str, SparseLinear]
-    ) -> Iterator[tuple[str, LayerMask | None]]:
-        if self.prior == "none":
-            yield from ((name, None) for name in layers)
-            return
+    def _packed(self, module: MaskLearningModule) -> Iterator[tuple[str, LayerMask]]:
+        layers = module.layers
         for name, mask in self._masks(module):
-            yield name, layers[name].packed(mask)
+            yield name, LayerMask.from_rows(mask, layers[name].transposed)
 
     def _masks(self, module: MaskLearningModule) -> Iterator[tuple[str, Tensor]]:
         if self.prior not in NAMED_PRIORS:
@@ -195,11 +184,9 @@ class LogitStart:
         calibration = None
         if self.prior in MEASURED_PRIORS:
             calibration = Calibration(self._text(module.trainer), activations, module.device)
-        with module.dense():
-            for name, result in prune_layers(
-                module.model, module.layers, method, module.pattern, calibration
-            ):
-                yield name, result.mask
+        teacher, _ = module.models()
+        for name, result in prune_layers(teacher, module.layers, method, module.pattern, calibration):
+            yield name, result.mask
 
     def _file_masks(self, module: MaskLearningModule) -> Iterator[tuple[str, Tensor]]:
         masks = MaskSet.load(Path(self.prior).expanduser())

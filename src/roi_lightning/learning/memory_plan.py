@@ -5,6 +5,7 @@ No weight is read.
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import prod
 from typing import Any, Final
 
 import torch
@@ -16,6 +17,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from roi_lightning.errors import UserError
 from roi_lightning.learning.base import MaskLearningModule
 from roi_lightning.learning.memory_tracker import LiveBytes, step_bytes
+from roi_lightning.learning.student import pruned_tensors
 from roi_lightning.models.config import GGUF_DTYPE, compute_dtype, load_config
 from roi_lightning.models.loading import meta_language_model
 from roi_lightning.utils.devices import memory_of
@@ -66,14 +68,17 @@ class Planner:
         config = load_config(learner.source, learner.trust_remote_code)
         lm = meta_language_model(config, learner.trust_remote_code)
         self.chosen = learner.choose(lm)
-        layers = self.chosen.pruned
-        self.layers = len(layers) + len(self.chosen.dense)
+        self.layers = len(self.chosen.pruned) + len(self.chosen.dense)
         self.dtype = _dtype(learner, config, device)
         self.weights = sum(p.numel() for p in lm.parameters()) * self.dtype.itemsize
         self.prunable = self.chosen.prunable
-        attached = learner.attach(lm, layers).values()
-        self.learned = sum(layer.get_parameter(name).numel() for layer in attached for name in layer.learned)
-        self.weights += sum(buffer.nbytes for layer in attached for buffer in layer.buffers())
+        shapes = [
+            learner.shapes(tensor.shape, tensor.pattern).values()
+            for tensor in pruned_tensors(self.chosen.pruned, self.chosen.pattern, lm, lm)
+        ]
+        self.learned = sum(prod(shape) for own in shapes for shape in own)
+        pruned = {layer.parameter for layer in self.chosen.pruned.values()}
+        self.masked = sum(lm.get_parameter(name).numel() for name in pruned) * self.dtype.itemsize
 
     @cached_property
     def state_bytes(self) -> float:
@@ -97,7 +102,7 @@ class Planner:
             "optimizer": round(self.learned * state),
             **{part: live.peaks[part] for part in _PARTS},
         }
-        return sizes | {"total": sizes["optimizer"] + max(live.peak, self.weights + 2 * learned)}
+        return sizes | {"total": sizes["optimizer"] + max(live.peak, self.weights + self.masked + 2 * learned)}
 
     def _played(self, step: Step) -> LiveBytes:
         key = (step.batch_size, step.seq_len), step.accumulate > 1, step.checkpointing
@@ -140,7 +145,7 @@ def _bytes(tensor: Any) -> int:
 
 
 def check_fits_device(learner: MaskLearningModule, trainer: Trainer) -> None:
-    """Refuse a run whose weights, logits, gradients and optimizer states alone are more than its device has.
+    """Refuse a run whose weights, both dense and masked, logits, gradients and optimizer states are too much.
 
     Args:
         learner: Not yet built.
@@ -150,7 +155,8 @@ def check_fits_device(learner: MaskLearningModule, trainer: Trainer) -> None:
         UserError: Saying how much is needed, how much there is, and where to look for what would fit.
     """
     planner = Planner(learner, trainer.strategy.root_device)
-    fixed = planner.weights + planner.learned * (2 * torch.float32.itemsize + planner.state_bytes)
+    held = planner.weights + planner.masked
+    fixed = held + planner.learned * (2 * torch.float32.itemsize + planner.state_bytes)
     ranks = trainer.world_size if isinstance(trainer.strategy, ModelParallelStrategy) else 1
     limit = memory_of(trainer.strategy.root_device)
     if fixed / ranks > limit:

@@ -6,7 +6,7 @@ training is. What is alive at any moment is counted storage by storage.
 
 from collections import Counter
 from functools import partial
-from typing import Any, Final, cast
+from typing import Any, Final
 from weakref import finalize
 
 import torch
@@ -20,12 +20,9 @@ from typing_extensions import override
 
 from roi_lightning.learning.base import MaskLearningModule
 from roi_lightning.learning.losses import objective
+from roi_lightning.learning.student import PrunedTensor, pruned_tensors, student_of
 from roi_lightning.models.config import load_config
-from roi_lightning.models.experts import SplitExperts, split_experts
 from roi_lightning.models.loading import cast_weights, enable_checkpointing, freeze
-from roi_lightning.samplers import Draw
-from roi_lightning.samplers.dispatch import GRADIENTS
-from roi_lightning.samplers.masked_linear import SharedState, in_mode
 
 # What these attention implementations keep for the backward pass is alike, and none needs a device to be planned for.
 _PLANNED_ATTENTION: Final = "sdpa"
@@ -60,12 +57,7 @@ class LiveBytes(TorchDispatchMode):
         known = self._known.get(id(tensor.untyped_storage()))
         return known and known[0]
 
-    def _new_kind(self, tensor: Tensor, func: Any, args: tuple[Any, ...]) -> str:
-        """What a new tensor is for; of what is learned, a forward pass only makes masked weights."""
-        if func in GRADIENTS:
-            return "gradients"
-        if tensor.ndim and any(isinstance(arg, Tensor) and self._kind(arg) == "learned" for arg in args):
-            return "masked_weights"
+    def _new_kind(self, tensor: Tensor) -> str:
         return "loss" if tensor.ndim and tensor.shape[-1] == self._vocabulary else "activations"
 
     def _forget(self, key: int) -> None:
@@ -77,7 +69,7 @@ class LiveBytes(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(out):
             if isinstance(leaf, Tensor) and self._kind(leaf) is None:
-                self.count(leaf, self._new_kind(leaf, func, args))
+                self.count(leaf, self._new_kind(leaf))
         return out
 
 
@@ -102,53 +94,48 @@ def step_bytes(
         not among them.
     """
     with FakeTensorMode():
-        lm = _language_model(learner, dtype)
+        teacher = _language_model(learner, dtype)
+        chosen = learner.choose(teacher)
+        student = student_of(teacher, {layer.parameter for layer in chosen.pruned.values()})
         if checkpointing:
-            enable_checkpointing(lm)
-        layers = learner.attach(lm, learner.choose(lm).pruned)
-        live = LiveBytes(lm.config.get_text_config().vocab_size)
-        for parameter in lm.parameters():
+            enable_checkpointing(student)
+        live = LiveBytes(teacher.config.get_text_config().vocab_size)
+        for parameter in teacher.parameters():
             live.count(parameter, "weights")
-        for layer in layers.values():
-            for buffer in layer.buffers():
-                live.count(buffer, "weights")
-            for learned in map(layer.get_parameter, layer.learned):
-                live.count(learned, "learned")
-                if accumulating and learner.differentiates:
-                    learned.grad = torch.empty_like(learned)
-                    live.count(learned.grad, "gradients")
-                learned.register_post_accumulate_grad_hook(partial(_count_gradient, live))
+        for tensor in pruned_tensors(chosen.pruned, chosen.pattern, teacher, student):
+            live.count(tensor.student, "masked_weights")
+            for kind, shape in learner.shapes(tensor.shape, tensor.pattern).items():
+                tensor.learn(kind, torch.empty(shape), shape)
+                live.count(tensor.learned[kind], "learned")
+            take = partial(_take_gradient, live, tensor)
+            if accumulating and learner.differentiates:
+                take(tensor.student)
+            tensor.student.register_post_accumulate_grad_hook(take)
         input_ids = torch.zeros(windows, dtype=torch.long)
-        state = next(iter(layers.values())).state
-        if isinstance(state, SharedState):
-            state.draw = Draw(0, 0, 1.0, 1.0)
-        with live, in_mode(state, "sample"), torch.set_grad_enabled(learner.differentiates):
-            loss, _ = objective(lm, input_ids, learner.distillation, in_mode(state, "dense"))
+        with live, torch.set_grad_enabled(learner.differentiates):
+            loss, _ = objective(student, teacher, input_ids, learner.distillation)
             if learner.differentiates:
                 loss.backward()
     return live
 
 
-def _count_gradient(live: LiveBytes, learned: Tensor) -> None:
-    assert learned.grad is not None
-    live.count(learned.grad, "gradients")
+def _take_gradient(live: LiveBytes, tensor: PrunedTensor, parameter: Tensor) -> None:
+    """Stands for what a learner makes of a gradient."""
+    for kind, learned in tensor.learned.items():
+        gradient = torch.empty_like(learned)
+        if learned.grad is None:
+            live.count(gradient, "gradients")
+        tensor.add_gradient(kind, gradient)
+    parameter.grad = None
 
 
 def _language_model(learner: MaskLearningModule, dtype: torch.dtype) -> PreTrainedModel:
     config = load_config(learner.source, learner.trust_remote_code)
     wanted = learner.attn_implementation
     options = {"attn_implementation": "eager" if wanted == "eager" else _PLANNED_ATTENTION}
-    lm = AutoModelForCausalLM.from_config(config, trust_remote_code=learner.trust_remote_code, **options)
-    split_experts(lm)
-    for module in lm.modules():
-        if isinstance(module, SplitExperts):
-            module.tokens_per_expert = partial(_equal_tokens, module.count)  # type: ignore[method-assign]
+    lm: PreTrainedModel = AutoModelForCausalLM.from_config(
+        config, trust_remote_code=learner.trust_remote_code, **options
+    )
     freeze(lm)
     cast_weights(lm, dtype)
-    return cast(PreTrainedModel, lm)
-
-
-def _equal_tokens(count: int, top_k_index: Tensor) -> list[int]:
-    """Stands for the choices of a router: every expert is sent as many tokens as the next."""
-    each, more = divmod(top_k_index.numel(), count)
-    return [each + (i < more) for i in range(count)]
+    return lm

@@ -2,22 +2,23 @@
 
 import math
 from collections.abc import Mapping
+from math import prod
 from typing import Any, ClassVar, Literal
 
 import lightning.pytorch as pl
+import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
-from transformers.modeling_utils import PreTrainedModel
 from typing_extensions import override
 
 from roi_lightning.errors import UserError, check_at_least
 from roi_lightning.export.sidecar import WITH_WEIGHTS
 from roi_lightning.learning.base import MaskLearningModule
 from roi_lightning.learning.logits import LogitStart
+from roi_lightning.learning.student import PrunedTensor
 from roi_lightning.masks.layer_mask import LayerMask
-from roi_lightning.models.layers import LinearLayer
-from roi_lightning.samplers import Draw, GumbelTopK, KeptNorm, Sampler
-from roi_lightning.samplers.masked_linear import JointLinear, SharedState, SparseLinear, attach
+from roi_lightning.masks.pattern import NMPattern
+from roi_lightning.samplers import Draw, GumbelTopK, Sampler, on_device
 from roi_lightning.samplers.schedules import Exponential, Schedule
 
 
@@ -58,8 +59,6 @@ class RoILightningModule(MaskLearningModule):
         "raise model.prior_strength, lower model.lam.start, or add --config overlays/small_budget.yaml"
     )
     fixed_options: ClassVar[tuple[str, ...]] = ()
-    layers: Mapping[str, SparseLinear]
-    state: SharedState
 
     def __init__(
         self,
@@ -89,31 +88,35 @@ class RoILightningModule(MaskLearningModule):
         self.draw_per, self.kept_norm, self.lr_weights = draw_per, kept_norm, lr_weights
         check_at_least(self, "model.", kept_norm=0)
         self.learns = "logits" if lr_weights is None else "logits and weights"
-        self.state = SharedState(self.pattern, sampler=sampler)
+        self._draws: dict[str, Draw] = {}
+        self._reward: Tensor | None = None  # the squared norm of the drawn weights
         # Asked now, so that a pattern the sampler cannot learn is refused before anything is read.
         for pattern in self.pattern.distinct:
             sampler.logits_shape((1, pattern.m), pattern)
 
     @override
-    def attach(self, lm: PreTrainedModel, layers: dict[str, LinearLayer]) -> Mapping[str, SparseLinear]:
-        kind = SparseLinear if self.lr_weights is None else JointLinear
-        return attach(lm, layers, self.state, kind)
+    def shapes(self, shape: tuple[int, ...], pattern: NMPattern) -> dict[str, tuple[int, ...]]:
+        logits = {"logits": self.sampler.logits_shape(shape, pattern)}
+        return logits if self.lr_weights is None else logits | {"trained": shape}
+
+    @override
+    def begin(self, tensor: PrunedTensor) -> None:
+        if self.lr_weights is not None:
+            tensor.here("trained").copy_(tensor.dense)
 
     @property
     @override
     def method(self) -> str:
-        name = self.state.sampler.method
+        name = self.sampler.method
         return name if self.lr_weights is None else f"{name}{WITH_WEIGHTS}"
 
     @override
     def parameter_groups(self) -> list[dict[str, Any]]:
         if self.lr_weights is None:
             return super().parameter_groups()
-        layers = self.layers.values()
-        return [
-            {"params": [layer.logits for layer in layers]},
-            {"params": [layer.get_parameter("trained") for layer in layers], "lr": self.lr_weights},
-        ]
+        learned = [tensor.learned for tensor in self.tensors.values()]
+        logits, trained = ([own[kind] for own in learned] for kind in ("logits", "trained"))
+        return [{"params": logits}, {"params": trained, "lr": self.lr_weights}]
 
     @override
     def annealing(self) -> dict[str, float]:
@@ -130,10 +133,10 @@ class RoILightningModule(MaskLearningModule):
     @override
     def on_fit_start(self) -> None:
         super().on_fit_start()
-        sampler, total = self.state.sampler, self.trainer.max_steps
+        sampler, total = self.sampler, self.trainer.max_steps
         if self.trainer.ckpt_path is None:
             self.start.warn_if_weak(sampler, self.pattern, self.lam.at(0, total), self.stronger_prior)
-            self.start.initialise(self, self.layers)
+            self.start.initialise(self, sampler)
         tau = max(self.tau.at(0, total), self.tau.at(total, total))
         for pattern in self.pattern.distinct:
             if advice := sampler.advice(pattern, tau):
@@ -144,28 +147,83 @@ class RoILightningModule(MaskLearningModule):
     @override
     def prepare_step(self, batch_idx: int) -> None:
         step, total = self.trainer.global_step, self.trainer.max_steps
-        self.state.mode = "sample"
-        self.state.draw = Draw(
-            self.seed, self._draw_index(step, batch_idx), self.lam.at(step, total), self.tau.at(step, total)
-        )
-        coefficient = self.kept_norm * (1 - step / total)
-        self.state.kept_norm = KeptNorm(coefficient) if coefficient > 0 else None
-
-    @override
-    def training_step(self, batch: Mapping[str, Tensor], batch_idx: int) -> Tensor:
-        loss = super().training_step(batch, batch_idx)
-        reward = self.state.kept_norm
-        if reward is None:
-            return loss
-        assert reward.value is not None
-        self.log("train/kept_norm", reward.value.detach(), sync_dist=True)
-        return loss - reward.coefficient * reward.value
+        index, temperatures = self._draw_index(step, batch_idx), (self.lam.at(step, total), self.tau.at(step, total))
+        draws = [
+            Draw.of(self.seed, index, name, *temperatures, tensor.first_group, tensor.groups)
+            for name, tensor in self.tensors.items()
+        ]
+        self._draws = dict(zip(self.tensors, on_device(draws, self.device), strict=True))
 
     def _draw_index(self, step: int, batch_idx: int) -> int:
         parts = self.trainer.accumulate_grad_batches
         part = batch_idx % parts if self.draw_per == "micro_batch" else 0
-        # Ranks draw different masks: more samples of the mask per step.
-        return (step * parts + part) * self.trainer.world_size + self.trainer.global_rank
+        # Ranks draw different masks, more samples of the mask per step; of a sharded model they share one.
+        rank = 0 if self.device_mesh is not None else self.trainer.global_rank
+        return (step * parts + part) * self.trainer.world_size + rank
+
+    @override
+    def training_weight(self, tensor: PrunedTensor, **learned: Tensor) -> Tensor:
+        """The weight under the mask that is drawn now."""
+        weight, draw = self._weight(tensor), self._draws[tensor.name]
+        return self.sampler.masked_weight(weight, learned["logits"], tensor.pattern, draw)
+
+    def _weight(self, tensor: PrunedTensor) -> Tensor:
+        """What masks are drawn of: this rank's part of the weight."""
+        if self.lr_weights is None:
+            return tensor.dense
+        return tensor.here("trained").to(tensor.teacher.dtype)
+
+    @override
+    def draw(self, tensor: PrunedTensor) -> None:
+        drawn = tensor.masked  # its memory, where that is contiguous
+        arguments = self._weight(tensor), tensor.here("logits"), tensor.pattern, self._draws[tensor.name]
+        self.sampler.fill(drawn, *arguments)
+        tensor.write(drawn)
+
+    @override
+    def collect(self, tensor: PrunedTensor, gradient: Tensor) -> None:
+        weight, logits, draw = self._weight(tensor), tensor.here("logits"), self._draws[tensor.name]
+        own = self.sampler.logits_gradient(gradient, weight, logits, tensor.pattern, draw)
+        drawn = tensor.masked
+        if self._reward is not None:
+            assert self._reward.grad is not None
+            # The norm's own gradient is twice the drawn weight; in bfloat16 it would be lost in `gradient`.
+            of_norm = self.sampler.logits_gradient(drawn, weight, logits, tensor.pattern, draw)
+            own.addcmul_(of_norm, self._reward.grad, value=2)
+        tensor.add_gradient("logits", own)
+        if self.lr_weights is not None:
+            mask = (drawn / weight).masked_fill_(weight == 0, 0)
+            tensor.add_gradient("trained", mask.mul_(gradient).float())
+
+    @override
+    def training_step(self, batch: Mapping[str, Tensor], batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        coefficient = self.kept_norm * (1 - self.trainer.global_step / self.trainer.max_steps)
+        self._reward = None
+        if not coefficient:
+            return loss
+        norms = [torch.linalg.vector_norm(x.masked, dtype=torch.float32) for x in self.tensors.values()]
+        self._reward = torch.stack(norms).square().sum().requires_grad_()
+        self.log("train/kept_norm", self._reward.detach(), sync_dist=True)
+        return loss - coefficient * self._reward
+
+    @override
+    def hard_mask(self, tensor: PrunedTensor) -> Tensor:
+        logits = tensor.whole("logits")
+        if self.prior_masks and self.start.prior_margin:
+            prior = tensor.mask(self.prior_masks).to(logits.device)
+            logits = self.sampler.initial_logits(logits, prior, self.start.prior_margin, tensor.pattern)
+        return self.sampler.hard_mask(logits, tensor.pattern)
+
+    @override
+    def hard_weight(self, tensor: PrunedTensor) -> Tensor:
+        weight = tensor.dense if self.lr_weights is None else tensor.here("trained")
+        return tensor.pruned(weight, self.hard_mask(tensor))
+
+    @override
+    def choices(self, tensor: PrunedTensor) -> tuple[Tensor, int]:
+        choices = self.sampler.choices(tensor.whole("logits"), tensor.pattern)
+        return choices, self.sampler.picks(tensor.pattern)
 
     @override
     def settings(self) -> dict[str, object]:
@@ -184,10 +242,9 @@ class RoILightningModule(MaskLearningModule):
     @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)
+        layers = self.layers
         for name, packed in checkpoint["prior_masks"].items():
-            layer = self.layers[name]
-            outputs, inputs = layer.weight.shape
-            self.start.keep(self, layer, LayerMask(packed.cpu(), (outputs, inputs), layer.transposed))
+            self.prior_masks[name] = LayerMask(packed.cpu(), layers[name].shape, layers[name].transposed)
 
     @property
     @override
@@ -197,8 +254,5 @@ class RoILightningModule(MaskLearningModule):
     @override
     def updates(self) -> dict[str, Tensor]:
         if self.lr_weights is None:
-            return super().updates()
-        return {
-            stored: self.layers[name].as_stored(self.layers[name].hard_weight(), self.base[stored].dtype)
-            for name, stored in self.stored_weights.items()
-        }
+            return {}
+        return self.as_stored(self.hard_weight, lambda stored: self.base[stored].dtype)

@@ -1,7 +1,7 @@
 """The report that a run ends with."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -76,7 +76,7 @@ def _facts(module: MaskLearningModule, trainer: Trainer, before: str) -> dict[st
         "learner": type(module).__name__,
         "method": module.method,
         "pattern": str(module.pattern),
-        "layers": len(module.layers),
+        "layers": len(module.stored_weights),
         "prior": module.prior_name,
         "before": before,
         "steps": trainer.global_step,
@@ -99,23 +99,20 @@ def _continuations(
     windows = data.windows("val", count)[torch.arange(wanted) * count // wanted]
     cut = min(_PROMPT_TOKENS, data.seq_len // 2)
     texts = {"the text itself": windows[:, cut : cut + _NEW_TOKENS]}
-    for label, context in progress([*_candidates(module, name, before)], "continuing held-out text"):
-        with context:
-            texts[label] = _generate(module.model, windows[:, :cut].to(module.device))
+    teacher, _ = module.models()
+    models: list[tuple[str, Callable[[], PreTrainedModel]]] = [
+        ("dense", lambda: teacher),
+        (name, partial(module.harden, before)),
+        (module.method, module.harden),
+    ]
+    for label, model in progress(models, "continuing held-out text"):
+        texts[label] = _generate(model(), windows[:, :cut].to(module.device))
     tokenizer = data.text_tokenizer
     spelled = {
         label: tokenizer.batch_decode(ids, skip_special_tokens=True)
         for label, ids in {"prompt": windows[:, :cut], **texts}.items()
     }
     return [{label: rows[i] for label, rows in spelled.items()} for i in range(wanted)]
-
-
-def _candidates(
-    module: MaskLearningModule, name: str, before: Mapping[str, LayerMask]
-) -> Iterator[tuple[str, AbstractContextManager[None]]]:
-    yield "dense", module.dense()
-    yield name, module.under_masks(before)
-    yield module.method, module.under_masks()
 
 
 def _generate(lm: PreTrainedModel, prompts: Tensor) -> Tensor:

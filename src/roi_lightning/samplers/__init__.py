@@ -1,6 +1,6 @@
-"""Logits to the weight under a sampled mask: noise, temperatures, kernels, and the layer that uses them."""
+"""Logits to the weight under a sampled mask: noise, temperatures, kernels."""
 
-from roi_lightning.samplers.base import Draw, KeptNorm, PerWeightSampler, Sampler
+from roi_lightning.samplers.base import Draw, PerWeightSampler, Sampler, on_device
 from roi_lightning.samplers.categorical import Categorical
 from roi_lightning.samplers.gumbel_top_k import GumbelSubset, GumbelTopK, StraightThrough
 from roi_lightning.samplers.reference import relaxed_top_n
@@ -10,9 +10,9 @@ __all__ = [
     "Draw",
     "GumbelSubset",
     "GumbelTopK",
-    "KeptNorm",
     "PerWeightSampler",
     "Sampler",
     "StraightThrough",
+    "on_device",
     "relaxed_top_n",
 ]

@@ -1,87 +1,98 @@
 """What every sampler offers: logits in, a masked weight or a hard mask out.
 
-Inside, a weight is always [out, in]: the groups of a pattern lie along its last axis.
+A weight is [out, in] here, or [experts, out, in], and contiguous: the groups of a pattern lie along its last axis.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import override
 
+from roi_lightning.errors import UserError
 from roi_lightning.masks.pattern import NMPattern
+from roi_lightning.samplers.noise import gumbel, noise_key, to_int32
 
 
 @dataclass(frozen=True)
 class Draw:
-    """The coordinates of one random mask; the same draw always gives the same mask.
+    """The coordinates of one random mask of a tensor; the same draw always gives the same mask.
 
     Attributes:
-        seed: Of the run.
-        index: The global micro-batch index.
+        key: Of the noise, two numbers in the range of int32; see `noise_key`.
         lam: Sampling temperature λ, above 0; the logits are divided by it.
         tau: Softmax temperature τ, above 0.
+        first: The first group of the whole tensor that is here, where the tensor is sharded.
+        numbers: On a GPU the key and the bits of 1/λ and 1/τ, int32 [4]; see `on_device`.
     """
 
-    seed: int
-    index: int
+    key: tuple[int, int]
     lam: float
     tau: float
+    first: int = 0
+    numbers: Tensor | None = None
+
+    @classmethod
+    def of(cls, seed: int, index: int, name: str, lam: float, tau: float, first: int = 0) -> Self:
+        """The draw of a tensor.
+
+        Args:
+            seed: Of the run.
+            index: The global micro-batch index.
+            name: The tensor's.
+            lam: Sampling temperature λ.
+            tau: Softmax temperature τ.
+            first: The first group that is here.
+        """
+        return cls(noise_key(seed, index, name), lam, tau, first)
+
+    def noise(self, logits: Tensor, pattern: NMPattern) -> Tensor:
+        """Standard Gumbel noise for logits, one per weight: fp32, of their shape."""
+        index = torch.arange(logits.numel(), dtype=torch.int32, device=logits.device)
+        return gumbel(index + to_int32(self.first * pattern.m), self.key).view(logits.shape)
 
 
-class DrawArgs(NamedTuple):
-    """One layer's draw in plain values, as the operators of `dispatch` take it.
+def on_device(draws: Sequence[Draw], device: torch.device) -> list[Draw]:
+    """Draws whose numbers kernels read on the device, copied there at once and without waiting for it."""
+    if device.type != "cuda":
+        return list(draws)
+    floats = np.array([(1 / draw.lam, 1 / draw.tau) for draw in draws], dtype=np.float32).view(np.int32)
+    keys = np.array([draw.key for draw in draws], dtype=np.int32)
+    numbers = torch.from_numpy(np.hstack((keys, floats))).pin_memory().to(device, non_blocking=True)
+    return [replace(draw, numbers=own) for draw, own in zip(draws, numbers, strict=True)]
+
+
+class Inputs(NamedTuple):
+    """What both passes of a sampler of this package need; tensors are contiguous.
 
     Attributes:
-        n: Elements kept of each group.
-        m: Elements of a group.
-        key0: Of the noise, int32.
-        key1: Of the noise, int32.
-        lam: Sampling temperature λ.
-        tau: Softmax temperature τ.
-        kept_norm: Whether the drawn weight's squared norm is wanted.
-        compiled: Whether large layers may go through compiled code.
-        push: Factor on log(1 - μ) between the picks of the relaxed Gumbel-Top-K.
-        hard: Whether its forward pass takes the hard mask.
+        weight: [..., out, in], any float dtype.
+        logits: fp32.
+        pattern: The N:M pattern.
+        draw: Which mask to draw.
+        hard: Whether the forward pass takes the hard mask.
+        scaled: Whether log(1 - μ) is divided by τ between the picks of the relaxed Gumbel-Top-K.
     """
 
-    n: int
-    m: int
-    key0: int
-    key1: int
-    lam: float
-    tau: float
-    kept_norm: bool
-    compiled: bool
-    push: float = 1.0
+    weight: Tensor
+    logits: Tensor
+    pattern: NMPattern
+    draw: Draw
     hard: bool = False
+    scaled: bool = False
 
-
-@dataclass
-class KeptNorm:
-    """A reward for keeping large weights: coefficient times the squared norm of the drawn weights, off the loss.
-
-    The samplers' backward pass adds its gradient to the mask's in fp32; in the drawn weight's own gradient, bf16
-    would swallow a term this small.
-
-    Attributes:
-        coefficient: At this optimizer step, above 0.
-        value: Sum over layers of the squared Frobenius norm of the drawn weight, differentiable fp32 scalar; None
-            before the first layer.
-    """
-
-    coefficient: float
-    value: Tensor | None = None
-
-    def add(self, squared_norm: Tensor) -> None:
-        """Count one layer's drawn weight."""
-        self.value = squared_norm if self.value is None else self.value + squared_norm
+    @property
+    def push(self) -> float:
+        """The factor on log(1 - μ)."""
+        return 1 / self.draw.tau if self.scaled else 1.0
 
 
 class Sampler(ABC):
-    """Turns the logits of one layer into masks.
+    """Turns the logits of a tensor into masks.
 
     Attributes:
         method: Short name of the method that learns with it, in tables and files.
@@ -115,28 +126,42 @@ class Sampler(ABC):
         """
 
     @abstractmethod
-    def masked_weight(
-        self,
-        weight: Tensor,
-        logits: Tensor,
-        pattern: NMPattern,
-        draw: Draw,
-        layer: str,
-        kept_norm: KeptNorm | None = None,
-    ) -> Tensor:
+    def masked_weight(self, weight: Tensor, logits: Tensor, pattern: NMPattern, draw: Draw) -> Tensor:
         """The weight under a randomly drawn mask, differentiable in the logits.
 
         Args:
-            weight: Frozen, [out, in], any float dtype.
+            weight: Frozen, any float dtype.
             logits: fp32, of `logits_shape`.
             pattern: The N:M pattern.
             draw: Which mask to draw.
-            layer: The layer's name, part of the noise's key.
-            kept_norm: If given, receives the drawn weight's squared norm.
 
         Returns:
             Shape and dtype of `weight`.
         """
+
+    def fill(self, out: Tensor, weight: Tensor, logits: Tensor, pattern: NMPattern, draw: Draw) -> None:
+        """Write the weight under a randomly drawn mask into `out`, which is like it, without autograd.
+
+        Raises:
+            UserError: If `masked_weight` gives another shape.
+        """
+        with torch.no_grad():
+            drawn = self.masked_weight(weight, logits, pattern, draw)
+        if drawn.shape != weight.shape:
+            raise UserError(
+                f"{type(self).__name__}.masked_weight made {list(drawn.shape)} of a weight {list(weight.shape)}; "
+                "return a tensor of the weight's shape"
+            )
+        out.copy_(drawn)
+
+    def logits_gradient(
+        self, gradient: Tensor, weight: Tensor, logits: Tensor, pattern: NMPattern, draw: Draw
+    ) -> Tensor:
+        """The gradient of the logits, fp32, by that of the masked weight, which is made again."""
+        own = logits.detach().requires_grad_()
+        with torch.enable_grad():
+            drawn = self.masked_weight(weight, own, pattern, draw)
+        return torch.autograd.grad(drawn, own, gradient)[0]
 
     @abstractmethod
     def hard_mask(self, logits: Tensor, pattern: NMPattern) -> Tensor:

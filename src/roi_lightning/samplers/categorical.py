@@ -2,17 +2,16 @@
 
 The candidates are the N-subsets of a group in lexicographic order. With κ = 1/λ and standard Gumbel noise g, a
 draw gives candidate c the probability p_c = softmax((κ φ + g) / τ)_c and the group the mask Σ_c p_c · candidate_c,
-soft at all times; the hard mask is the candidate of the largest logit. Logits are laid out candidate-major, [C, out,
-in/M], so that every pass runs along groups.
+soft at all times; the hard mask is the candidate of the largest logit. Logits are laid out candidate-major, [C,
+..., out, in/M], so that every pass runs along groups.
 
-At 1:M the candidates are the elements, and this is the same thing as `GumbelTopK`, draw by draw. As there, the
-backward pass draws again and keeps nothing but the logits and the frozen weight.
+At 1:M the candidates are the elements, and this is the same thing as `GumbelTopK`, draw by draw.
 """
 
 from dataclasses import dataclass
 from itertools import combinations
 from math import comb
-from typing import Final
+from typing import ClassVar, Final
 
 import torch
 from torch import Tensor
@@ -20,23 +19,24 @@ from typing_extensions import override
 
 from roi_lightning.errors import UserError
 from roi_lightning.masks.pattern import NMPattern
-from roi_lightning.samplers import dispatch
-from roi_lightning.samplers.base import Draw, DrawArgs, KeptNorm, Sampler
-from roi_lightning.samplers.categorical_eager import candidates
-from roi_lightning.samplers.noise import noise_key
+from roi_lightning.samplers import cpu_kernels, triton_launch
+from roi_lightning.samplers.eager import Eager, candidates, relaxed_candidates
+from roi_lightning.samplers.kernels import KernelSampler
 
 _MAX_CANDIDATES: Final = 20_000
 
 
 @dataclass(frozen=True)
-class Categorical(Sampler):
+class Categorical(KernelSampler):
     """MaskLLM's relaxation: soft masks in training.
 
     Args:
-        compiled: Whether large layers may go through compiled code; the same masks up to rounding.
+        compiled: Whether large tensors may go through compiled code; the same masks up to rounding.
     """
 
     method = "maskllm"
+    eager = Eager(relaxed_candidates, by_candidate=True)
+    kernels: ClassVar = {"cpu": cpu_kernels.categorical, "cuda": triton_launch.categorical}
 
     compiled: bool = True
 
@@ -74,20 +74,6 @@ class Categorical(Sampler):
         return logits
 
     @override
-    def masked_weight(
-        self,
-        weight: Tensor,
-        logits: Tensor,
-        pattern: NMPattern,
-        draw: Draw,
-        layer: str,
-        kept_norm: KeptNorm | None = None,
-    ) -> Tensor:
-        numbers = pattern.n, pattern.m, *noise_key(draw.seed, draw.index, layer), draw.lam, draw.tau
-        args = DrawArgs(*numbers, kept_norm is not None, self.compiled)
-        return dispatch.masked_weight(dispatch.categorical_weight, weight, logits, args, kept_norm)
-
-    @override
     def hard_mask(self, logits: Tensor, pattern: NMPattern) -> Tensor:
         """The candidate of the largest logit; among equals the earlier one."""
         best = logits[0].detach().clone()
@@ -95,7 +81,7 @@ class Categorical(Sampler):
         for c, candidate in enumerate(logits.detach()):
             chosen.masked_fill_(candidate > best, c)
             torch.maximum(best, candidate, out=best)
-        kept = candidates(pattern.n, pattern.m, logits.device)
+        kept = candidates(pattern, logits.device)
         keeps = torch.zeros(len(kept), pattern.m, dtype=torch.bool, device=logits.device)
         return keeps.scatter_(1, kept, value=True)[chosen].flatten(-2)
 

@@ -17,7 +17,7 @@ from typing import ClassVar, Final
 import torch
 from torch import Tensor
 
-from roi_lightning.samplers.base import DrawArgs
+from roi_lightning.samplers.base import Inputs
 from roi_lightning.utils.cpp_extension import Build, FastPath, load, share_out
 
 kernels = FastPath("the samplers' C++ kernels can't be compiled here", logging.INFO)
@@ -32,19 +32,19 @@ class _Draw(ctypes.Structure):
 
     _fields_: ClassVar = [
         ("groups", ctypes.c_int64),
+        ("first", ctypes.c_int64),
         ("key0", ctypes.c_uint32),
         ("key1", ctypes.c_uint32),
         ("over_lam", ctypes.c_float),
         ("over_tau", ctypes.c_float),
         ("push", ctypes.c_float),
-        ("factor", ctypes.c_float),
         ("hard", ctypes.c_int32),
     ]
 
 
 @dataclass(frozen=True)
 class CPUKernel:
-    """The passes of one sampler; see `dispatch.Kernel`.
+    """The passes of one sampler; see `kernels.Kernel`.
 
     Attributes:
         source: The file in `cpp`.
@@ -56,31 +56,29 @@ class CPUKernel:
     code_size: Callable[[int, int], int]
     max_size: int
 
-    def masked_weight(self, weight: Tensor, logits: Tensor, args: DrawArgs, out: Tensor) -> bool:
+    def fill(self, inputs: Inputs, out: Tensor) -> bool:
         """Write weight * mask into `out`."""
-        return self._run("masked_weight", args, 0.0, logits, weight, out)
+        return self._run("masked_weight", inputs, out)
 
-    def logits_gradient(
-        self, weight: Tensor, logits: Tensor, grad: Tensor, factor: Tensor, args: DrawArgs, out: Tensor
-    ) -> bool:
+    def logits_gradient(self, inputs: Inputs, gradient: Tensor, out: Tensor) -> bool:
         """Write the gradient of the logits into `out`."""
-        return self._run("logits_gradient", args, float(factor), logits, weight, grad, out)
+        return self._run("logits_gradient", inputs, gradient, out)
 
     def build(self, m: int, n: int, dtype: torch.dtype) -> Build:
         """What to compile for a pattern, N kept of M, and the weights' dtype."""
         constants = {"M": m, "N": n, "C": comb(m, n), "WEIGHT": _DTYPES[dtype]}
         return Build(SOURCES / self.source, tuple(constants.items()))
 
-    def _run(self, name: str, args: DrawArgs, factor: float, *tensors: Tensor) -> bool:
-        weight = tensors[1]
-        if weight.dtype not in _DTYPES or self.code_size(args.m, args.n) > self.max_size:
+    def _run(self, name: str, inputs: Inputs, *tensors: Tensor) -> bool:
+        weight, pattern, draw = inputs.weight, inputs.pattern, inputs.draw
+        if weight.dtype not in _DTYPES or self.code_size(pattern.m, pattern.n) > self.max_size:
             return False
-        functions = library(self.build(args.m, args.n, weight.dtype))
+        functions = library(self.build(pattern.m, pattern.n, weight.dtype))
         if functions is None:
             return False
-        groups, inverse = weight.numel() // args.m, (1 / args.lam, 1 / args.tau)
-        draw = _Draw(groups, args.key0, args.key1, *inverse, args.push, factor, args.hard)
-        run(functions[name], tensors, draw)
+        groups, inverse = weight.numel() // pattern.m, (1 / draw.lam, 1 / draw.tau)
+        shared = _Draw(groups, draw.first, *draw.key, *inverse, inputs.push, inputs.hard)
+        run(functions[name], (inputs.logits, weight, *tensors), shared)
         return True
 
 

@@ -1,38 +1,40 @@
 """RoI's sampler: one logit per weight, masks drawn without replacement by the relaxed Gumbel-Top-K.
 
 `GumbelTopK` passes the relaxed mask on, `StraightThrough` passes the hard top-N of the same keys and lets
-the gradient flow through the relaxation, `GumbelSubset` relaxes whole masks instead of picks. The backward pass draws
-the same noise again and so keeps nothing but the logits and the frozen weight, which are alive anyway.
+the gradient flow through the relaxation, `GumbelSubset` relaxes whole masks instead of picks.
 """
 
 from dataclasses import dataclass
 from math import comb
-from typing import Final
+from typing import ClassVar, Final
 
 from torch import Tensor
 from typing_extensions import override
 
 from roi_lightning.errors import UserError
 from roi_lightning.masks.pattern import NMPattern
-from roi_lightning.samplers import dispatch
-from roi_lightning.samplers.base import Draw, DrawArgs, KeptNorm, PerWeightSampler
-from roi_lightning.samplers.noise import noise_key
+from roi_lightning.samplers import cpu_kernels, triton_launch
+from roi_lightning.samplers.base import Draw, Inputs, PerWeightSampler
+from roi_lightning.samplers.eager import Eager, relaxed_subset, relaxed_top_n
+from roi_lightning.samplers.kernels import KernelSampler
 from roi_lightning.samplers.reference import PushDown
 
 MAX_CANDIDATES: Final = 512
 
 
 @dataclass(frozen=True)
-class GumbelTopK(PerWeightSampler):
+class GumbelTopK(KernelSampler, PerWeightSampler):
     """The paper's relaxation: soft masks in training.
 
     Args:
         push_down: `paper`, or `scaled` for a push-down divided by τ, which keeps an element from being picked
             twice when N >= 3 (see `relaxed_top_n`) and is recommended there.
-        compiled: Whether large layers may go through compiled code; the same masks up to rounding.
+        compiled: Whether large tensors may go through compiled code; the same masks up to rounding.
     """
 
     method = "roi"
+    eager = Eager(relaxed_top_n)
+    kernels: ClassVar = {"cpu": cpu_kernels.top_k, "cuda": triton_launch.top_k}
 
     push_down: PushDown = "paper"
     compiled: bool = True
@@ -57,19 +59,9 @@ class GumbelTopK(PerWeightSampler):
         )
 
     @override
-    def masked_weight(
-        self,
-        weight: Tensor,
-        logits: Tensor,
-        pattern: NMPattern,
-        draw: Draw,
-        layer: str,
-        kept_norm: KeptNorm | None = None,
-    ) -> Tensor:
-        push = 1.0 if self.push_down == "paper" else 1 / draw.tau
-        numbers = pattern.n, pattern.m, *noise_key(draw.seed, draw.index, layer), draw.lam, draw.tau
-        args = DrawArgs(*numbers, kept_norm is not None, self.compiled, push, self.hard_forward)
-        return dispatch.masked_weight(dispatch.top_k_weight, weight, logits, args, kept_norm)
+    def inputs(self, weight: Tensor, logits: Tensor, pattern: NMPattern, draw: Draw) -> Inputs:
+        inputs = super().inputs(weight, logits, pattern, draw)
+        return inputs._replace(hard=self.hard_forward, scaled=self.push_down == "scaled")
 
 
 @dataclass(frozen=True)
@@ -88,7 +80,7 @@ class StraightThrough(GumbelTopK):
 
 
 @dataclass(frozen=True)
-class GumbelSubset(PerWeightSampler):
+class GumbelSubset(KernelSampler, PerWeightSampler):
     """RoI's logits and draws under a relaxation over whole masks; not in the paper.
 
     The keys κ φ + g of a draw are those of `GumbelTopK`, and so is the hard mask that they stand for, the N largest
@@ -99,10 +91,12 @@ class GumbelSubset(PerWeightSampler):
     `GumbelTopK` there.
 
     Args:
-        compiled: Whether large layers may go through compiled code; the same masks up to rounding.
+        compiled: Whether large tensors may go through compiled code; the same masks up to rounding.
     """
 
     method = "roi"
+    eager = Eager(relaxed_subset)
+    kernels: ClassVar = {"cpu": cpu_kernels.subset, "cuda": triton_launch.subset}
 
     compiled: bool = True
 
@@ -120,17 +114,3 @@ class GumbelSubset(PerWeightSampler):
                 f"every group (at most {MAX_CANDIDATES}); use GumbelTopK"
             )
         return weight
-
-    @override
-    def masked_weight(
-        self,
-        weight: Tensor,
-        logits: Tensor,
-        pattern: NMPattern,
-        draw: Draw,
-        layer: str,
-        kept_norm: KeptNorm | None = None,
-    ) -> Tensor:
-        numbers = pattern.n, pattern.m, *noise_key(draw.seed, draw.index, layer), draw.lam, draw.tau
-        args = DrawArgs(*numbers, kept_norm is not None, self.compiled)
-        return dispatch.masked_weight(dispatch.subset_weight, weight, logits, args, kept_norm)

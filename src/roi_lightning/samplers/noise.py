@@ -18,26 +18,31 @@ MIX_A: Final = 0x7FEB352D
 MIX_B: Final = 0x846CA68B - (1 << 32)
 
 
-def noise_key(seed: int, draw: int, layer: str) -> tuple[int, int]:
+def noise_key(seed: int, draw: int, name: str) -> tuple[int, int]:
     """Fold the coordinates of a draw into two 32-bit keys.
 
     Args:
         seed: Of the run.
         draw: The global micro-batch index.
-        layer: The layer's dotted name; its noise stays the same when other layers are left out.
+        name: The tensor's dotted name; its noise stays the same when others are left out.
 
     Returns:
         Two integers in the range of int32.
     """
-    key = _splitmix(_splitmix(_splitmix(seed & _MASK64) ^ (draw & _MASK64)) ^ crc32(layer.encode()))
+    key = _splitmix(_splitmix(_splitmix(seed & _MASK64) ^ (draw & _MASK64)) ^ crc32(name.encode()))
     return _signed(key >> 32), _signed(key & 0xFFFFFFFF)
+
+
+def to_int32(x: int) -> int:
+    """A number's lowest 32 bits as int32 has them: the place of an element, as the noise counts."""
+    return _signed(x & 0xFFFFFFFF)
 
 
 def uniform(index: Tensor, key: tuple[int, int]) -> Tensor:
     """Uniform numbers in (0, 1), neither end ever reached.
 
     Args:
-        index: int32, any shape: the element's position in the layer's weight.
+        index: int32, any shape: the element's position in the whole tensor.
         key: From `noise_key`.
 
     Returns:

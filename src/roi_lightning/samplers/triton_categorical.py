@@ -1,4 +1,4 @@
-"""MaskLLM's sampler in one pass over memory each way, in Triton: the arithmetic of `categorical_eager`.
+"""MaskLLM's sampler in one pass over memory each way, in Triton: the arithmetic of `eager`.
 
 A program works on TILE groups. A candidate's keys of all of them lie next to each other, one vector of the tile.
 """
@@ -6,7 +6,7 @@ A program works on TILE groups. A candidate's keys of all of them lie next to ea
 import triton
 import triton.language as tl
 
-from roi_lightning.samplers.triton_kernels import MIN_EXPONENT, candidate, count, gumbel, jit, offsets
+from roi_lightning.samplers.triton_kernels import MIN_EXPONENT, candidate, count, gumbel, jit, offsets, temperatures
 
 
 @jit
@@ -14,11 +14,9 @@ def masked_weight(
     logits,
     weight,
     out,
+    numbers,
     groups,
-    key0,
-    key1,
-    over_lam,
-    over_tau,
+    first,
     M: tl.constexpr,
     N: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -26,7 +24,8 @@ def masked_weight(
 ):
     """Write weight * mask into `out`."""
     offset, inside, element = offsets(groups, M, WIDTH, TILE)
-    probabilities = _probabilities(logits, groups, key0, key1, over_lam, over_tau, M, N, TILE)
+    over_lam, over_tau = temperatures(numbers)
+    probabilities = _probabilities(logits, numbers, groups, first, over_lam, over_tau, M, N, TILE)
     mask = _mask(probabilities, element, M, N)
     value = tl.load(weight + offset, inside, 0.0)
     tl.store(out + offset, (value.to(tl.float32) * mask).to(value.dtype, fp_downcast_rounding="rtne"), inside)
@@ -38,26 +37,21 @@ def logits_gradient(
     weight,
     grad,
     out,
-    factor,
+    numbers,
     groups,
-    key0,
-    key1,
-    over_lam,
-    over_tau,
+    first,
     M: tl.constexpr,
     N: tl.constexpr,
     WIDTH: tl.constexpr,
-    KEPT_NORM: tl.constexpr,
     TILE: tl.constexpr,
 ):
     """Write the gradient of the logits into `out`."""
     offset, inside, element = offsets(groups, M, WIDTH, TILE)
-    probabilities = _probabilities(logits, groups, key0, key1, over_lam, over_tau, M, N, TILE)
+    over_lam, over_tau = temperatures(numbers)
+    probabilities = _probabilities(logits, numbers, groups, first, over_lam, over_tau, M, N, TILE)
     mask = _mask(probabilities, element, M, N)
     value = tl.load(weight + offset, inside, 0.0).to(tl.float32)
     of_mask = tl.load(grad + offset, inside, 0.0).to(tl.float32) * value
-    if KEPT_NORM:
-        of_mask -= tl.load(factor) * mask * value * value
     mean = tl.sum(of_mask * mask, 1)  # of what the candidates' gradients are
     group = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     place = out + group
@@ -69,7 +63,15 @@ def logits_gradient(
 
 @triton.jit
 def _probabilities(
-    logits, groups, key0, key1, over_lam, over_tau, M: tl.constexpr, N: tl.constexpr, TILE: tl.constexpr
+    logits,
+    numbers,
+    groups,
+    first,
+    over_lam,
+    over_tau,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    TILE: tl.constexpr,
 ):
     """Each candidate's, softmax(keys / τ); NaN in all of a group where a logit is NaN or infinite."""
     group = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
@@ -78,7 +80,7 @@ def _probabilities(
     keys, odds, probabilities = (), (), ()
     for c in tl.static_range(count(M, N)):
         logit = tl.load(place, group < groups, 0.0)
-        key = logit * over_lam + gumbel((group * count(M, N) + c).to(tl.uint32), key0, key1)
+        key = logit * over_lam + gumbel(((group + first) * count(M, N) + c).to(tl.uint32), numbers)
         keys, best = keys + (key,), tl.maximum(best, key)
         total += key - key
         place += groups

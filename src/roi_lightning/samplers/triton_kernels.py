@@ -1,7 +1,7 @@
-"""RoI's sampler in one pass over memory each way, in Triton: the arithmetic of `top_k_eager`, many groups at a time.
+"""RoI's sampler in one pass over memory each way, in Triton: the arithmetic of `eager`, many groups at a time.
 
-With SUBSET it is that of `subset_eager`, candidate by candidate. A tile is [groups, elements], elements padded to a
-power of two.
+With SUBSET it goes over whole masks, candidate by candidate. A tile is [groups, elements], elements padded to a power
+of two.
 """
 
 from itertools import combinations
@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 
 from roi_lightning.samplers.noise import MIX_A, MIX_B
-from roi_lightning.samplers.top_k_eager import MAX_LEAD as _MAX_LEAD
-from roi_lightning.samplers.top_k_eager import MIN_EXPONENT as _MIN_EXPONENT
+from roi_lightning.samplers.eager import MAX_LEAD as _MAX_LEAD
+from roi_lightning.samplers.eager import MIN_EXPONENT as _MIN_EXPONENT
 
 A = tl.constexpr(MIX_A & 0xFFFFFFFF)
 B = tl.constexpr(MIX_B & 0xFFFFFFFF)
@@ -19,8 +19,8 @@ MAX_LEAD = tl.constexpr(_MAX_LEAD)
 MIN_EXPONENT = tl.constexpr(_MIN_EXPONENT)
 TINY = tl.constexpr(1.17549435e-38)
 BEHIND = tl.constexpr(-3e38)
-# A draw's keys are any numbers: kernels of their own for multiples of 16 would be compiled in the middle of a run.
-jit = triton.jit(do_not_specialize=["key0", "key1"])
+# Of a shard: a kernel of its own for places that are multiples of 16 would be one more to compile.
+jit = triton.jit(do_not_specialize=["first"])
 
 
 @jit
@@ -28,22 +28,22 @@ def masked_weight(
     logits,
     weight,
     out,
+    numbers,
     groups,
-    key0,
-    key1,
-    over_lam,
-    over_tau,
-    push,
+    first,
     M: tl.constexpr,
     N: tl.constexpr,
     WIDTH: tl.constexpr,
     HARD: tl.constexpr,
+    SCALED: tl.constexpr,
     SUBSET: tl.constexpr,
     TILE: tl.constexpr,
 ):
     """Write weight * mask into `out`; the mask is a relaxed one, or the hard top-N of its keys."""
     offset, inside, element = offsets(groups, M, WIDTH, TILE)
-    key = _keys(logits, offset, inside, element, key0, key1, over_lam, M)
+    over_lam, over_tau = temperatures(numbers)
+    push = over_tau if SCALED else 1.0
+    key = _keys(logits, offset, inside, element, numbers, first, over_lam, M)
     if HARD:
         mask = _hard_mask(key, element, N, WIDTH)
     elif SUBSET:
@@ -61,36 +61,29 @@ def logits_gradient(
     weight,
     grad,
     out,
-    factor,
+    numbers,
     groups,
-    key0,
-    key1,
-    over_lam,
-    over_tau,
-    push,
+    first,
     M: tl.constexpr,
     N: tl.constexpr,
     WIDTH: tl.constexpr,
     HARD: tl.constexpr,
+    SCALED: tl.constexpr,
     SUBSET: tl.constexpr,
-    KEPT_NORM: tl.constexpr,
     TILE: tl.constexpr,
 ):
     """Write the gradient of the logits into `out`."""
     offset, inside, element = offsets(groups, M, WIDTH, TILE)
-    key = _keys(logits, offset, inside, element, key0, key1, over_lam, M)
+    over_lam, over_tau = temperatures(numbers)
+    push = over_tau if SCALED else 1.0
+    key = _keys(logits, offset, inside, element, numbers, first, over_lam, M)
     value = tl.load(weight + offset, inside, 0.0).to(tl.float32)
     of_mask = tl.load(grad + offset, inside, 0.0).to(tl.float32) * value
     if SUBSET:
         mask = _subset_mask(key, over_tau, element, M, N, WIDTH)
-        if KEPT_NORM:
-            of_mask -= tl.load(factor) * mask * value * value
         of_keys = _subset_gradient(key, mask, of_mask, over_tau, element, M, N, WIDTH)
     else:
         keys = _all_keys(key, over_tau, push, element, M, N)
-        if KEPT_NORM:
-            mask = _hard_mask(key, element, N, WIDTH) if HARD else _soft_mask(keys, over_tau, element, M)
-            of_mask -= tl.load(factor) * mask * value * value
         of_keys = _picks_gradient(keys, of_mask, over_tau, push, element, M, N)
     tl.store(out + offset, of_keys * over_lam, inside)
 
@@ -172,17 +165,25 @@ def offsets(groups, M: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr):
 
 
 @triton.jit
-def _keys(logits, offset, inside, element, key0, key1, over_lam, M: tl.constexpr):
-    key = tl.load(logits + offset, inside, 0.0) * over_lam + gumbel(offset.to(tl.uint32), key0, key1)
+def temperatures(numbers):
+    """1/λ and 1/τ."""
+    over_lam = tl.load(numbers + 2).to(tl.float32, bitcast=True)
+    return over_lam, tl.load(numbers + 3).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _keys(logits, offset, inside, element, numbers, first, over_lam, M: tl.constexpr):
+    index = (offset + first.to(tl.int64) * M).to(tl.uint32)
+    key = tl.load(logits + offset, inside, 0.0) * over_lam + gumbel(index, numbers)
     return tl.where(element < M, key, BEHIND)
 
 
 @triton.jit
-def gumbel(index, key0, key1):
+def gumbel(index, numbers):
     """`noise.gumbel`."""
-    x = index + key0.to(tl.uint32, bitcast=True)
+    x = index + tl.load(numbers).to(tl.uint32, bitcast=True)
     x = (x ^ (x >> 16)) * A
-    x = ((x ^ (x >> 15)) + key1.to(tl.uint32, bitcast=True)) * B
+    x = ((x ^ (x >> 15)) + tl.load(numbers + 1).to(tl.uint32, bitcast=True)) * B
     x = (x ^ (x >> 16)) >> 9
     return -tl.log(-tl.log((x.to(tl.float32) + 0.5) * 1.1920928955078125e-7))
 
@@ -201,7 +202,7 @@ def _all_keys(key, over_tau, push, element, M: tl.constexpr, N: tl.constexpr):
 
 @triton.jit
 def _pick(key, over_tau, element, M: tl.constexpr):
-    """μ, e without the leader, whether it leads, their sum T, the leader's log(1 - μ): see `top_k_eager`."""
+    """μ, e without the leader, whether it leads, their sum T, the leader's log(1 - μ): see `eager`."""
     first = tl.max(key, 1)[:, None]
     ahead = key == first
     below = tl.max(tl.where(ahead, BEHIND, key), 1)[:, None]

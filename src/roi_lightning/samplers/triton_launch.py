@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from roi_lightning.samplers.base import DrawArgs
+from roi_lightning.samplers.base import Inputs, on_device
 from roi_lightning.utils.cpp_extension import FastPath
 
 kernels = FastPath("Triton's kernels can't be used here", logging.INFO)
@@ -22,7 +22,7 @@ _TILE: Final = 1024
 
 @dataclass(frozen=True)
 class TritonKernel:
-    """The passes of one sampler; see `dispatch.Kernel`.
+    """The passes of one sampler; see `kernels.Kernel`.
 
     Attributes:
         module: Where the kernels are, in this package.
@@ -36,33 +36,29 @@ class TritonKernel:
     max_size: int
     subset: bool | None = None
 
-    def masked_weight(self, weight: Tensor, logits: Tensor, args: DrawArgs, out: Tensor) -> bool:
+    def fill(self, inputs: Inputs, out: Tensor) -> bool:
         """Write weight * mask into `out`."""
-        return self._launch("masked_weight", args, logits, weight, out)
+        return self._launch("masked_weight", inputs, out)
 
-    def logits_gradient(
-        self, weight: Tensor, logits: Tensor, grad: Tensor, factor: Tensor, args: DrawArgs, out: Tensor
-    ) -> bool:
+    def logits_gradient(self, inputs: Inputs, gradient: Tensor, out: Tensor) -> bool:
         """Write the gradient of the logits into `out`."""
-        return self._launch(
-            "logits_gradient", args, logits, weight, grad, out, factor, KEPT_NORM=args.kept_norm
-        )
+        return self._launch("logits_gradient", inputs, gradient, out)
 
-    def _launch(self, name: str, args: DrawArgs, *tensors: Tensor, **constants: bool) -> bool:
-        if self.code_size(args.m, args.n) > self.max_size:
+    def _launch(self, name: str, inputs: Inputs, *tensors: Tensor) -> bool:
+        weight, pattern = inputs.weight, inputs.pattern
+        if self.code_size(pattern.m, pattern.n) > self.max_size:
             return False
-        width = 1 << (args.m - 1).bit_length()
-        tile, groups = max(1, _TILE // width), tensors[1].numel() // args.m
-        numbers: tuple[float, ...] = groups, args.key0, args.key1, 1 / args.lam, 1 / args.tau
+        width = 1 << (pattern.m - 1).bit_length()
+        tile, groups = max(1, _TILE // width), weight.numel() // pattern.m
+        (draw,) = [inputs.draw] if inputs.draw.numbers is not None else on_device([inputs.draw], weight.device)
+        constants = {"M": pattern.m, "N": pattern.n, "WIDTH": width, "TILE": tile}
         if self.subset is not None:
-            numbers += (args.push,)
-            constants |= {"HARD": args.hard, "SUBSET": self.subset}
-        sizes = {"M": args.m, "N": args.n, "WIDTH": width, "TILE": tile}
+            constants |= {"HARD": inputs.hard, "SCALED": inputs.scaled, "SUBSET": self.subset}
 
         def launch() -> None:
-            with torch.cuda.device_of(tensors[1]):
+            with torch.cuda.device_of(weight):
                 getattr(_module(self.module), name)[-(-groups // tile),](
-                    *tensors, *numbers, **sizes, **constants
+                    inputs.logits, weight, *tensors, draw.numbers, groups, draw.first, **constants
                 )
 
         return kernels.attempt(launch)

@@ -9,7 +9,8 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 _T = TypeVar("_T")
 
@@ -52,6 +53,14 @@ def distribute_like(full: Tensor, like: Tensor) -> Tensor:
     if not isinstance(like, DTensor):
         return placed
     return distribute_tensor(placed, like.device_mesh, like.placements, src_data_rank=None)
+
+
+def sharded_from(part: Tensor, mesh: DeviceMesh, dim: int, shape: tuple[int, ...]) -> DTensor:
+    """The sharded tensor of a shape, cut along a dimension, of which every rank has its part."""
+    whole = torch.empty(shape, device="meta")
+    return DTensor.from_local(
+        part, mesh, [Shard(dim)], run_check=False, shape=whole.shape, stride=whole.stride()
+    )
 
 
 def from_first_rank(items: Iterator[_T], all_make: bool) -> Iterator[_T]:

@@ -62,7 +62,7 @@ class Watch(Callback):
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         self.batches.append(batch["input_ids"].clone())
         if batch_idx % trainer.accumulate_grad_batches == 0:
-            self.logits.append({name: x.logits.detach().clone() for name, x in pl_module.layers.items()})
+            self.logits.append({name: x.learned["logits"].detach().clone() for name, x in pl_module.tensors.items()})
 
 
 def noise_of(step, name, shape):
@@ -141,10 +141,10 @@ def test_steps_are_those_of_plain_torch(lab, monkeypatch, kind, parts):
     )
     start, *later = watch.logits
     wanted = reference_run(model, targets, start, watch.batches, parts, 5, renew_every=3)
-    assert learner.layers.keys() == wanted.keys()
-    for name, layer in learner.layers.items():
-        torch.testing.assert_close(layer.logits.detach(), wanted[name], rtol=0, atol=2e-4)
-        assert (layer.logits.detach() - start[name]).abs().max() > 0.01
+    assert learner.tensors.keys() == wanted.keys()
+    for name, layer in learner.tensors.items():
+        torch.testing.assert_close(layer.learned["logits"].detach(), wanted[name], rtol=0, atol=2e-4)
+        assert (layer.learned["logits"].detach() - start[name]).abs().max() > 0.01
         unmoved = [torch.equal(a[name], b[name]) for a, b in zip(watch.logits, later, strict=False)]
         assert unmoved == [True, False, False, True], "nothing to compare with: the first step, and a renewal"
     assert all(p.grad is None for p in learner.parameters())
@@ -162,16 +162,16 @@ def test_the_best_of_all_masks_is_found(lab, spec, layer, sizes):
     data, rates = lab.data(batch_size=8), {"optimizer": sgd(1.0), "lr_end": 0.5}
     options = {"targets": [f"*.{layer}"], "pattern": spec, "prior": "none", "renew_every": 50}
     learner = learn(lab, 120, model, data=data, **options, **rates)
-    ((name, learned),) = learner.layers.items()
+    ((name, learned),) = learner.tensors.items()
     windows = data.windows("train", 64).split(16)
     groups = [tuple(i in kept for i in range(4)) for kept in combinations(range(4), learner.pattern.n)]
     found = {}
-    for mask in product(groups, repeat=len(learned.weight)):
-        with learner.under_masks({name: LayerMask.from_rows(torch.tensor(mask))}):
-            found[mask] = token_perplexity(learner.model, windows)
+    for mask in product(groups, repeat=len(learned.dense)):
+        student = learner.harden({name: LayerMask.from_rows(torch.tensor(mask))})
+        found[mask] = token_perplexity(student, windows)
     best = min(found, key=found.get)
-    assert learned.hard_mask().tolist() == list(map(list, best))
-    assert brute_top(learned.weight.abs(), learner.pattern.n, 4).tolist() != list(map(list, best))
+    assert learner.hard_mask(learned).tolist() == list(map(list, best))
+    assert brute_top(learned.dense.abs(), learner.pattern.n, 4).tolist() != list(map(list, best))
 
 
 @pytest.mark.parametrize("saved", [3, pytest.param(2, marks=pytest.mark.slow)])
@@ -179,8 +179,8 @@ def test_a_resumed_run_ends_with_the_same_bits(lab, saved):
     """From a checkpoint just before a renewal, and from one between two."""
     whole, resumed = whole_and_resumed(lab.folder, partial(learn, lab, 6, renew_every=3), saved)
     assert resumed._delta == whole._delta
-    for name, layer in whole.layers.items():
-        assert torch.equal(layer.reference, resumed.layers[name].reference), name
+    for name, mask in whole._reference.items():
+        assert torch.equal(mask.packed, resumed._reference[name].packed), name
 
 
 def test_a_checkpoint_of_another_learner_of_logits_is_refused(lab):

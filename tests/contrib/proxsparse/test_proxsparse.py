@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
-from helpers.lab import QUICK_TRAINER, Batches, brute_top, fit, make_lab, run, whole_and_resumed
+from helpers.lab import QUICK_TRAINER, Batches, brute_top, fit, make_lab, oriented, run, whole_and_resumed
 from helpers.tiny_models import tiny_gpt2, tiny_qwen2
 from roi_lightning.cli.lightning import build
 from roi_lightning.contrib.proxsparse import ProxSparseModule
@@ -86,27 +86,26 @@ def test_an_optimizer_step_is_followed_by_one_proximal_step(lab, kind, parts):
         targets=[f"*.{target}" for target in targets],
     )
     wanted = reference(model, targets, batches.seen, parts, 4)
-    assert learner.layers.keys() == wanted.keys()
-    for name, layer in learner.layers.items():
-        torch.testing.assert_close(layer.master.detach(), wanted[name], rtol=0, atol=1e-6)
-        assert ((layer.master == 0) == (wanted[name] == 0)).float().mean() > 0.999
-        assert (layer.master == 0).any()
+    assert learner.tensors.keys() == wanted.keys()
+    for name, layer in learner.tensors.items():
+        torch.testing.assert_close(layer.learned["master"].detach(), wanted[name], rtol=0, atol=1e-6)
+        assert ((layer.learned["master"] == 0) == (wanted[name] == 0)).float().mean() > 0.999
+        assert (layer.learned["master"] == 0).any()
 
 
 def test_the_copies_learn_and_the_weights_do_not(lab):
     learner, trainer = learn(lab, 3, dtype="bfloat16")
     before = AutoModelForCausalLM.from_pretrained(lab.model).state_dict()
-    after = learner.model.state_dict()
-    assert {name for name in after if name not in before} == {f"{name}.master" for name in learner.layers}
+    after = learner.teacher.state_dict()
     for name, tensor in before.items():
         assert torch.equal(after[name], tensor), name
         assert after[name].dtype == tensor.dtype
-    masters = [layer.master for layer in learner.layers.values()]
+    masters = [layer.learned["master"] for layer in learner.tensors.values()]
     trained = [p for group in trainer.optimizers[0].param_groups for p in group["params"]]
     assert {id(p) for p in trained} == {id(master) for master in masters}
-    for layer in learner.layers.values():
-        assert layer.master.dtype == torch.float32
-        assert not torch.equal(layer.master, layer.weight.float())
+    for layer in learner.tensors.values():
+        assert layer.learned["master"].dtype == torch.float32
+        assert not torch.equal(layer.learned["master"], layer.dense.float())
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "gpt2"])
@@ -116,27 +115,27 @@ def test_the_mask_is_the_top_two_of_the_copies_on_the_original_weights(lab, kind
     masks, stored = learner.mask_set(), learner.stored_weights
     assert str(masks.pattern) == "2:4"
     plain = load_file(model / "model.safetensors")
-    exported = AutoModelForCausalLM.from_pretrained(lab.folder / "out", dtype=learner.model.dtype)
-    for name, layer in learner.layers.items():
-        mask = brute_top(layer.master.detach().abs(), 2, 4)
-        mask = mask.T if layer.transposed else mask
+    exported = AutoModelForCausalLM.from_pretrained(lab.folder / "out", dtype=learner.teacher.dtype)
+    for name, layer in learner.tensors.items():
+        mask = brute_top(layer.learned["master"].detach().abs(), 2, 4)
+        mask = oriented(layer, mask)
         assert torch.equal(masks.layers[stored[name]].to_bool(), mask), name
         weight = exported.get_submodule(name).weight
         assert torch.equal(weight, plain[stored[name]].to(weight.dtype).masked_fill(~mask, 0)), name
     ids = torch.arange(40).reshape(2, 20) * 5 % 256
-    with learner.under_masks(), torch.no_grad():
-        assert torch.equal(learner.model(ids).logits, exported(ids).logits)
+    learner.harden()
+    with torch.no_grad():
+        assert torch.equal(learner.student(ids).logits, exported(ids).logits)
 
 
 def test_training_runs_the_copies_and_validation_the_mask(lab):
     learner, _ = learn(lab, 1, dtype="float32")
-    layer = learner.layers["model.layers.0.self_attn.q_proj"]
-    x = torch.randn((3, 64), generator=torch.Generator().manual_seed(0))
-    assert torch.equal(layer(x), F.linear(x, layer.master, layer.bias))
-    with learner.under_masks():
-        assert torch.equal(layer(x), F.linear(x, layer.weight * layer.hard_mask(), layer.bias))
-    with learner.dense():
-        assert torch.equal(layer(x), F.linear(x, layer.weight, layer.bias))
+    for tensor in learner.tensors.values():
+        learner.draw(tensor)
+        assert torch.equal(tensor.masked, tensor.learned["master"])
+    learner.harden()
+    for tensor in learner.tensors.values():
+        assert torch.equal(tensor.masked, tensor.dense * learner.hard_mask(tensor))
 
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")

@@ -86,15 +86,16 @@ def test_kept_weights_are_trained_as_by_hand(lab, builder, parts):
     assert run("verify", out, "--base", base) == 0
     ids = torch.arange(40).reshape(2, 20) * 5 % 256
     exported = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
-    with learner.under_masks(), torch.no_grad():
-        torch.testing.assert_close(learner.model(ids).logits, exported(ids).logits)
+    learner.harden()
+    with torch.no_grad():
+        torch.testing.assert_close(learner.student(ids).logits, exported(ids).logits)
 
 
 def test_zeros_are_exact_at_every_step(lab):
     class Zeros(Batches):
         def on_train_batch_end(self, trainer, learner, *args):
-            for layer in learner.layers.values():
-                pruned = layer.kept[~layer.hard_mask()]
+            for layer in learner.tensors.values():
+                pruned = layer.learned["kept"][~learner.hard_mask(layer)]
                 assert not pruned.view(torch.int32).any(), "every bit is zero"
                 self.seen.append(len(pruned))
 
@@ -112,7 +113,7 @@ def test_mixed_patterns_and_layers_left_alone_stay_as_they_are(lab):
     before, after = MaskSet.load(lab.folder / "mixed"), MaskSet.load(out)
     assert before.pattern == after.pattern
     assert before.dense == after.dense
-    assert not any("o_proj" in name or "k_proj" in name for name in learner.layers)
+    assert not any("o_proj" in name or "k_proj" in name for name in learner.tensors)
     assert learner.kept_of_prunable == (
         before.kept + sum(before.dense.values()),
         before.total + sum(before.dense.values()),
@@ -126,12 +127,14 @@ def test_weights_that_pruning_changed_are_where_it_starts(lab):
     options = ["--method", "sparsegpt", "--corpora", lab.corpus, "--windows", 4, "--seq_len", 32]
     assert run("prune", lab.model, *options, "--out", lab.folder / "sparsegpt") == 0
     learner = RecoveryModule(str(lab.folder / "sparsegpt"))
+    learner.configure_model()
     ids = torch.arange(40).reshape(2, 20) * 5 % 256
     exported = AutoModelForCausalLM.from_pretrained(
-        lab.folder / "sparsegpt", dtype=next(learner.model.parameters()).dtype
+        lab.folder / "sparsegpt", dtype=next(learner.teacher.parameters()).dtype
     )
-    with learner.under_masks(), torch.no_grad():
-        assert torch.equal(learner.model(ids).logits, exported(ids).logits)
+    learner.harden()
+    with torch.no_grad():
+        assert torch.equal(learner.student(ids).logits, exported(ids).logits)
 
 
 def test_a_run_of_the_shipped_configuration(lab, capsys):

@@ -1,64 +1,25 @@
 """MaskPro: logits learned by a policy gradient, from the losses of two forward passes and no backward pass."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import lightning.pytorch as pl
 import torch
 from torch import Tensor
-from transformers.modeling_utils import PreTrainedModel
 from typing_extensions import override
 
 from roi_lightning.contrib.maskpro.log_probability import log_probability_gradient
 from roi_lightning.errors import UserError
 from roi_lightning.learning.losses import objective
 from roi_lightning.learning.roi import RoILightningModule
-from roi_lightning.masks.layer_mask import unpack_bits
-from roi_lightning.models.layers import LinearLayer
-from roi_lightning.samplers import Draw, StraightThrough
-from roi_lightning.samplers.masked_linear import SharedState, SparseLinear, attach
-from roi_lightning.samplers.noise import noise_key
+from roi_lightning.learning.student import PrunedTensor
+from roi_lightning.masks.layer_mask import LayerMask
+from roi_lightning.samplers import StraightThrough
 from roi_lightning.samplers.schedules import Constant
-from roi_lightning.utils.dtensor import distribute_like, full_tensor
 
 # Probabilities are softmax(logits): no temperature but the logits' own scale.
 _LAM: Final = 1.0
-
-
-@dataclass(kw_only=True)
-class ComparedState(SharedState):
-    """What all layers of `MaskProModule` have in common.
-
-    Attributes:
-        reference: Whether a forward pass in `sample` mode takes the reference mask in place of a draw.
-    """
-
-    reference: bool = False
-
-
-class ComparedLinear(SparseLinear):
-    """A layer with logits, and with the reference mask that draws are compared with.
-
-    Attributes:
-        reference: The mask, a bit per weight, as `LayerMask` has it; uint8 [out, ceil(in / 8)].
-    """
-
-    state: ComparedState
-    reference: Tensor
-
-    def __init__(self, dense: LinearLayer, name: str, state: ComparedState) -> None:
-        super().__init__(dense, name, state)
-        rows, columns = self.weight.shape
-        packed = torch.zeros((rows, -(-columns // 8)), dtype=torch.uint8, device=self.weight.device)
-        self.register_buffer("reference", packed, persistent=False)
-
-    @override
-    def drawn_weight(self) -> Tensor:
-        if not self.state.reference:
-            return super().drawn_weight()
-        return self.weight.masked_fill(~unpack_bits(self.reference, self.weight.shape[1]), 0)
 
 
 @dataclass
@@ -121,8 +82,6 @@ class MaskProModule(RoILightningModule):
     differentiates = False
     stronger_prior = "raise model.prior_strength"
     fixed_options = ("sampler", "tau", "lam", "draw_per", "kept_norm")
-    layers: Mapping[str, ComparedLinear]
-    state: ComparedState
 
     def __init__(
         self,
@@ -157,13 +116,10 @@ class MaskProModule(RoILightningModule):
                 "to false"
             )
         self.average, self.renew_every = average, renew_every
-        self.state = ComparedState(self.pattern, sampler=self.sampler)
+        self._reference: dict[str, LayerMask] = {}  # by layer
+        self._bits: dict[str, Tensor] = {}  # the same by tensor, this rank's part, where the weights are
         self._delta = MovingAverage(average)
         self._residuals: list[Tensor] = []  # of the micro-batches since the last optimizer step
-
-    @override
-    def attach(self, lm: PreTrainedModel, layers: dict[str, LinearLayer]) -> dict[str, ComparedLinear]:
-        return attach(lm, layers, self.state, ComparedLinear)
 
     @property
     @override
@@ -190,16 +146,14 @@ class MaskProModule(RoILightningModule):
     def on_fit_start(self) -> None:
         super().on_fit_start()
         if self.trainer.ckpt_path is None:
-            masks = self.prior_masks or self.magnitude_masks
-            for name, layer in self.layers.items():
-                layer.reference.copy_(masks[name].packed)
+            self._reference = dict(self.prior_masks or self.magnitude_masks)
+        self._bits = {name: tensor.bits(self._reference) for name, tensor in self.tensors.items()}
 
     # Stepping.
 
     @override
-    def prepare_step(self, batch_idx: int) -> None:
-        self.state.mode = "sample"
-        self.state.draw = Draw(self.seed, self.trainer.global_step, _LAM, tau=1.0)
+    def _draw_index(self, step: int, batch_idx: int) -> int:
+        return step
 
     @override
     def training_step(self, batch: Mapping[str, Tensor], batch_idx: int) -> Tensor:
@@ -207,10 +161,11 @@ class MaskProModule(RoILightningModule):
             self._renew_reference()
         with torch.no_grad():
             loss = super().training_step(batch, batch_idx)
-            with self._under_reference():
-                reference, _ = objective(
-                    self.model, batch["input_ids"], self.distillation, self.dense(), batch.get("labels")
-                )
+            self.fill(self._write_reference)
+            teacher, student = self.models()
+            reference, _ = objective(
+                student, teacher, batch["input_ids"], self.distillation, batch.get("labels")
+            )
         self._losses_finite = self._losses_finite & reference.isfinite()
         self._residuals.append(loss - reference)
         return loss
@@ -219,18 +174,13 @@ class MaskProModule(RoILightningModule):
         step = self.trainer.global_step
         if self.renew_every is None or not step or step % self.renew_every:
             return
-        for name, mask in self.hard_masks():
-            layer = self.layers[name]
-            layer.reference.copy_(layer.packed(mask).packed)
+        self._reference = dict(self.hard_masks())
+        self._bits = {name: tensor.bits(self._reference) for name, tensor in self.tensors.items()}
         self._delta = MovingAverage(self.average)
 
-    @contextmanager
-    def _under_reference(self) -> Iterator[None]:
-        self.state.reference = True
-        try:
-            yield
-        finally:
-            self.state.reference = False
+    def _write_reference(self, tensor: PrunedTensor) -> None:
+        mask = tensor.from_bits(self._bits[tensor.name])
+        tensor.write(tensor.dense.masked_fill(~mask, 0))
 
     @override
     def backward(self, *args: Any, **kwargs: Any) -> None:
@@ -248,11 +198,9 @@ class MaskProModule(RoILightningModule):
         super().on_before_optimizer_step(optimizer)
 
     def _set_gradients(self, advantage: float) -> None:
-        for name, layer in self.layers.items():
-            key = noise_key(self.seed, self.trainer.global_step, name)
-            logits = full_tensor(layer.logits.detach())
-            gradient = log_probability_gradient(logits, layer.pattern, key).mul_(advantage)
-            layer.logits.grad = distribute_like(gradient, layer.logits)
+        for name, tensor in self.tensors.items():
+            gradient = log_probability_gradient(tensor.here("logits"), tensor.pattern, self._draws[name])
+            tensor.add_gradient("logits", gradient.mul_(advantage))
 
     @override
     def settings(self) -> dict[str, object]:
@@ -263,7 +211,7 @@ class MaskProModule(RoILightningModule):
     @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_save_checkpoint(checkpoint)
-        checkpoint["reference_masks"] = {name: layer.reference.cpu() for name, layer in self.layers.items()}
+        checkpoint["reference_masks"] = {name: mask.packed for name, mask in self._reference.items()}
         checkpoint["delta"] = {"total": self._delta.total, "weight": self._delta.weight}
 
     @override
@@ -271,8 +219,11 @@ class MaskProModule(RoILightningModule):
         if "reference_masks" not in checkpoint:
             raise UserError("the checkpoint is of another learner; give one of a run of MaskProModule")
         super().on_load_checkpoint(checkpoint)
-        for name, packed in checkpoint["reference_masks"].items():
-            self.layers[name].reference.copy_(packed)
+        layers = self.layers
+        self._reference = {
+            name: LayerMask(packed.cpu(), layers[name].shape, layers[name].transposed)
+            for name, packed in checkpoint["reference_masks"].items()
+        }
         self._delta = MovingAverage(self.average, **checkpoint["delta"])
 
 

@@ -1,22 +1,18 @@
 """ProxSparse: copies of the weights are trained and drawn towards 2:4; the mask is read off their magnitudes."""
 
 import math
-from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
-from torch import Tensor, nn
-from transformers.modeling_utils import PreTrainedModel
+from torch import Tensor
 from typing_extensions import override
 
 from roi_lightning.contrib.proxsparse.proximal import apply_prox_
 from roi_lightning.errors import UserError
 from roi_lightning.learning.base import MaskLearningModule
+from roi_lightning.learning.student import PrunedTensor
 from roi_lightning.masks.pattern import NMPattern
-from roi_lightning.models.layers import LinearLayer
-from roi_lightning.samplers.masked_linear import LayerState, MaskedLinear, attach
-from roi_lightning.utils.dtensor import full_tensor, local_tensor
 
 _SAMPLED_GROUPS: Final = 4096
 # By part of a model's name: the strength, and what it was found for.
@@ -24,44 +20,6 @@ _KNOWN_STRENGTHS: Final = {
     "smollm2-135m": (0.015, "SmolLM2-135M in 300 steps of 1,024 tokens"),
     "qwen2.5": (0.2, "Qwen2.5-14B by the method's authors"),
 }
-
-
-class TrainedLinear(MaskedLinear):
-    """A layer with a trained copy of its weight, `master`, float32, in whose magnitudes the mask shows."""
-
-    learned = ("master",)
-    master: nn.Parameter
-
-    def __init__(self, dense: LinearLayer, name: str, state: LayerState) -> None:
-        super().__init__(dense, name, state)
-        self.master = nn.Parameter(self.weight.detach().to(torch.float32, copy=True))
-
-    @override
-    def drawn_weight(self) -> Tensor:
-        return self.master.to(self.weight.dtype)
-
-    @override
-    def hard_mask(self) -> Tensor:
-        return self.pattern.top(full_tensor(self.master.detach()).abs())
-
-    def draw_towards(self, strength: float) -> None:
-        """Replace every group of the copy by its proximal point; see `proximal`."""
-        # Groups are within rows, which ranks share out.
-        apply_prox_(local_tensor(self.master.detach()), strength)
-
-    def zero_counts(self, groups: int) -> Tensor:
-        """How many groups of the copy have no zero, one, and two or more.
-
-        Args:
-            groups: About how many to sample, in evenly spaced rows.
-
-        Returns:
-            [3], int64.
-        """
-        grouped = self.pattern.group(full_tensor(self.master.detach()))
-        step = max(1, grouped.shape[0] * grouped.shape[1] // groups)
-        zeros = (grouped[::step] == 0).sum(-1).clamp_(max=2)
-        return torch.bincount(zeros.flatten(), minlength=3)
 
 
 class ProxSparseModule(MaskLearningModule):
@@ -89,7 +47,6 @@ class ProxSparseModule(MaskLearningModule):
     """
 
     learns = "weights"
-    layers: Mapping[str, TrainedLinear]
 
     def __init__(self, lm: str, *, strength: float | None = None, **kwargs: Any) -> None:
         super().__init__(lm, **kwargs)
@@ -104,7 +61,6 @@ class ProxSparseModule(MaskLearningModule):
         if not 0 < strength < math.inf:
             raise UserError(f"model.strength is {strength}; it must be a positive number, for example 0.2")
         self.strength = strength
-        self.state = LayerState(self.pattern)
 
     @property
     @override
@@ -121,31 +77,56 @@ class ProxSparseModule(MaskLearningModule):
             )
 
     @override
-    def attach(self, lm: PreTrainedModel, layers: dict[str, LinearLayer]) -> dict[str, TrainedLinear]:
-        return attach(lm, layers, self.state, TrainedLinear)
+    def shapes(self, shape: tuple[int, ...], pattern: NMPattern) -> dict[str, tuple[int, ...]]:
+        return {"master": shape}
 
     @override
-    def prepare_step(self, batch_idx: int) -> None:
-        self.state.mode = "sample"
+    def begin(self, tensor: PrunedTensor) -> None:
+        tensor.here("master").copy_(tensor.dense)
+
+    @override
+    def training_weight(self, tensor: PrunedTensor, **learned: Tensor) -> Tensor:
+        return learned["master"].to(tensor.teacher.dtype)
+
+    @override
+    def hard_mask(self, tensor: PrunedTensor) -> Tensor:
+        return tensor.pattern.top(tensor.whole("master").abs())
 
     @override
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         super().optimizer_step(*args, **kwargs)
-        for layer in self.layers.values():
-            layer.draw_towards(self.strength)
+        for tensor in self.tensors.values():
+            # Groups are within rows, which ranks share out.
+            apply_prox_(tensor.here("master"), self.strength)
         # Lightning counts the step only after this.
         every: int = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
         if every and (self.trainer.global_step + 1) % every == 0:
             self._log_zeros()
 
     def _log_zeros(self) -> None:
-        counts = torch.stack([layer.zero_counts(_SAMPLED_GROUPS) for layer in self.layers.values()]).sum(0)
+        counts = torch.stack([zero_counts(x, _SAMPLED_GROUPS) for x in self.tensors.values()]).sum(0)
         fractions = counts / counts.sum()
         self.log_dict({f"prox/zeros_{number}": fraction for number, fraction in enumerate(fractions)})
 
     @override
     def settings(self) -> dict[str, object]:
         return super().settings() | {"strength": self.strength}
+
+
+def zero_counts(tensor: PrunedTensor, groups: int) -> Tensor:
+    """How many groups of a trained copy have no zero, one, and two or more.
+
+    Args:
+        tensor: Whose `master` is looked at.
+        groups: About how many to sample, in evenly spaced rows.
+
+    Returns:
+        [3], int64.
+    """
+    grouped = tensor.pattern.group(tensor.whole("master").flatten(0, -2))
+    step = max(1, grouped.shape[0] * grouped.shape[1] // groups)
+    zeros = (grouped[::step] == 0).sum(-1).clamp_(max=2)
+    return torch.bincount(zeros.flatten(), minlength=3)
 
 
 def _known_strength(spec: str) -> tuple[float, str]:

@@ -1,84 +1,26 @@
 """Recovery: the kept weights of a pruned model are trained on, and its zeros stay zero."""
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.modeling_utils import PreTrainedModel
 from typing_extensions import override
 
 from roi_lightning.errors import UserError
 from roi_lightning.export.sidecar import RECOVERED, read_sidecar
 from roi_lightning.learning.base import MaskLearningModule
-from roi_lightning.masks.layer_mask import LayerMask, unpack_bits
+from roi_lightning.learning.student import PrunedTensor
 from roi_lightning.masks.layer_patterns import DENSE, layer_patterns
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.fingerprint import check_masks_fit
-from roi_lightning.models.layers import ChosenLayers, LinearLayer, prunable_layers, stored_names
+from roi_lightning.models.layers import ChosenLayers, prunable_layers, stored_weights
 from roi_lightning.models.source import SIDECAR, resolve_model
 from roi_lightning.models.stored_tensors import StoredTensors
-from roi_lightning.samplers.masked_linear import LayerState, MaskedLinear, attach, in_mode
-from roi_lightning.utils.dtensor import distribute_like, local_tensor
+from roi_lightning.utils.dtensor import local_tensor
 from roi_lightning.utils.progress import progress
-
-
-class KeptLinear(MaskedLinear):
-    """A layer whose kept weights are trained, in a float32 copy that is zero elsewhere.
-
-    `weight` is the dense model's.
-
-    Attributes:
-        kept: The copy, [out, in].
-        mask_bits: uint8 [out, ceil(in / 8)], as in `LayerMask.packed`; nothing is kept before `start`.
-    """
-
-    learned = ("kept",)
-    kept: nn.Parameter
-    mask_bits: Tensor
-
-    def __init__(self, dense: LinearLayer, name: str, state: LayerState) -> None:
-        super().__init__(dense, name, state)
-        self.kept = nn.Parameter(torch.zeros_like(self.weight, dtype=torch.float32))
-        rows, columns = self.weight.shape
-        bits = torch.zeros((rows, -(-columns // 8)), dtype=torch.uint8, device=self.weight.device)
-        self.register_buffer("mask_bits", bits, persistent=False)
-
-    @override
-    def drawn_weight(self) -> Tensor:
-        return self.kept.to(self.weight.dtype)
-
-    @override
-    def hard_mask(self) -> Tensor:
-        return unpack_bits(self.mask_bits, self.weight.shape[1])
-
-    @override
-    def own_weight(self) -> Tensor:
-        return self.kept.detach()
-
-    @torch.no_grad()
-    def start(self, mask: LayerMask, stored: Tensor) -> None:
-        """Set the mask and the weights to begin with.
-
-        Args:
-            mask: The layer's.
-            stored: The masked weight as on disk.
-        """
-        self.mask_bits.copy_(mask.packed)
-        rows = stored.t() if self.transposed else stored
-        self.kept.copy_(distribute_like(rows.float().contiguous(), self.kept))
-
-    def zero_pruned_(self, tensor: Tensor) -> None:
-        """Set what belongs to pruned weights to zero, in place.
-
-        Args:
-            tensor: Shaped and sharded as `kept`.
-        """
-        mask = local_tensor(distribute_like(self.hard_mask(), self.kept.detach()))
-        local_tensor(tensor).masked_fill_(~mask, 0)
 
 
 class RecoveryModule(MaskLearningModule):
@@ -98,7 +40,6 @@ class RecoveryModule(MaskLearningModule):
     """
 
     learns = "weights"
-    layers: Mapping[str, KeptLinear]
 
     def __init__(self, lm: str, *, base: str | None = None, **kwargs: Any) -> None:
         source = resolve_model(lm)
@@ -120,8 +61,8 @@ class RecoveryModule(MaskLearningModule):
             **kwargs,
         )
         self.start_from = lm
-        self.state = LayerState(self.pattern)
         self._dtypes: dict[str, torch.dtype] = {}
+        self._kept: dict[str, Tensor] = {}  # this rank's part of the masks, a bit per weight
 
     @property
     @override
@@ -142,11 +83,10 @@ class RecoveryModule(MaskLearningModule):
     @override
     def choose(self, lm: PreTrainedModel) -> ChosenLayers:
         tensors, layers = StoredTensors(self._export), prunable_layers(lm)
-        stored = stored_names(lm, [f"{name}.weight" for name in layers], tensors)
-        names = {stored[f"{name}.weight"]: name for name in layers}
+        names = {stored: name for name, stored in stored_weights(self.source, lm, layers).items()}
         recorded = self._recorded_patterns()
         for tensor in recorded:
-            shape = tuple(layers[names[tensor]].weight.shape) if tensor in names else None
+            shape = layers[names[tensor]].stored_shape if tensor in names else None
             if shape != tensors.shape(tensor):
                 raise UserError(
                     f"{str(self._export)!r} was not made from {self.source.spec!r}: {tensor!r} is "
@@ -169,13 +109,16 @@ class RecoveryModule(MaskLearningModule):
         return own | dict.fromkeys(dense, DENSE)
 
     @override
-    def attach(self, lm: PreTrainedModel, layers: dict[str, LinearLayer]) -> dict[str, KeptLinear]:
-        self.state.pattern = self.pattern
-        return attach(lm, layers, self.state, KeptLinear)
+    def shapes(self, shape: tuple[int, ...], pattern: NMPattern) -> dict[str, tuple[int, ...]]:
+        return {"kept": shape}
+
+    @override
+    def training_weight(self, tensor: PrunedTensor, **learned: Tensor) -> Tensor:
+        return learned["kept"].to(tensor.teacher.dtype)
 
     @override
     def configure_model(self) -> None:
-        if self.lm is not None:
+        if self.teacher is not None:
             return
         super().configure_model()
         if others := set(self._sidecar["updated"]).difference(self.stored_weights.values()):
@@ -183,11 +126,23 @@ class RecoveryModule(MaskLearningModule):
                 f"{self.start_from!r} has other trained tensors than masked weights, {min(others)!r} first, which "
                 "recovery would put back to the dense model's; give an export without such"
             )
-        tensors = StoredTensors(self._export)
-        for name, stored in progress(list(self.stored_weights.items()), "reading kept weights"):
-            tensor, mask = tensors[stored], self.masks.layers[stored]
-            self.layers[name].start(mask, tensor.masked_fill(~mask.to_bool(), 0))
-            self._dtypes[name] = tensor.dtype
+        stored = StoredTensors(self._export)
+        masks = {name: self.masks.layers[x] for name, x in self.stored_weights.items()}
+        for tensor in progress(list(self.tensors.values()), "reading kept weights"):
+            weights = []
+            for name, layer in tensor.layers.items():
+                weight = stored[self.stored_weights[name]]
+                self._dtypes[self.stored_weights[name]] = weight.dtype
+                weights.append(weight.T if layer.transposed else weight)
+            whole = torch.stack(weights).view(tensor.shape)
+            tensor.here("kept").copy_(whole[tensor.rows])
+            self._kept[tensor.name] = tensor.bits(masks)
+            self._zero_pruned(tensor, tensor.here("kept"))
+
+    def _zero_pruned(self, tensor: PrunedTensor, values: Tensor) -> None:
+        """Set what belongs to pruned weights to zero, in this rank's part of a tensor."""
+        kept = self._kept[tensor.name] = self._kept[tensor.name].to(values.device)  # once
+        values.masked_fill_(~tensor.from_bits(kept), 0)
 
     @override
     def on_fit_start(self) -> None:
@@ -200,35 +155,32 @@ class RecoveryModule(MaskLearningModule):
     # Stepping.
 
     @override
-    def prepare_step(self, batch_idx: int) -> None:
-        self.state.mode = "sample"
-
-    @override
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        for layer in self.layers.values():
-            if layer.kept.grad is not None:
-                layer.zero_pruned_(layer.kept.grad)
+        for tensor in self.tensors.values():
+            if (gradient := tensor.learned["kept"].grad) is not None:
+                self._zero_pruned(tensor, local_tensor(gradient))
         super().on_before_optimizer_step(optimizer)
 
     @override
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         super().optimizer_step(*args, **kwargs)
-        for layer in self.layers.values():
-            layer.zero_pruned_(layer.kept.detach())
+        for tensor in self.tensors.values():
+            self._zero_pruned(tensor, tensor.here("kept"))
 
     @override
-    def under_masks(self, masks: Mapping[str, LayerMask] | None = None) -> AbstractContextManager[None]:
-        """Run the model as it is trained so far; under given masks, the dense model under these."""
-        return in_mode(self.state, "sample") if masks is None else super().under_masks(masks)
+    def hard_mask(self, tensor: PrunedTensor) -> Tensor:
+        stored = self.stored_weights
+        return tensor.mask({name: self.masks.layers[stored[name]] for name in tensor.layers})
+
+    @override
+    def hard_weight(self, tensor: PrunedTensor) -> Tensor:
+        return tensor.here("kept")
 
     # Export.
 
     @override
     def updates(self) -> dict[str, Tensor]:
-        return {
-            stored: self.layers[name].as_stored(self.layers[name].own_weight(), self._dtypes[name])
-            for name, stored in self.stored_weights.items()
-        }
+        return self.as_stored(self.hard_weight, self._dtypes.__getitem__)
 
     @property
     @override

@@ -35,8 +35,8 @@ class MaskMonitor(Callback):
     previous snapshot, and by the prior), the learner's own annealing (`anneal/tau`, `anneal/lambda`), `lr`,
     `tokens/seen`, `tokens/per_second` (without validation and snapshots), `memory/peak_gib` (most memory of this
     process so far: of its GPU, or of the CPU); the top-left 8×8 corner of the mask of three kinds of layer in the
-    first, middle and last block, to TensorBoard and W&B. Where layers learn what groups choose from
-    (`MaskedLinear.choices`, the logits of RoI and MaskLLM), also histograms of that by kind of layer,
+    first, middle and last block, to TensorBoard and W&B. Where it is learned what groups choose from
+    (`MaskLearningModule.choices`, the logits of RoI and MaskLLM), also histograms of that by kind of layer,
     `mask/entropy` (of the distribution of a pick, softmax(φ/λ), 1 is undecided), and `mask/settled` (fraction
     of groups whose hard mask a redraw would change at the border with less than 1 % probability). A pick is
     of an element of a group in RoI, of a candidate mask in MaskLLM. Entropy, settled groups and histograms
@@ -90,23 +90,23 @@ class MaskMonitor(Callback):
         scalars["memory/peak_gib"] = peak_memory(trainer.strategy.root_device) / 2**30
         samples = self._samples(module)
         if samples:
-            scalars |= _decidedness(module, samples, scalars.get("anneal/lambda", 1.0))
+            scalars |= _decidedness(samples, scalars.get("anneal/lambda", 1.0))
         if tokens_per_step is not None:
             seconds = time.monotonic() - self._timed_from
             rate = (step - self._timed_steps) * tokens_per_step / max(seconds, 1e-9)
             scalars |= {"tokens/seen": float(step * tokens_per_step), "tokens/per_second": rate}
         for logger in trainer.loggers:
             logger.log_metrics(scalars, step)
-        self._pictures(trainer.loggers, samples, step)
+        self._pictures(trainer.loggers, {name: sample for name, (sample, _) in samples.items()}, step)
         self._logged, self._timed_steps, self._timed_from = step, step, time.monotonic()
 
-    def _samples(self, module: MaskLearningModule) -> dict[str, Tensor]:
-        """Some choices of every layer that has any, [groups, choices]."""
-        found = ((name, layer.choices()) for name, layer in module.layers.items())
-        return {name: _sampled(choices, self.sample) for name, choices in found if choices is not None}
+    def _samples(self, module: MaskLearningModule) -> dict[str, tuple[Tensor, int]]:
+        """Some choices of every tensor that has any, [groups, choices], and how many of these a group takes."""
+        found = ((name, module.choices(tensor)) for name, tensor in module.tensors.items())
+        return {name: (_sampled(x[0], self.sample), x[1]) for name, x in found if x is not None}
 
     def _flips(self, module: MaskLearningModule) -> dict[str, float]:
-        now = {name: module.layers[name].packed(mask) for name, mask in module.hard_masks()}
+        now = dict(module.hard_masks())
         earlier = {"mask/flips": self._previous, "mask/flips_from_prior": module.prior_masks}
         self._previous = now
         return {tag: _changed(before, now) for tag, before in earlier.items() if before}
@@ -121,11 +121,10 @@ class MaskMonitor(Callback):
             log_picture(loggers, f"mask/{name}", mask_tile(self._previous[name]), step)
 
 
-def _decidedness(module: MaskLearningModule, samples: Mapping[str, Tensor], lam: float) -> dict[str, float]:
-    settled = [settled_groups(x, module.layers[name].picks, lam) for name, x in samples.items()]
+def _decidedness(samples: Mapping[str, tuple[Tensor, int]], lam: float) -> dict[str, float]:
     return {
-        "mask/entropy": _mean([normalised_entropy(sample, lam) for sample in samples.values()]),
-        "mask/settled": _mean(settled),
+        "mask/entropy": _mean([normalised_entropy(sample, lam) for sample, _ in samples.values()]),
+        "mask/settled": _mean([settled_groups(sample, picks, lam) for sample, picks in samples.values()]),
     }
 
 

@@ -2,9 +2,9 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 
 from lightning.pytorch import LightningModule, Trainer
+from transformers.modeling_utils import PreTrainedModel
 from typing_extensions import override
 
 from roi_lightning.data import CalibrationDataModule
@@ -45,11 +45,10 @@ class BaselineSummary(FinishCallback):
         assert isinstance(data, CalibrationDataModule)
         windows = data.windows("val", min(self.windows, data.val_tokens // data.seq_len))
         labels, perplexity = data.held_out_labels(len(windows)), {}
-        for name, context in _candidates(pl_module):
-            with context:
-                pieces = progress(windows.split(1), f"held-out perplexity, {name}")
-                counted = None if labels is None else labels.split(1)
-                perplexity[name] = token_perplexity(pl_module.model, pieces, counted)
+        for name, lm in _candidates(pl_module):
+            pieces = progress(windows.split(1), f"held-out perplexity, {name}")
+            counted = None if labels is None else labels.split(1)
+            perplexity[name] = token_perplexity(lm, pieces, counted)
         folder = run_folder(trainer)
         # Every rank has taken part so far: the model may be sharded.
         if not trainer.is_global_zero:
@@ -73,16 +72,18 @@ class BaselineSummary(FinishCallback):
         show_summary(path)
 
 
-def _candidates(module: MaskLearningModule) -> Iterator[tuple[str, AbstractContextManager[None]]]:
-    yield "dense", module.dense()
-    yield "magnitude", module.under_masks(module.magnitude_masks)
+def _candidates(module: MaskLearningModule) -> Iterator[tuple[str, PreTrainedModel]]:
+    """Models by name; the student, which most of them are, is another one each time."""
+    teacher, _ = module.models()
+    yield "dense", teacher
+    yield "magnitude", module.harden(module.magnitude_masks)
     if module.prior_name not in (None, "magnitude"):
-        yield module.prior_name, module.under_masks(module.prior_masks)
-    yield module.method, module.under_masks()
+        yield module.prior_name, module.harden(module.prior_masks)
+    yield module.method, module.harden()
 
 
 def _zero_fractions(module: MaskLearningModule) -> dict[str, float]:
     """Fraction of zeros that the patterns make among the prunable weights, and among all parameters."""
     kept, prunable = module.kept_of_prunable
-    every = sum(p.numel() for p in module.model.parameters() if not p.requires_grad)
+    every = sum(parameter.numel() for parameter in module.models()[0].parameters())
     return {"prunable": (prunable - kept) / prunable, "model": (prunable - kept) / every}

@@ -1,8 +1,8 @@
-/* MaskLLM's sampler in one pass over memory each way: the arithmetic of `categorical_eager`, sixteen groups at a time.
+/* MaskLLM's sampler in one pass over memory each way: the arithmetic of `eager`, sixteen groups at a time.
  *
  * Compiled by utils/cpp_extension.py, as gumbel_top_k.cpp is, and with -DC= candidates of a group, in lexicographic
  * order.
- * The logit of candidate c of group g is at c * groups + g, and its noise has the index g * C + c.
+ * The logit of candidate c of group g is at c * groups + g, and its noise has the index (first + g) * C + c.
  */
 #include "candidates.hpp"
 
@@ -17,7 +17,7 @@ static inline vec logit_at(const float *logits, int64_t group, int lanes)
 /* See `probabilities_of`. */
 static inline vec probabilities(const float *logits, int64_t group, int lanes, const Draw *d, vec e[C])
 {
-    uvec index = (count_up() + (uint32_t)group) * C;
+    uvec index = (count_up() + (uint32_t)(d->first + group)) * C;
     float sharpness = d->over_lam * LOG2_E;
     CANDIDATES {
         vec noise = noise_log(index + (uint32_t)c, d->key0, d->key1);
@@ -31,7 +31,7 @@ static inline void masked_weight_part(
 {
     const Draw *d = &draw; /* a copy, which no store can reach */
     for (int64_t g = from; g < to; g += LANES) {
-        Block b = block_at(g, to);
+        Block b = block_at(g, to, d);
         vec e[C], mask[M], value[M];
         vec scale = probabilities(logits, g, b.lanes, d, e);
         soft_mask(e, scale, mask);
@@ -47,16 +47,12 @@ static inline void logits_gradient_part(
 {
     const Draw *d = &draw;
     for (int64_t g = from; g < to; g += LANES) {
-        Block b = block_at(g, to);
-        vec e[C], mask[M], value[M], of_mask[M], mean = {};
+        Block b = block_at(g, to, d);
+        vec e[C], value[M], of_mask[M], mean = {};
         vec scale = probabilities(logits, g, b.lanes, d, e);
         load<weight_t, weights_t>(weight, b, value);
         load<weight_t, weights_t>(grad, b, of_mask);
         ELEMENTS of_mask[m] *= value[m];
-        if (d->factor) {
-            soft_mask(e, scale, mask);
-            ELEMENTS of_mask[m] -= d->factor * mask[m] * value[m] * value[m];
-        }
         CANDIDATES mean += e[c] * sum_over(of_mask, c);
         mean *= scale;
         vec factor = scale * d->over_lam * d->over_tau;

@@ -1,4 +1,4 @@
-/* One logit per weight, a softmax over the candidate masks: the arithmetic of `subset_eager`, sixteen groups at a time.
+/* One logit per weight, a softmax over the candidate masks: the arithmetic of `eager`, sixteen groups at a time.
  *
  * Compiled by utils/cpp_extension.py, as gumbel_top_k.cpp is, and with -DC= candidates of a group.
  */
@@ -19,7 +19,7 @@ static inline void masked_weight_part(
 {
     const Draw *d = &draw; /* a copy, which no store can reach */
     for (int64_t g = from; g < to; g += LANES) {
-        Block b = block_at(g, to);
+        Block b = block_at(g, to, d);
         vec e[C], mask[M], value[M];
         vec scale = probabilities(logits, b, d, e);
         soft_mask(e, scale, mask);
@@ -35,16 +35,12 @@ static inline void logits_gradient_part(
 {
     const Draw *d = &draw;
     for (int64_t g = from; g < to; g += LANES) {
-        Block b = block_at(g, to);
-        vec e[C], mask[M], value[M], of_mask[M], total[M] = {}, mean = {};
+        Block b = block_at(g, to, d);
+        vec e[C], value[M], of_mask[M], total[M] = {}, mean = {};
         vec scale = probabilities(logits, b, d, e);
         load<weight_t, weights_t>(weight, b, value);
         load<weight_t, weights_t>(grad, b, of_mask);
         ELEMENTS of_mask[m] *= value[m];
-        if (d->factor) {
-            soft_mask(e, scale, mask);
-            ELEMENTS of_mask[m] -= d->factor * mask[m] * value[m] * value[m];
-        }
         CANDIDATES mean += e[c] * sum_over(of_mask, c);
         mean *= scale;
         CANDIDATES {

@@ -1,11 +1,11 @@
-/* RoI's sampler in one pass over memory each way: the arithmetic of `top_k_eager`, sixteen groups at a time.
+/* RoI's sampler in one pass over memory each way: the arithmetic of `eager`, sixteen groups at a time.
  *
  * Compiled by utils/cpp_extension.py for one pattern and dtype: -DM= elements of a group, -DN= picks, -DWEIGHT= 0 float,
  * 1 bfloat16, 2 float16.
  */
 #include "keys.hpp"
 
-/* Of a pick, after dividing by tau: see `top_k_eager`. */
+/* Of a pick, after dividing by tau: see `eager`. */
 #define MAX_LEAD (40.0f * LOG2_E)
 
 struct Pick {
@@ -90,7 +90,7 @@ static inline void masked_weight_part(
 {
     const Draw *d = &draw; /* a copy, which no store can reach */
     for (int64_t g = from; g < to; g += LANES) {
-        Block b = block_at(g, to);
+        Block b = block_at(g, to, d);
         vec key[M], mask[M], value[M], last[M];
         Pick picks[N];
         keys_of(logits, b, d, key);
@@ -136,19 +136,14 @@ static inline void logits_gradient_part(
 {
     const Draw *d = &draw;
     for (int64_t g = from; g < to; g += LANES) {
-        Block b = block_at(g, to);
-        vec key[M], mask[M] = {}, value[M], of_mask[M], total[M], last[M];
+        Block b = block_at(g, to, d);
+        vec key[M], value[M], of_mask[M], total[M], last[M];
         Pick picks[N];
         keys_of(logits, b, d, key);
-        if (d->hard) hard_mask(key, mask);
         all_picks(key, d, picks, last);
-        if (!d->hard) soft_mask(picks, last, mask);
         load<weight_t, weights_t>(weight, b, value);
         load<weight_t, weights_t>(grad, b, of_mask);
-        ELEMENTS {
-            of_mask[m] *= value[m];
-            if (d->factor) of_mask[m] -= d->factor * mask[m] * value[m] * value[m];
-        }
+        ELEMENTS of_mask[m] *= value[m];
         keys_gradient(picks, last, of_mask, d, total);
         ELEMENTS total[m] *= d->over_lam;
         store<float, vec>(out, b, total);

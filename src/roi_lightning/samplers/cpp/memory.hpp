@@ -2,11 +2,11 @@
 #pragma once
 #include "numbers.hpp"
 
-/* What all groups share: see `DrawArgs` in base.py. */
+/* What all groups share: see `Draw` and `Inputs` in base.py. */
 struct Draw {
-    int64_t groups;
+    int64_t groups, first; /* here; the first of them in the whole tensor */
     uint32_t key0, key1;
-    float over_lam, over_tau, push, factor; /* factor: of the kept norm's gradient, 0 without one */
+    float over_lam, over_tau, push;
     int32_t hard;
 };
 
@@ -21,10 +21,11 @@ struct Block {
     uvec index;      /* the lanes' first elements, as the noise counts */
 };
 
-static inline Block block_at(int64_t group, int64_t to)
+static inline Block block_at(int64_t group, int64_t to, const Draw *d)
 {
     int lanes = to - group < LANES ? (int)(to - group) : LANES;
-    return {group * M, lanes, lanes == LANES && POWER_OF_TWO, count_up() * M + (uint32_t)(group * M)};
+    uvec index = count_up() * M + (uint32_t)((d->first + group) * M);
+    return {group * M, lanes, lanes == LANES && POWER_OF_TWO, index};
 }
 
 static inline vec evens(vec a, vec b) { return SHUFFLE(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30); }
