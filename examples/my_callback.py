@@ -28,7 +28,10 @@ class CrowdedInputs(Callback):
         assert isinstance(pl_module, MaskLearningModule)
         crowded: dict[str, float] = defaultdict(float)
         for name, mask in pl_module.hard_masks():  # one layer at a time
-            tag, kept = "crowded/" + ".".join(name.split(".")[-self.parts :]), mask.to_rows()  # boolean [out, in]
+            tag, kept = (
+                "crowded/" + ".".join(name.split(".")[-self.parts :]),
+                mask.to_rows(),
+            )  # boolean [out, in]
             crowded[tag] = max(crowded[tag], float(kept.float().mean(0).max()))
         for logger in trainer.loggers:
             logger.log_metrics(crowded, trainer.global_step)

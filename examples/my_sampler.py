@@ -8,13 +8,11 @@ in `PerWeightSampler`; with another number of logits, derive from `Sampler`.
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 from typing_extensions import override
 
 from roi_lightning.masks.pattern import NMPattern
-from roi_lightning.samplers import Draw, KeptNorm, PerWeightSampler
-from roi_lightning.samplers.noise import gumbel, noise_key
+from roi_lightning.samplers import Draw, PerWeightSampler
 
 
 @dataclass(frozen=True)
@@ -30,22 +28,9 @@ class IndependentPicks(PerWeightSampler):
     sharpness: float = 1.0
 
     @override
-    def masked_weight(
-        self,
-        weight: Tensor,
-        logits: Tensor,
-        pattern: NMPattern,
-        draw: Draw,
-        layer: str,
-        kept_norm: KeptNorm | None = None,
-    ) -> Tensor:
-        # The same noise whenever this draw is made again: by a resumed run, or a recomputed activation.
-        index = torch.arange(logits.numel(), dtype=torch.int32, device=logits.device)
-        noise = gumbel(index, noise_key(draw.seed, draw.index, layer)).view_as(logits)
-        keys = logits / draw.lam + noise
+    def masked_weight(self, weight: Tensor, logits: Tensor, pattern: NMPattern, draw: Draw) -> Tensor:
+        # The same noise whenever this draw is made again: in the backward pass, or by a resumed run.
+        keys = logits / draw.lam + draw.noise(logits, pattern)
         soft = pattern.n * (pattern.group(keys) * self.sharpness / draw.tau).softmax(-1).flatten(-2)
         mask = pattern.top(keys.detach()) + soft - soft.detach()
-        drawn = (weight.float() * mask).to(weight.dtype)
-        if kept_norm is not None:
-            kept_norm.add(drawn.float().square().sum())
-        return drawn
+        return (weight.float() * mask).to(weight.dtype)

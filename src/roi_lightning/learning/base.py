@@ -534,9 +534,7 @@ class MaskLearningModule(pl.LightningModule, ABC):
 
         def fill(tensor: PrunedTensor) -> None:
             weight = (
-                self.hard_weight(tensor)
-                if masks is None
-                else tensor.pruned(tensor.dense, tensor.mask(masks))
+                self.hard_weight(tensor) if masks is None else tensor.pruned(tensor.dense, tensor.mask(masks))
             )
             tensor.write(weight)
 
@@ -570,7 +568,9 @@ class MaskLearningModule(pl.LightningModule, ABC):
         found = {}
         for tensor in self.tensors.values():
             whole = tensor.gathered(weight(tensor)).cpu()
-            for (name, layer), own in zip(tensor.layers.items(), whole.view(-1, *whole.shape[-2:]), strict=True):
+            for (name, layer), own in zip(
+                tensor.layers.items(), whole.view(-1, *whole.shape[-2:]), strict=True
+            ):
                 stored = self.stored_weights[name]
                 oriented = own.T if layer.transposed else own
                 found[stored] = oriented.to(dtype(stored)).contiguous()

@@ -1,4 +1,4 @@
-"""FSDP2: weights and logits sharded over all ranks; of a decoder block the masked weights are gathered while it is used.
+"""FSDP2: weights and logits sharded over all ranks; a decoder block's masked weights are gathered while it is used.
 
 Lightning's strategy for it, data-parallel over all ranks, with this project's checkpoints.
 """
@@ -23,6 +23,7 @@ from roi_lightning.errors import UserError
 from roi_lightning.learning.checkpoint_io import read_checkpoint, write_checkpoint, write_sharded
 from roi_lightning.models.layers import decoder_blocks
 from roi_lightning.utils.dtensor import distribute_like
+
 
 def shard(models: Iterable[PreTrainedModel], mesh: DeviceMesh, across: Collection[str]) -> None:
     """Shard models in place: each decoder block by itself, then what is outside.

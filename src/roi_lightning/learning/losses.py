@@ -10,7 +10,6 @@ backward pass too.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from typing import Any, Final
 
 import torch
@@ -30,19 +29,19 @@ _Loss = Callable[..., Tensor]
 
 
 def objective(
-    lm: PreTrainedModel,
+    student: PreTrainedModel,
+    teacher: PreTrainedModel,
     input_ids: Tensor,
     distillation: float,
-    dense: AbstractContextManager[None],
     labels: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """(1 − distillation) × cross-entropy + distillation × KL(dense ‖ masked), in nats per predicted token.
 
     Args:
-        lm: The masked model.
+        student: The masked model.
+        teacher: The dense one.
         input_ids: [batch, seq_len] token ids, seq_len of at least 2.
         distillation: From 0 to 1; above 0 it costs a forward pass of the dense model.
-        dense: Inside it, the model is dense.
         labels: Like `input_ids`, -100 where a token does not count; None where all do.
 
     Returns:
@@ -50,10 +49,10 @@ def objective(
     """
     count, weights = input_ids[:, 1:].numel(), () if labels is None else (window_weights(labels),)
     if not distillation:
-        return nll_sum(next_token_logits(lm, input_ids), input_ids, *weights) / count, None
-    with dense, torch.no_grad():
-        target = next_token_logits(lm, input_ids)
-    logits = next_token_logits(lm, input_ids)
+        return nll_sum(next_token_logits(student, input_ids), input_ids, *weights) / count, None
+    with torch.no_grad():
+        target = next_token_logits(teacher, input_ids)
+    logits = next_token_logits(student, input_ids)
     kl = kl_sum(logits, target, input_ids, *weights) / count
     if distillation == 1:
         return kl, kl

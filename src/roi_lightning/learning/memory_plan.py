@@ -102,7 +102,9 @@ class Planner:
             "optimizer": round(self.learned * state),
             **{part: live.peaks[part] for part in _PARTS},
         }
-        return sizes | {"total": sizes["optimizer"] + max(live.peak, self.weights + self.masked + 2 * learned)}
+        return sizes | {
+            "total": sizes["optimizer"] + max(live.peak, self.weights + self.masked + 2 * learned)
+        }
 
     def _played(self, step: Step) -> LiveBytes:
         key = (step.batch_size, step.seq_len), step.accumulate > 1, step.checkpointing

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from math import prod
 from typing import Any, ClassVar, Literal
 
 import lightning.pytorch as pl
@@ -147,9 +146,12 @@ class RoILightningModule(MaskLearningModule):
     @override
     def prepare_step(self, batch_idx: int) -> None:
         step, total = self.trainer.global_step, self.trainer.max_steps
-        index, temperatures = self._draw_index(step, batch_idx), (self.lam.at(step, total), self.tau.at(step, total))
+        index, temperatures = (
+            self._draw_index(step, batch_idx),
+            (self.lam.at(step, total), self.tau.at(step, total)),
+        )
         draws = [
-            Draw.of(self.seed, index, name, *temperatures, tensor.first_group, tensor.groups)
+            Draw.of(self.seed, index, name, *temperatures, tensor.first_group)
             for name, tensor in self.tensors.items()
         ]
         self._draws = dict(zip(self.tensors, on_device(draws, self.device), strict=True))

@@ -1,4 +1,4 @@
-"""The student: a model that shares every tensor with the frozen teacher but those that are learned on, which are its own.
+"""The student: a model that shares all tensors with the frozen teacher but those learned on, which are its own.
 
 Both are ordinary models of transformers. What a step draws is written into the student's tensors before the forward
 pass; a hook takes their gradients in the backward pass, each as soon as it is whole.
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 from transformers.modeling_utils import PreTrainedModel
 
 from roi_lightning.errors import UserError
@@ -97,7 +97,8 @@ class PrunedTensor:
     @property
     def first_group(self) -> int:
         """The place of this rank's first group in the whole tensor."""
-        return self.rows.start * prod(self.shape[1:]) // self.pattern.m
+        first: int = self.rows.start
+        return first * prod(self.shape[1:]) // self.pattern.m
 
     def learn(self, kind: str, start: Tensor, shape: tuple[int, ...]) -> None:
         """Add a learned parameter.
@@ -109,7 +110,7 @@ class PrunedTensor:
         """
         if isinstance(self.teacher, DTensor):
             cut = next((i for i, size in enumerate(shape) if start.shape[i] != size), 0)
-            start = sharded_from(start, self.teacher.device_mesh, cut, shape)
+            start = sharded_from(start, self.teacher.device_mesh, [Shard(cut)], shape)
         self.learned[kind] = nn.Parameter(start)
 
     def here(self, kind: str) -> Tensor:
@@ -126,18 +127,14 @@ class PrunedTensor:
         if parameter.grad is not None:
             local_tensor(parameter.grad).add_(gradient)
         elif isinstance(parameter, DTensor):
-            (placement,) = parameter.placements
-            parameter.grad = sharded_from(
-                gradient, parameter.device_mesh, placement.dim, tuple(parameter.shape)
-            )
+            mesh, placements = parameter.device_mesh, parameter.placements
+            parameter.grad = sharded_from(gradient, mesh, placements, parameter.shape)
         else:
             parameter.grad = gradient
 
     def matrices(self, mask: Tensor) -> Iterator[tuple[str, LayerMask]]:
         """A boolean mask of the whole tensor, layer by layer."""
-        for (name, layer), own in zip(
-            self.layers.items(), mask.view(-1, *self.shape[-2:]), strict=True
-        ):
+        for (name, layer), own in zip(self.layers.items(), mask.view(-1, *self.shape[-2:]), strict=True):
             yield name, LayerMask.from_rows(own, layer.transposed)
 
     def mask(self, masks: Mapping[str, LayerMask]) -> Tensor:
@@ -157,12 +154,7 @@ class PrunedTensor:
         """The whole of a tensor [..., out, in] of which every rank has its part; every rank has to call it."""
         if not isinstance(self.teacher, DTensor):
             return part
-        return sharded_from(part, self.teacher.device_mesh, 0, self.shape).full_tensor()
-
-    @property
-    def groups(self) -> int:
-        """Groups of the whole tensor."""
-        return prod(self.shape) // self.pattern.m
+        return sharded_from(part, self.teacher.device_mesh, [Shard(0)], self.shape).full_tensor()
 
     def pruned(self, weight: Tensor, mask: Tensor) -> Tensor:
         """This rank's part of a weight under a boolean mask of the whole tensor."""
@@ -186,20 +178,18 @@ def pruned_tensors(
     stacks: dict[tuple[str, int], dict[str, Layer]] = {}
     for name, layer in layers.items():
         stacks.setdefault((layer.parameter, layer.first_row), {})[name] = layer
-    for (parameter, _), members in stacks.items():
-        own, first = teacher.get_parameter(parameter), next(iter(members.values()))
-        name, shape = next(iter(members)), first.shape
+    for members in stacks.values():
+        (name, first), *_ = members.items()
+        patterns = {pattern.of(member) for member in members}
+        own, shape = teacher.get_parameter(first.parameter), tuple[int, ...](first.shape)
         if first.expert is not None:
-            name, shape = _without_number(name), (own.shape[0], *first.shape)
-            patterns = {pattern.of(member) for member in members}
-            if len(members) != own.shape[0] or len(patterns) > 1:
-                raise UserError(
-                    f"the experts of {name!r} are learned as one tensor, and {len(members)} of {own.shape[0]} are to "
-                    f"be pruned, at {' and '.join(map(str, patterns))}; choose all of them, at one pattern"
-                )
-        yield PrunedTensor(
-            name, members, pattern.of(next(iter(members))), shape, own, student.get_parameter(parameter)
-        )
+            name, shape = _without_number(name), (len(own), *shape)
+        if len(patterns) > 1 or len(members) != prod(shape) // first.numel:
+            raise UserError(
+                f"the experts of {name!r} are learned as one tensor, and {len(members)} of {len(own)} are to be "
+                f"pruned, at {' and '.join(map(str, patterns))}; choose all of them, at one pattern"
+            )
+        yield PrunedTensor(name, members, patterns.pop(), shape, own, student.get_parameter(first.parameter))
 
 
 def _without_number(name: str) -> str:

@@ -21,6 +21,7 @@ from typing_extensions import override
 
 from roi_lightning.errors import UserError
 from roi_lightning.models.config import GGUF_DTYPE, DType, load_config, load_tokenizer
+from roi_lightning.models.layers import expert_layers
 from roi_lightning.models.loading import load_language_model
 from roi_lightning.models.source import SIDECAR, ModelSource
 from roi_lightning.models.stored_tensors import INDEX, StoredTensors, read_json, tensor_sha256
@@ -126,7 +127,7 @@ class StoredBase(StoredTensors, BaseTensors):
 class LoadedBase(BaseTensors):
     """The tensors of a model in memory (a GGUF file's as transformers dequantised them).
 
-    Tied duplicates are left out, and what a model in training learns beside its frozen weights.
+    Tied duplicates are left out. Experts have their own tensors, as on disk.
 
     Args:
         source: Where the model was loaded from.
@@ -136,23 +137,22 @@ class LoadedBase(BaseTensors):
 
     def __init__(self, source: ModelSource, lm: PreTrainedModel, dtype: torch.dtype | None = None) -> None:
         self.source, self._lm, self._dtype = source, lm, dtype
-        # Layers that learn hold GPT-2's weights as [out, in].
-        self._turned = {f"{n}.weight" for n, x in lm.named_modules() if getattr(x, "transposed", False)}
-        self._parameters = {name: x.requires_grad for name, x in lm.named_parameters()}
-        self._meta: dict[str, Tensor] = {}
-        seen: set[int] = set()
-        for name, tensor in lm.state_dict().items():
-            if tensor.data_ptr() not in seen and not self._parameters.get(name):
-                self._meta[name] = self._as_stored(name, tensor.to("meta"))
-            seen.add(tensor.data_ptr())
+        layers = [layer for of_block in expert_layers(lm).items() for layer in of_block[1].items()]
+        self._experts = {f"{name}.weight": layer for name, layer in layers}
+        stacks, buffers = {layer.parameter for _, layer in layers}, dict(lm.named_buffers())
+        own = [name for name, _ in lm.named_parameters() if name not in stacks]
+        own += [name for name in lm.state_dict() if name in buffers]
+        self._buffers = buffers.keys()
+        self._meta = {name: self._as_stored(name).to("meta") for name in (*own, *self._experts)}
         split = split_torch_state_dict_into_shards(self._meta, max_shard_size=_SHARD)
         self._index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         self._sharded = split.is_sharded
         self.files = {name: split.tensor_to_filename[name] for name in self._meta}
 
-    def _as_stored(self, name: str, tensor: Tensor) -> Tensor:
-        turned = tensor.t() if name in self._turned else tensor
-        return turned.to(self._dtype) if self._dtype and name in self._parameters else turned
+    def _as_stored(self, name: str) -> Tensor:
+        layer = self._experts.get(name)
+        tensor = attrgetter(name)(self._lm).detach() if layer is None else layer.of(self._lm)
+        return tensor.to(self._dtype) if self._dtype and name not in self._buffers else tensor
 
     @property
     @override
@@ -162,7 +162,7 @@ class LoadedBase(BaseTensors):
     @override
     def __getitem__(self, name: str) -> Tensor:
         # Asked for anew each time: a copy kept here would stay on the GPU that the model leaves.
-        return self._as_stored(name, attrgetter(name)(self._lm).detach()).cpu()
+        return self._as_stored(name).cpu()
 
     @override
     def shape(self, name: str) -> tuple[int, ...]:

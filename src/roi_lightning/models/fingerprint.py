@@ -6,14 +6,14 @@ from typing import Final
 
 import torch
 from huggingface_hub import try_to_load_from_cache
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.modeling_utils import PreTrainedModel
 
 from roi_lightning.errors import UserError
 from roi_lightning.masks.layer_mask import LayerMask
 from roi_lightning.masks.mask_set import BaseModel, MaskSet
 from roi_lightning.models.base_tensors import BaseTensors, open_base
-from roi_lightning.models.layers import loaded_names, stored_weights
+from roi_lightning.models.layers import Layer, loaded_names, named_weights, stored_weights
 from roi_lightning.models.source import ModelSource, resolve_model
 from roi_lightning.models.stored_tensors import INDEX, WEIGHTS, StoredTensors, tensor_sha256
 from roi_lightning.utils.progress import progress
@@ -76,11 +76,11 @@ def check_updates(masks: MaskSet, updates: Mapping[str, Tensor]) -> None:
         )
 
 
-def base_of(lm: PreTrainedModel, layers: Mapping[str, nn.Module]) -> ModelSource:
+def base_of(lm: PreTrainedModel, layers: Mapping[str, Layer]) -> ModelSource:
     """Where the weights of a model's layers are stored.
 
     Args:
-        lm: The model, its experts split.
+        lm: The model.
         layers: Those to be pruned, by name.
 
     Returns:
@@ -114,18 +114,19 @@ def _loaded_from(lm: PreTrainedModel) -> ModelSource | None:
     return source if source.kind == "directory" or any(isinstance(path, str) for path in cached) else None
 
 
-def _holds(lm: PreTrainedModel, layers: Mapping[str, nn.Module], source: ModelSource) -> bool:
+def _holds(lm: PreTrainedModel, layers: Mapping[str, Layer], source: ModelSource) -> bool:
     tensors = StoredTensors(source.directory)
     try:
         names = stored_weights(source, lm, layers)
     except UserError:  # another model's files
         return False
     stored = progress(list(names.items()), "comparing with the stored weights")
-    return all(_same(layers[layer].get_parameter("weight"), tensors[name]) for layer, name in stored)
+    weights = named_weights(lm)
+    return all(_same(weights[f"{layer}.weight"], tensors[name]) for layer, name in stored)
 
 
 def _same(weight: Tensor, stored: Tensor) -> bool:
-    mine = weight.detach().cpu()
+    mine = weight.cpu()
     cast = mine.to(stored.dtype)
     return torch.equal(cast, stored) and torch.equal(cast.to(mine.dtype), mine)
 
@@ -135,7 +136,7 @@ def apply_masks(lm: PreTrainedModel, masks: MaskSet, updates: Mapping[str, Tenso
     """Set the pruned weights of a model to zero, in place.
 
     Args:
-        lm: The masks' base model, its experts split.
+        lm: The masks' base model.
         masks: They must fit.
         updates: Weights to set beforehand, by names on disk.
 
@@ -152,7 +153,7 @@ def check_masks_fit_model(lm: PreTrainedModel, masks: MaskSet) -> None:
     """Refuse masks that were made for other weights than a model has in memory.
 
     Args:
-        lm: The model, its experts split, in the dtype of the masks' base or a wider one.
+        lm: The model, in the dtype of the masks' base or a wider one.
         masks: Any.
 
     Raises:
@@ -175,7 +176,7 @@ def has_hash(weight: Tensor, sha256: str, dtypes: str) -> bool:
 
 
 def _masked_weights(lm: PreTrainedModel, masks: MaskSet) -> dict[str, Tensor]:
-    weights = dict(lm.named_parameters())
+    weights = named_weights(lm)
     return {stored: weights[name] for stored, name in loaded_names(lm, masks.layers, weights).items()}
 
 

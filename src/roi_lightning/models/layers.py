@@ -1,16 +1,16 @@
-"""Find the linear layers of a language model that can be pruned, and the names of their weights on disk.
+"""Find the layers of a language model that can be pruned, and the names of their weights on disk.
 
-transformers renames tensors while it loads them; its own rules say how.
+What is pruned is a matrix, a parameter or an expert's part of one, wherever the model reads it. transformers renames
+tensors while it loads them; its own rules say how.
 """
 
 import re
 import warnings
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TypeAlias
 
-from torch import nn
+from torch import Tensor, nn
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming
 from transformers.modeling_utils import PreTrainedModel
@@ -18,19 +18,60 @@ from transformers.pytorch_utils import Conv1D
 
 from roi_lightning.errors import UserError
 from roi_lightning.masks.layer_patterns import LayerPatterns, Pattern, layer_patterns, matches
-from roi_lightning.models.experts import is_router
+from roi_lightning.models.experts import is_router, stacked_experts
 from roi_lightning.models.source import ModelSource
 from roi_lightning.models.stored_tensors import StoredTensors
 
-# A Conv1D is GPT-2's, of the other orientation: its weight is [in, out].
-LinearLayer: TypeAlias = nn.Linear | Conv1D
+
+@dataclass(frozen=True)
+class Layer:
+    """A matrix of a model that can be pruned: a parameter, or an expert's part of one.
+
+    Attributes:
+        parameter: The dotted name of the parameter.
+        shape: (out, in).
+        transposed: Whether the parameter is [in, out], as GPT-2's `Conv1D` has it.
+        expert: Its place in a stack [experts, rows, in]; None for a parameter of its own.
+        first_row: Where it begins among the rows of its expert.
+    """
+
+    parameter: str
+    shape: tuple[int, int]
+    transposed: bool = False
+    expert: int | None = None
+    first_row: int = 0
+
+    @property
+    def numel(self) -> int:
+        """How many weights it has."""
+        return self.shape[0] * self.shape[1]
+
+    @property
+    def stored_shape(self) -> tuple[int, int]:
+        """The shape of the tensor on disk."""
+        return (self.shape[1], self.shape[0]) if self.transposed else self.shape
+
+    @property
+    def module(self) -> str:
+        """The dotted name of the module whose parameter it is."""
+        return self.parameter.rpartition(".")[0]
+
+    def view(self, tensor: Tensor) -> Tensor:
+        """Its part of the parameter, or of a tensor like that, as a view [out, in]."""
+        if self.expert is not None:
+            return tensor[self.expert, self.first_row : self.first_row + self.shape[0]]
+        return tensor.T if self.transposed else tensor
+
+    def of(self, lm: nn.Module) -> Tensor:
+        """The weight in a model, without gradient."""
+        return self.view(lm.get_parameter(self.parameter).detach())
 
 
 def prunable_layers(
     lm: PreTrainedModel,
     targets: Sequence[str] = ("*",),
     ignore: Sequence[str] = (),
-) -> dict[str, LinearLayer]:
+) -> dict[str, Layer]:
     """Every linear layer inside the decoder blocks, by name, in the model's order.
 
     Embeddings and `lm_head` are outside the blocks and never among them; routers of experts are left out.
@@ -45,7 +86,7 @@ def prunable_layers(
     Raises:
         UserError: If no blocks are found, a pattern matches nothing, or no layer remains.
     """
-    candidates = _block_linears(lm)
+    candidates = _block_layers(lm)
     for label, patterns in (("targets", targets), ("ignore", ignore)):
         for pattern in patterns:
             _require_match(label, pattern, candidates)
@@ -71,25 +112,55 @@ def _warn(text: str) -> None:
     warnings.warn(text, stacklevel=3)
 
 
-def _block_linears(lm: PreTrainedModel) -> dict[str, LinearLayer]:
-    blocks = decoder_blocks(lm)
-    found = {
-        name: module
-        for name, module in lm.named_modules()
-        if isinstance(module, (nn.Linear, Conv1D)) and name.startswith(f"{blocks}.") and not is_router(name)
-    }
+def _block_layers(lm: PreTrainedModel) -> dict[str, Layer]:
+    blocks, stacks = decoder_blocks(lm), expert_layers(lm)
+    found: dict[str, Layer] = {}
+    for name, module in lm.named_modules():
+        if name.startswith(f"{blocks}.") and not is_router(name):
+            if isinstance(module, nn.Linear | Conv1D):
+                turned = isinstance(module, Conv1D)
+                first, second = module.weight.shape
+                shape = (second, first) if turned else (first, second)
+                found[name] = Layer(f"{name}.weight", shape, turned)
+            found |= stacks.get(name, {})
     if not found:
         raise UserError(f"{type(lm).__name__} has no linear layers inside {blocks!r}; give another model")
     return found
 
 
+def expert_layers(lm: PreTrainedModel) -> dict[str, dict[str, Layer]]:
+    """The layers of all experts by name, by the module that holds a block's; see `stacked_experts`."""
+    found: dict[str, dict[str, Layer]] = {}
+    for name, module, own in stacked_experts(lm):
+        experts, hidden, inner = module.down_proj.shape
+        gate_up, down = f"{name}.gate_up_proj", f"{name}.down_proj"
+        found[name] = {}
+        for i in range(experts):
+            found[name] |= {
+                f"{name}.{i}.{own.gate}": Layer(gate_up, (inner, hidden), expert=i),
+                f"{name}.{i}.{own.up}": Layer(gate_up, (inner, hidden), expert=i, first_row=inner),
+                f"{name}.{i}.{own.down}": Layer(down, (hidden, inner), expert=i),
+            }
+    return found
+
+
+def named_weights(lm: PreTrainedModel) -> dict[str, Tensor]:
+    """The parameters of a model by name, without gradient; experts' one by one, as views of their stacks."""
+    weights = {name: parameter.detach() for name, parameter in lm.named_parameters()}
+    for layers in expert_layers(lm).values():
+        stacks = {name: weights.pop(name) for name in {layer.parameter for layer in layers.values()}}
+        weights |= {f"{name}.weight": layer.view(stacks[layer.parameter]) for name, layer in layers.items()}
+    return weights
+
+
 def _unknown(lm: PreTrainedModel) -> list[str]:
     """Parameters in the blocks with rows and columns that no layer known here holds."""
     blocks, found = decoder_blocks(lm), []
+    known = {layer.parameter for layer in _block_layers(lm).values()}
     for name, module in lm.get_submodule(blocks).named_modules(prefix=blocks):
-        if not isinstance(module, (nn.Linear, Conv1D, nn.Embedding)) and not is_router(name):
+        if not isinstance(module, nn.Embedding) and not is_router(name):
             parameters = module.named_parameters(prefix=name, recurse=False)
-            found += [own for own, parameter in parameters if parameter.ndim > 1]
+            found += [own for own, parameter in parameters if parameter.ndim > 1 and own not in known]
     return found
 
 
@@ -106,7 +177,7 @@ def decoder_blocks(lm: PreTrainedModel) -> str:
     raise UserError(f"{type(lm).__name__} has no list of {depth} decoder blocks; give a model that has one")
 
 
-def _require_match(label: str, glob: str, layers: Mapping[str, nn.Module]) -> None:
+def _require_match(label: str, glob: str, layers: Collection[str]) -> None:
     if glob not in layers and not any(matches(name, glob) for name in layers):
         raise UserError(
             f"{label}: {glob!r} matches none of the {len(layers)} linear layers; "
@@ -128,23 +199,21 @@ class ChosenLayers:
         pattern: Of every one of them.
     """
 
-    pruned: dict[str, LinearLayer]
-    dense: dict[str, LinearLayer]
+    pruned: dict[str, Layer]
+    dense: dict[str, Layer]
     pattern: Pattern
 
     @property
     def kept(self) -> int:
         """How many weights stay, of `prunable`."""
-        groups = {
-            name: layer.weight.numel() // self.pattern.of(name).m for name, layer in self.pruned.items()
-        }
-        kept = sum(count * self.pattern.of(name).n for name, count in groups.items())
-        return kept + sum(layer.weight.numel() for layer in self.dense.values())
+        patterns = {name: self.pattern.of(name) for name in self.pruned}
+        kept = sum(x.numel // patterns[name].m * patterns[name].n for name, x in self.pruned.items())
+        return kept + sum(layer.numel for layer in self.dense.values())
 
     @property
     def prunable(self) -> int:
         """How many weights there are, those of layers left dense among them."""
-        return sum(layer.weight.numel() for layer in [*self.pruned.values(), *self.dense.values()])
+        return sum(layer.numel for layer in [*self.pruned.values(), *self.dense.values()])
 
 
 def choose_layers(
@@ -175,15 +244,10 @@ def choose_layers(
     if not pruned:
         raise UserError(f"patterns: all {len(layers)} layers are left dense; give one of them N:M")
     for name, layer in pruned.items():
-        pattern.of(name).check(layer.weight.shape[input_dim(layer)], name)
+        pattern.of(name).check(layer.shape[1], name)
     _check_causal(spec, lm, pruned)
     dense = {name: layer for name, layer in layers.items() if found[name] is None}
     return ChosenLayers(pruned, dense, layer_patterns(found))
-
-
-def input_dim(layer: nn.Module) -> int:
-    """The input dimension of the layer's weight: 0 for GPT-2's `Conv1D` ([in, out]), else 1 ([out, in])."""
-    return 0 if isinstance(layer, Conv1D) else 1
 
 
 def _check_causal(spec: str, lm: PreTrainedModel, layers: Iterable[str]) -> None:
@@ -201,7 +265,7 @@ def stored_names(lm: PreTrainedModel, names: Iterable[str], stored: Iterable[str
     """Map parameter names of a loaded model to the names of the same tensors on disk.
 
     Args:
-        lm: The model, its experts split.
+        lm: The model.
         names: Of parameters.
         stored: Of all tensors on disk.
 
@@ -216,7 +280,7 @@ def loaded_names(lm: PreTrainedModel, stored: Iterable[str], names: Iterable[str
     """Map names of tensors on disk to those of the parameters they become.
 
     Args:
-        lm: The model, its experts split.
+        lm: The model.
         stored: Names on disk.
         names: Of all parameters.
 

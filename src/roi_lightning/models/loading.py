@@ -16,7 +16,7 @@ from transformers.utils import logging as transformers_logging
 
 from roi_lightning.errors import UserError, reason
 from roi_lightning.models.config import GGUF_DTYPE, DType, compute_dtype, unreadable
-from roi_lightning.models.experts import is_router, split_experts
+from roi_lightning.models.experts import is_router
 from roi_lightning.models.source import ModelSource
 from roi_lightning.utils.dtensor import all_finite
 from roi_lightning.utils.progress import working
@@ -65,7 +65,7 @@ def load_language_model(
     device: torch.device | None = None,
     gguf_dtype: str = GGUF_DTYPE,
 ) -> PreTrainedModel:
-    """Load a model onto the CPU, frozen, in train mode, every dropout at zero, experts split (see `experts`).
+    """Load a model onto the CPU, frozen, in train mode, every dropout at zero.
 
     Train mode matters: transformers skips activation checkpointing in eval mode, and Lightning leaves the
     mode as it finds it. With dropout at zero the two modes compute the same.
@@ -83,7 +83,6 @@ def load_language_model(
     """
     is_gguf = source.kind == "gguf"
     lm = plain_language_model(source, "float32" if is_gguf else dtype, trust_remote_code, attn_implementation)
-    split_experts(lm)
     if is_gguf:
         _forget_gguf(lm)
         cast_weights(lm, getattr(torch, gguf_dtype if dtype == "auto" else dtype))
@@ -177,7 +176,6 @@ def meta_language_model(config: PreTrainedConfig, trust_remote_code: bool = Fals
         raise UserError(
             f"no causal language model of type {kind!r} can be made: {reason(error)}; give another model"
         ) from error
-    split_experts(lm)
     return lm
 
 
@@ -196,9 +194,7 @@ def frozen_view(lm: PreTrainedModel) -> PreTrainedModel:
     shared: dict[int, Any] = {id(buffer): buffer for buffer in lm.buffers()}
     for weight in lm.parameters():
         shared[id(weight)] = nn.Parameter(weight.detach(), requires_grad=False)
-    view = deepcopy(lm, shared)
-    split_experts(view)
-    return freeze(view)
+    return freeze(deepcopy(lm, shared))
 
 
 def _check_usable(lm: object) -> None:

@@ -64,7 +64,7 @@ class BlockRunner:
         blocks = lm.get_submodule(self._name)
         assert isinstance(blocks, nn.ModuleList)
         self._blocks, self._device = blocks, device
-        self._lm, self._windows = lm, windows
+        self.lm, self._windows = lm, windows
         self._lm_device = next(lm.get_input_embeddings().parameters()).device
         self._calls = self._all_calls()
         self._hidden = self._first_hidden(offload_dir)
@@ -173,7 +173,7 @@ class BlockRunner:
 
     def _refuse(self, what: str) -> NoReturn:
         raise UserError(
-            f"{type(self._lm).__name__} {what}; methods that read text can't follow it block by block: "
+            f"{type(self.lm).__name__} {what}; methods that read text can't follow it block by block: "
             "use magnitude, or Wanda with --activations dense --device cpu (in fit: the prior 'activation')"
         )
 
@@ -201,7 +201,7 @@ class BlockRunner:
         return hidden
 
     def _forward(self, window: Tensor) -> None:
-        self._lm.base_model(input_ids=window.unsqueeze(0).to(self._lm_device), use_cache=False)
+        self.lm.base_model(input_ids=window.unsqueeze(0).to(self._lm_device), use_cache=False)
 
 
 class _ReachedError(Exception):

@@ -3,15 +3,18 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any, ClassVar
+from functools import partial
+from typing import Any, ClassVar, Final
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 from typing_extensions import override
 
 from roi_lightning.errors import UserError
-from roi_lightning.models.layers import input_dim
+from roi_lightning.models.layers import Layer
 
 
 class InputObserver(ABC):
@@ -96,6 +99,17 @@ def exact_products() -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
+# Of products: where the weight is among the arguments and where its inputs are, and whether these are [in, tokens].
+_MATMUL: Final = ((0, 1, True),)
+_FACTORS: Final[Mapping[Any, tuple[tuple[int, int, bool], ...]]] = {
+    F.linear: ((1, 0, False),),
+    torch.addmm: ((2, 1, False),),
+    torch.matmul: _MATMUL,
+    torch.Tensor.matmul: _MATMUL,
+    torch.Tensor.__matmul__: _MATMUL,
+}
+
+
 class ObserverGroup:
     """Observers of several layers; layers that always receive one and the same tensor share one.
 
@@ -114,31 +128,46 @@ class ObserverGroup:
         # Weak: the inputs of a whole model would be more than anything else in memory.
         self._inputs: WeakValueDictionary[str, Tensor] = WeakValueDictionary()
 
-    def of(self, name: str, layer: nn.Module) -> InputObserver:
-        """What a layer received; empty if it was never called."""
-        return self._observers[self._leader[name]] if name in self._leader else self._new(layer)
+    def of(self, name: str, layer: Layer) -> InputObserver:
+        """What a layer received; empty if nothing was multiplied by it."""
+        if name in self._leader:
+            return self._observers[self._leader[name]]
+        return self._kind(layer.shape[1], self._device)
 
     @contextmanager
-    def observing(self, layers: Mapping[str, nn.Module]) -> Iterator[None]:
-        """Observe every call of these layers inside the block."""
+    def observing(self, lm: nn.Module, layers: Mapping[str, Layer]) -> Iterator[None]:
+        """Observe what these layers of a model are multiplied by inside the block, wherever it does so."""
+        whole = {name: layer for name, layer in layers.items() if layer.expert is None}
+        stacks: dict[str, dict[str, Layer]] = {}
+        for name, layer in layers.items():
+            if layer.expert is not None:
+                stacks.setdefault(layer.module, {})[name] = layer
         with ExitStack() as hooks:
-            for name, layer in layers.items():
-                hooks.callback(layer.register_forward_pre_hook(self._hook(name)).remove)
+            for module, experts in stacks.items():
+                hook = partial(self._observe_experts, experts)
+                hooks.callback(lm.get_submodule(module).register_forward_pre_hook(hook).remove)
+            hooks.enter_context(_Products(lm, whole, self._observe))
             yield
 
-    def _hook(self, name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-        def hook(layer: nn.Module, inputs: tuple[Any, ...]) -> None:
-            self._observe(name, layer, inputs[0])
+    def _observe_experts(self, layers: Mapping[str, Layer], stacked: Any, args: tuple[Tensor, ...]) -> None:
+        """Observe what a module that holds experts sends through each of them."""
+        hidden, chosen = args[:2]
+        by_expert: dict[int, list[tuple[str, Layer]]] = {}
+        for name, layer in layers.items():
+            by_expert.setdefault(layer.expert or 0, []).append((name, layer))
+        for expert, own in by_expert.items():
+            if len(tokens := hidden[(chosen == expert).any(-1)]):
+                inner = stacked._apply_gate(F.linear(tokens, stacked.gate_up_proj[expert]))
+                for name, layer in own:
+                    self._observe(name, layer, inner if layer.parameter.endswith("down_proj") else tokens)
 
-        return hook
-
-    def _observe(self, name: str, layer: nn.Module, x: Tensor) -> None:
+    def _observe(self, name: str, layer: Layer, x: Tensor) -> None:
         if name not in self._leader:
-            # Only one that was called no more often than this layer can have all its inputs.
+            # Only one that was read no more often than this layer can have all its inputs.
             leaders = (n for n, other in self._inputs.items() if other is x and self._calls[n] == 1)
             self._leader[name] = next(leaders, name)
             if self._leader[name] == name:
-                self._observers[name], self._calls[name] = self._new(layer), 0
+                self._observers[name], self._calls[name] = self._kind(layer.shape[1], self._device), 0
         leader = self._leader[name]
         if leader == name:
             self._calls[name] += 1
@@ -147,7 +176,39 @@ class ObserverGroup:
         elif self._inputs.get(leader) is not x:
             raise RuntimeError(f"{name} shared the input of {leader} at first and no longer does")
 
-    def _new(self, layer: nn.Module) -> InputObserver:
-        weight = layer.weight
-        assert isinstance(weight, Tensor)
-        return self._kind(weight.shape[input_dim(layer)], self._device)
+
+class _Products(TorchFunctionMode):
+    """Reports what a model multiplies by the weights of layers, in a layer's own forward pass or elsewhere.
+
+    Args:
+        lm: The model.
+        layers: Those watched, by name.
+        report: Receives the layer's name, the layer, and the other factor as [..., in].
+    """
+
+    def __init__(
+        self, lm: nn.Module, layers: Mapping[str, Layer], report: Callable[[str, Layer, Tensor], None]
+    ) -> None:
+        super().__init__()
+        self._layers, self._report = layers, report
+        self._owners = {name: lm.get_submodule(layer.module) for name, layer in layers.items()}
+        self._names: dict[int, str] = {}
+
+    def _name_of(self, factor: object) -> str | None:
+        """The layer whose weight a factor is now; of a sharded model that is another tensor at each call."""
+        name = self._names.get(id(factor))
+        if name is None or self._owners[name].weight is not factor:
+            self._names = {id(owner.weight): name for name, owner in self._owners.items()}
+        return self._names.get(id(factor))
+
+    @override
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        for place, other, turned in _FACTORS.get(func, ()):
+            if len(args) > place and isinstance(args[place], nn.Parameter):
+                name = self._name_of(args[place])
+                if name is not None:
+                    x = args[other]
+                    self._report(name, self._layers[name], x.transpose(-1, -2) if turned else x)
+        return func(*args, **(kwargs or {}))

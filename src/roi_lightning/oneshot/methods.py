@@ -4,11 +4,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import override
 
 from roi_lightning.masks.layer_patterns import Pattern
 from roi_lightning.masks.pattern import NMPattern
+from roi_lightning.models.layers import Layer
 from roi_lightning.oneshot.block_runner import BlockRunner
 from roi_lightning.oneshot.calibration_statistics import InputNormObserver, InputObserver
 
@@ -80,7 +81,7 @@ class CalibratedMethod(OneShotMethod):
         self,
         blocks: BlockRunner,
         index: int,
-        layers: Mapping[str, nn.Module],
+        layers: Mapping[str, Layer],
         inputs: Mapping[str, InputObserver],
         pattern: Pattern,
     ) -> None:

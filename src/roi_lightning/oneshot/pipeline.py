@@ -5,8 +5,8 @@ The model is left as it was.
 """
 
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -18,8 +18,7 @@ from transformers.modeling_utils import PreTrainedModel
 
 from roi_lightning.masks.layer_patterns import Pattern
 from roi_lightning.masks.pattern import NMPattern
-from roi_lightning.models.experts import expert_layers
-from roi_lightning.models.layers import input_dim
+from roi_lightning.models.layers import Layer
 from roi_lightning.oneshot.block_runner import BlockRunner
 from roi_lightning.oneshot.calibration_statistics import InputObserver, ObserverGroup
 from roi_lightning.oneshot.methods import CalibratedMethod, LayerResult, OneShotMethod
@@ -54,20 +53,20 @@ class _PruningRun:
     """What is to be done with every layer.
 
     Attributes:
+        lm: The model.
         layers: To prune, by name.
         method: How.
         pattern: Of all layers, or of each.
         calibration: On what.
-        experts: The names of layers that may receive no token.
         dtypes: In which weights are stored, where the model may hold wider ones.
         idle: Filled with those that received none.
     """
 
-    layers: Mapping[str, nn.Module]
+    lm: PreTrainedModel
+    layers: Mapping[str, Layer]
     method: CalibratedMethod
     pattern: Pattern
     calibration: Calibration
-    experts: set[str]
     dtypes: Mapping[str, torch.dtype]
     idle: list[str] = field(default_factory=list)
 
@@ -76,7 +75,7 @@ class _PruningRun:
 
     def is_idle(self, name: str, inputs: InputObserver) -> bool:
         """Whether a layer belongs to an expert that received no token."""
-        return name in self.experts and not inputs.tokens
+        return self.layers[name].expert is not None and not inputs.tokens
 
     def prune(self, name: str, observers: ObserverGroup) -> LayerResult:
         """Prune one layer by what it received."""
@@ -84,14 +83,14 @@ class _PruningRun:
         inputs = observers.of(name, layer)
         if self.is_idle(name, inputs):
             self.idle.append(name)
-            return prune_layer(layer, self.method.without_inputs(), None, pattern, name, dtype)
-        return prune_layer(layer, self.method, inputs, pattern, name, dtype)
+            return prune_layer(self.lm, layer, self.method.without_inputs(), None, pattern, name, dtype)
+        return prune_layer(self.lm, layer, self.method, inputs, pattern, name, dtype)
 
 
 @torch.no_grad()
 def prune_layers(
     lm: PreTrainedModel,
-    layers: Mapping[str, nn.Module],
+    layers: Mapping[str, Layer],
     method: OneShotMethod,
     pattern: Pattern,
     calibration: Calibration | None = None,
@@ -104,29 +103,30 @@ def prune_layers(
 
     Args:
         lm: The model; unchanged once the iterator is exhausted or closed.
-        layers: Linear layers inside its blocks, by dotted name.
+        layers: Inside its blocks, by dotted name.
         method: How.
         pattern: Of all layers, or of each by its name.
         calibration: On what; methods that read no text need none.
         dtypes: In which weights are stored, by layer; updates are made in these where the model holds wider ones.
 
     Yields:
-        Layer name and result, in the orientation of the layer's weight, on the layer's device.
+        Layer name and result, [out, in], on the layer's device.
 
     Raises:
         UserError: If the model's layout or its activations do not allow it.
     """
     if not isinstance(method, CalibratedMethod):
         for name in progress(list(layers), "pruning layers"):
-            yield name, prune_layer(layers[name], method, None, pattern.of(name), name)
+            yield name, prune_layer(lm, layers[name], method, None, pattern.of(name), name)
         return
     assert calibration is not None, "this method reads text"
-    run = _PruningRun(layers, method, pattern, calibration, expert_layers(lm), dtypes or {})
+    run = _PruningRun(lm, layers, method, pattern, calibration, dtypes or {})
     yield from _prune_at_once(lm, run) if _fits_one_pass(lm, run) else _prune_blocks(lm, run)
     fate = "stay as they are" if method.without_inputs() is method else "are pruned by magnitude"
     if run.idle:
+        experts = sum(layer.expert is not None for layer in layers.values())
         warnings.warn(
-            f"{len(run.idle)} of {len(run.experts)} layers of experts met no token of the calibration text and "
+            f"{len(run.idle)} of {experts} layers of experts met no token of the calibration text and "
             f"{fate}, {run.idle[0]} first; more windows would reach more experts",
             stacklevel=2,
         )
@@ -146,7 +146,7 @@ def _prune_at_once(lm: PreTrainedModel, run: _PruningRun) -> Iterator[tuple[str,
 
 
 def observed(
-    lm: PreTrainedModel, layers: Mapping[str, nn.Module], kind: type[InputObserver], windows: Tensor
+    lm: PreTrainedModel, layers: Mapping[str, Layer], kind: type[InputObserver], windows: Tensor
 ) -> ObserverGroup:
     """What layers receive in one pass of the whole model.
 
@@ -160,7 +160,7 @@ def observed(
     observers = ObserverGroup(kind, device)
     # A sharded model gathers its embeddings only where it is called as a whole.
     forward = lm if isinstance(lm, FSDPModule) else lm.base_model
-    with observers.observing(layers):
+    with observers.observing(lm, layers):
         for window in progress(list(windows), "reading calibration windows"):
             forward(input_ids=window.unsqueeze(0).to(device), use_cache=False)
     return observers
@@ -182,62 +182,69 @@ def _prune_block(
     sequential = run.calibration.activations == "sequential"
     with blocks.on_device(index):
         observers = run.observers()
-        with observers.observing(layers):
+        with observers.observing(run.lm, layers):
             blocks.run(index, keep=not sequential)
         inputs = {name: observers.of(name, layer) for name, layer in layers.items()}
         seen = {name: layer for name, layer in layers.items() if not run.is_idle(name, inputs[name])}
         run.method.see_block(blocks, index, seen, inputs, run.pattern)
-        with ExitStack() as pruned:
+        goes_on = sequential and not is_last
+        with own_weights(run.lm, layers.values()) if goes_on else nullcontext():
             for name, layer in layers.items():
                 result = run.prune(name, observers)
-                if sequential and not is_last:
-                    pruned.enter_context(replaced(layer, result))
+                if goes_on:
+                    write_result(run.lm, layer, result)
                 yield name, result
             del observers, inputs
-            if sequential and not is_last:
+            if goes_on:
                 blocks.run(index, keep=True)
 
 
-def _inside(layers: Mapping[str, nn.Module], prefix: str) -> dict[str, nn.Module]:
+def _inside(layers: Mapping[str, Layer], prefix: str) -> dict[str, Layer]:
     return {name: layer for name, layer in layers.items() if name.startswith(prefix)}
 
 
 def prune_layer(
-    layer: nn.Module,
+    lm: nn.Module,
+    layer: Layer,
     method: OneShotMethod,
     inputs: InputObserver | None,
     pattern: NMPattern,
     name: str,
     dtype: torch.dtype | None = None,
 ) -> LayerResult:
-    """Prune one layer, gathered if it is sharded; the result has the orientation of its weight.
+    """Prune one layer of a model, gathered if it is sharded; the result is [out, in].
 
     A weight that is held in a wider dtype than `dtype` is cast to that, so that its update is rounded to it.
 
     Raises:
         UserError: If the observed sums can't be used.
     """
-    assert isinstance(layer.weight, Tensor)
-    weight = full_tensor(layer.weight.detach())
+    weight = layer.view(full_tensor(lm.get_parameter(layer.parameter).detach()))
     if dtype is not None and torch.promote_types(weight.dtype, dtype) == weight.dtype:
         weight = weight.to(dtype)
     if inputs is not None:
         inputs.check(name)
-    if input_dim(layer) == 1:
-        return method.prune(weight, inputs, pattern, name)
-    result = method.prune(weight.T, inputs, pattern, name)
-    return LayerResult(result.mask.T, None if result.weight is None else result.weight.T.contiguous())
+    return method.prune(weight, inputs, pattern, name)
 
 
 @contextmanager
-def replaced(layer: nn.Module, result: LayerResult) -> Iterator[None]:
-    """Have a layer compute with what a method made of its weight, afterwards with its own again."""
-    parameter = layer.weight
-    assert isinstance(parameter, nn.Parameter)
-    original = parameter.data
-    pruned = original.masked_fill(~result.mask, 0) if result.weight is None else result.weight
-    parameter.data = pruned.to(original.dtype)
+def own_weights(lm: nn.Module, layers: Iterable[Layer]) -> Iterator[None]:
+    """Have layers compute with copies of their weights, which can be changed, afterwards with their own again."""
+    parameters = {layer.parameter: lm.get_parameter(layer.parameter) for layer in layers}
+    originals = {name: parameter.data for name, parameter in parameters.items()}
     try:
+        for name, parameter in parameters.items():
+            parameter.data = originals[name].clone()
         yield
     finally:
-        parameter.data = original
+        for name, parameter in parameters.items():
+            parameter.data = originals[name]
+
+
+def write_result(lm: nn.Module, layer: Layer, result: LayerResult) -> None:
+    """Have a layer compute with what a method made of its weight."""
+    weight = layer.of(lm)
+    if result.weight is None:
+        weight.masked_fill_(~result.mask, 0)
+    else:
+        weight.copy_(result.weight)

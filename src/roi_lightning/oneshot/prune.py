@@ -18,7 +18,7 @@ from roi_lightning.masks.layer_patterns import LayerPatterns
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.models.base_tensors import BaseTensors
 from roi_lightning.models.fingerprint import base_model
-from roi_lightning.models.layers import ChosenLayers, input_dim, stored_weights
+from roi_lightning.models.layers import ChosenLayers, stored_weights
 from roi_lightning.models.stored_tensors import tensor_sha256
 from roi_lightning.oneshot.methods import OneShotMethod
 from roi_lightning.oneshot.pipeline import Calibration, prune_layers
@@ -107,7 +107,8 @@ def prune_model(
     dtypes = {layer: base[name].dtype for layer, name in stored.items()}
     for layer, result in prune_layers(lm, layers, method, pattern, calibration, dtypes):
         name = stored[layer]
-        masks[name] = LayerMask.from_bool(result.mask.cpu(), transposed=input_dim(layers[layer]) == 0)
+        transposed = layers[layer].transposed
+        masks[name] = LayerMask.from_rows(result.mask, transposed)
         if result.weight is not None:
             if result.weight.dtype != dtypes[layer]:
                 raise UserError(
@@ -115,11 +116,12 @@ def prune_model(
                     "which would not fit; run the model in its stored dtype (no --dtype), or take the mask alone "
                     "(--mask_only)"
                 )
-            keep(name, result.weight)
-            hashes[name] = tensor_sha256(result.weight)
+            updated = result.weight.T.contiguous() if transposed else result.weight
+            keep(name, updated)
+            hashes[name] = tensor_sha256(updated)
     ordered = {name: masks[name] for name in stored.values()}
     kept_dense = stored_weights(base.source, lm, chosen.dense)
-    dense = {name: chosen.dense[layer].weight.numel() for layer, name in kept_dense.items()}
+    dense = {name: chosen.dense[layer].numel for layer, name in kept_dense.items()}
     if isinstance(pattern, LayerPatterns):
         pattern = pattern.renamed(stored | kept_dense)
     return MaskSet(pattern, ordered, base_model(base, ordered), hashes, dense)

@@ -6,7 +6,15 @@ A program works on TILE groups. A candidate's keys of all of them lie next to ea
 import triton
 import triton.language as tl
 
-from roi_lightning.samplers.triton_kernels import MIN_EXPONENT, candidate, count, gumbel, jit, offsets, temperatures
+from roi_lightning.samplers.triton_kernels import (
+    MIN_EXPONENT,
+    candidate,
+    count,
+    gumbel,
+    jit,
+    offsets,
+    temperatures,
+)
 
 
 @jit

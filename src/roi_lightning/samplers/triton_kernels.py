@@ -9,9 +9,9 @@ from itertools import combinations
 import triton
 import triton.language as tl
 
-from roi_lightning.samplers.noise import MIX_A, MIX_B
 from roi_lightning.samplers.eager import MAX_LEAD as _MAX_LEAD
 from roi_lightning.samplers.eager import MIN_EXPONENT as _MIN_EXPONENT
+from roi_lightning.samplers.noise import MIX_A, MIX_B
 
 A = tl.constexpr(MIX_A & 0xFFFFFFFF)
 B = tl.constexpr(MIX_B & 0xFFFFFFFF)

@@ -50,7 +50,9 @@ class TritonKernel:
             return False
         width = 1 << (pattern.m - 1).bit_length()
         tile, groups = max(1, _TILE // width), weight.numel() // pattern.m
-        (draw,) = [inputs.draw] if inputs.draw.numbers is not None else on_device([inputs.draw], weight.device)
+        (draw,) = (
+            [inputs.draw] if inputs.draw.numbers is not None else on_device([inputs.draw], weight.device)
+        )
         constants = {"M": pattern.m, "N": pattern.n, "WIDTH": width, "TILE": tile}
         if self.subset is not None:
             constants |= {"HARD": inputs.hard, "SCALED": inputs.scaled, "SUBSET": self.subset}

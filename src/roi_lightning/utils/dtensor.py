@@ -3,14 +3,14 @@
 What communicates is a collective: every rank has to call it, in the same order.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Placement, distribute_tensor
 
 _T = TypeVar("_T")
 
@@ -55,11 +55,13 @@ def distribute_like(full: Tensor, like: Tensor) -> Tensor:
     return distribute_tensor(placed, like.device_mesh, like.placements, src_data_rank=None)
 
 
-def sharded_from(part: Tensor, mesh: DeviceMesh, dim: int, shape: tuple[int, ...]) -> DTensor:
-    """The sharded tensor of a shape, cut along a dimension, of which every rank has its part."""
-    whole = torch.empty(shape, device="meta")
+def sharded_from(
+    part: Tensor, mesh: DeviceMesh, placements: Sequence[Placement], shape: Sequence[int]
+) -> DTensor:
+    """The sharded tensor of a shape of which every rank has its part."""
+    whole = torch.empty(tuple(shape), device="meta")
     return DTensor.from_local(
-        part, mesh, [Shard(dim)], run_check=False, shape=whole.shape, stride=whole.stride()
+        part, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride()
     )
 
 

@@ -4,11 +4,11 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from roi_lightning.masks.layer_patterns import Pattern
 from roi_lightning.masks.pattern import NMPattern
-from roi_lightning.models.layers import input_dim
+from roi_lightning.models.layers import Layer
 from roi_lightning.oneshot.block_runner import BlockRunner
 from roi_lightning.oneshot.calibration_statistics import InputObserver
 
@@ -53,7 +53,7 @@ class Block:
 def block_of(
     blocks: BlockRunner,
     index: int,
-    layers: Mapping[str, nn.Module],
+    layers: Mapping[str, Layer],
     inputs: Mapping[str, InputObserver],
     pattern: Pattern,
 ) -> Block:
@@ -66,18 +66,15 @@ def block_of(
     for name, layer in layers.items():
         inputs[name].check(name)
         kind = re.sub(r"\b\d+\.", "", name.removeprefix(prefix))
-        weight = _oriented(layer.get_parameter("weight").detach(), layer)
-        members[name] = BlockLayer(weight, inputs[name], pattern.of(name), kind)
+        members[name] = BlockLayer(layer.of(blocks.lm), inputs[name], pattern.of(name), kind)
 
     def output(window: int, weights: Mapping[str, Tensor]) -> Tensor:
-        own = {
-            f"{name.removeprefix(prefix)}.weight": _oriented(x, layers[name]) for name, x in weights.items()
-        }
-        return blocks.output(index, window, own)
+        own: dict[str, Tensor] = {}
+        for name, weight in weights.items():
+            parameter = layers[name].parameter
+            if parameter not in own:
+                own[parameter] = blocks.lm.get_parameter(parameter).detach().clone()
+            layers[name].view(own[parameter]).copy_(weight)
+        return blocks.output(index, window, {name.removeprefix(prefix): x for name, x in own.items()})
 
     return Block(index, members, blocks.windows, blocks.hidden, output)
-
-
-def _oriented(weight: Tensor, layer: nn.Module) -> Tensor:
-    """A weight as [out, in], or one of these as the layer has it."""
-    return weight.T if input_dim(layer) == 0 else weight

@@ -14,7 +14,7 @@ from math import comb
 from typing import Final, Literal, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import override
 
 from roi_lightning.contrib.hyperprune.block import Block, BlockLayer, block_of
@@ -22,6 +22,7 @@ from roi_lightning.contrib.hyperprune.network import MaskNetwork
 from roi_lightning.errors import UserError, check_at_least
 from roi_lightning.masks.layer_patterns import Pattern
 from roi_lightning.masks.pattern import NMPattern
+from roi_lightning.models.layers import Layer
 from roi_lightning.oneshot.block_runner import BlockRunner
 from roi_lightning.oneshot.calibration_statistics import InputNormObserver, InputObserver
 from roi_lightning.oneshot.methods import (
@@ -130,7 +131,7 @@ class HyperPrune(CalibratedMethod):
         self,
         blocks: BlockRunner,
         index: int,
-        layers: Mapping[str, nn.Module],
+        layers: Mapping[str, Layer],
         inputs: Mapping[str, InputObserver],
         pattern: Pattern,
     ) -> None:
@@ -192,8 +193,11 @@ class HyperPrune(CalibratedMethod):
     def _backward(self, block: Block, layers: Mapping[str, "_Layer"], step: int) -> None:
         """Add the gradients of one step."""
         tau = Exponential(self.tau, self.tau_end, 1.0).at(step, max(1, self.steps - 1))
-        draw = Draw(self._seed, block.index * self.steps + step, 1.0, tau)
-        drawn = {name: layer.drawn(draw, block.index, name) for name, layer in layers.items()}
+        number = block.index * self.steps + step
+        drawn = {
+            name: layer.drawn(Draw.of(self._seed, number, name, 1.0, tau), block.index)
+            for name, layer in layers.items()
+        }
         # The backward pass of the block ends at the weights, so that windows need the network only once.
         weights = {name: weight.detach().requires_grad_() for name, weight in drawn.items()}
         chosen = torch.randint(block.windows, (self.windows_per_step,), generator=self._generator)
@@ -237,9 +241,9 @@ class _Layer:
         held = learned * (self.spread * learned.square().mean().clamp(min=self.spread**2).rsqrt())
         return held if self.start is None else held + self.start
 
-    def drawn(self, draw: Draw, block: int, name: str) -> Tensor:
+    def drawn(self, draw: Draw, block: int) -> Tensor:
         """The weight under a soft mask, differentiable in the network."""
-        return _SAMPLER.masked_weight(self.weight, self.logits(block), self.pattern, draw, name)
+        return _SAMPLER.masked_weight(self.weight, self.logits(block), self.pattern, draw)
 
 
 def group_features(layer: BlockLayer, features: Features) -> Tensor:

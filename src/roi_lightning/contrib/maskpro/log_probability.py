@@ -5,35 +5,35 @@ that are left. The N largest of logits + Gumbel noise are such a draw, the large
 Gumbel-Top-K at λ = 1 makes it; here the same noise says in which order.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from roi_lightning.masks.pattern import NMPattern
-from roi_lightning.samplers.noise import gumbel
-from roi_lightning.samplers.top_k_eager import chunk_size
+from roi_lightning.samplers import Draw
+from roi_lightning.samplers.eager import chunk_size
 
 
-def log_probability_gradient(logits: Tensor, pattern: NMPattern, key: tuple[int, int]) -> Tensor:
+def log_probability_gradient(logits: Tensor, pattern: NMPattern, draw: Draw) -> Tensor:
     """The gradient of log p, p the probability of the ordered draw, with respect to the logits.
 
     Every pick adds 1 where it fell, and takes from those that were left before it their probabilities.
 
     Args:
-        logits: fp32 [out, in].
+        logits: fp32 [..., out, in].
         pattern: The N:M pattern.
-        key: Of the draw's noise, from `noise_key`.
+        draw: Whose noise says in which order.
 
     Returns:
-        fp32 [out, in], summing to 0 in every group.
+        fp32 of the same shape, summing to 0 in every group.
     """
     out = torch.empty_like(logits)
     groups, drawn = logits.view(-1, pattern.m), out.view(-1, pattern.m)
     step = chunk_size(logits) // pattern.m
     for first in range(0, len(groups), step):
         part = groups[first : first + step]
-        start = first * pattern.m
-        index = torch.arange(start, start + part.numel(), dtype=torch.int32, device=logits.device)
-        noise = gumbel(index, key).view_as(part)
+        noise = replace(draw, first=draw.first + first).noise(part, pattern)
         # Elements along the first axis: reductions over a short last one cost an order of magnitude more.
         own = part.T.clone(memory_format=torch.contiguous_format)
         drawn[first : first + step] = _of_groups(own, noise.T, pattern.n).T

@@ -10,11 +10,9 @@ from transformers.modeling_utils import PreTrainedModel
 from roi_lightning.contrib.packed.decoding import fuse_decoding
 from roi_lightning.contrib.packed.format import Packed, pack
 from roi_lightning.contrib.packed.linear import PackedLinear, speed_up_dense
-from roi_lightning.contrib.packed.packable import Dense, Owners, owners_of, split_packable
+from roi_lightning.contrib.packed.packable import Dense, Owners, input_dim, owners_of, split_packable
+from roi_lightning.contrib.packed.split_experts import split_experts
 from roi_lightning.errors import UserError
-from roi_lightning.models.experts import split_experts
-from roi_lightning.models.layers import input_dim
-from roi_lightning.samplers.masked_linear import MaskedLinear
 
 _SAVING: Final = ("save_pretrained", "push_to_hub")
 
@@ -49,8 +47,7 @@ def accelerate(lm: PreTrainedModel) -> Accelerated:
         lm: In eval mode, on the CPU.
 
     Raises:
-        UserError: If the model is accelerated already, learning, in train mode, or not on the CPU, or has no 2:4
-            layer.
+        UserError: If the model is accelerated already, in train mode, or not on the CPU, or has no 2:4 layer.
     """
     _check_state(lm)
     layers, left, owners = _find(lm)
@@ -71,8 +68,6 @@ def _check_state(lm: PreTrainedModel) -> None:
     modules = list(lm.modules())
     if count := sum(isinstance(module, PackedLinear) for module in modules):
         raise UserError(f"nothing is left to do: {count} layers of this model are packed already")
-    if any(isinstance(module, MaskedLinear) for module in modules):
-        raise UserError("this model is learning a mask; export it, and accelerate what was exported")
     if lm.device.type not in ("cpu", "meta"):
         raise UserError(
             f"this model is on {lm.device}, and packed layers are fast on CPUs; for large batches on a GPU see "

@@ -8,12 +8,13 @@ from typing import Final
 import torch
 from torch import nn
 from transformers.modeling_utils import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from roi_lightning.contrib.packed.format import PATTERN
 from roi_lightning.errors import UserError
-from roi_lightning.models.layers import LinearLayer, input_dim, prunable_layers
+from roi_lightning.models.layers import prunable_layers
 
-Dense = LinearLayer
+Dense = nn.Linear | Conv1D
 # The modules that hold a parameter, by the parameter's identity and their names.
 Owners = dict[int, dict[str, nn.Module]]
 
@@ -22,6 +23,11 @@ _DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
 _NOT_SPARSE: Final = f"the weight is not {PATTERN} sparse"
 # Groups in which a pattern is looked for, to say what a model has instead.
 _SIZES: Final = (4, 8, 16, 32)
+
+
+def input_dim(layer: nn.Module) -> int:
+    """The input dimension of a layer's weight: 0 for GPT-2's `Conv1D` ([in, out]), else 1 ([out, in])."""
+    return 0 if isinstance(layer, Conv1D) else 1
 
 
 def owners_of(lm: nn.Module) -> Owners:
@@ -36,13 +42,15 @@ def owners_of(lm: nn.Module) -> Owners:
 def split_packable(lm: PreTrainedModel, owners: Owners) -> tuple[dict[str, Dense], dict[str, str]]:
     """Split the linear layers inside the decoder blocks; those that stay dense are logged, a line for each reason.
 
+    Experts are split beforehand, see `split_experts`.
+
     Returns:
         The layers that can be packed, by name, and why each of the others can't.
 
     Raises:
         UserError: If none can be packed.
     """
-    layers = prunable_layers(lm)
+    layers: dict[str, Dense] = {name: lm.get_submodule(name) for name in prunable_layers(lm)}  # type: ignore[misc]
     known = {id(layer) for layer in layers.values()}
     reasons = {name: _why_dense(layer, owners, known) for name, layer in layers.items()}
     left = {name: reason for name, reason in reasons.items() if reason is not None}

@@ -20,10 +20,10 @@ from typing_extensions import override
 from roi_lightning.contrib.packed.decoding import fuse_decoding
 from roi_lightning.contrib.packed.format import empty_packed
 from roi_lightning.contrib.packed.linear import PackedLinear, speed_up_dense
+from roi_lightning.contrib.packed.packable import input_dim
+from roi_lightning.contrib.packed.split_experts import split_experts
 from roi_lightning.contrib.packed.tensors import INT8, PACKED, STORED, VERSION, Weights, packed_layers
 from roi_lightning.errors import UserError
-from roi_lightning.models.experts import expert_layers, split_experts
-from roi_lightning.models.layers import input_dim
 
 _log: Final = logging.getLogger(__name__)
 # The entry of a packed `config.json` by which a transformers that does not know the format ends, and shows its value:
@@ -100,7 +100,7 @@ class PackedQuantizer(HfQuantizer):
     def _process_model_before_weight_loading(self, model: PreTrainedModel, **kwargs: Any) -> PreTrainedModel:
         stacked = split_experts(model)
         packed = packed_layers(model, self.quantization_config.layers)
-        if expert_layers(model).isdisjoint(packed):
+        if not any(layer.startswith(f"{name}.") for name in stacked for layer in packed):
             for name, module in stacked.items():
                 model.set_submodule(name, module)
         is_int8 = self.quantization_config.weights == INT8

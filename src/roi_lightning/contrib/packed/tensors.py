@@ -18,7 +18,7 @@ from roi_lightning.contrib.packed.format import Packed, kept_inputs, pack, quant
 from roi_lightning.errors import UserError
 from roi_lightning.export.sidecar import read_sidecar
 from roi_lightning.masks.layer_mask import LayerMask
-from roi_lightning.models.layers import loaded_names
+from roi_lightning.models.layers import expert_layers, loaded_names, named_weights
 from roi_lightning.models.stored_tensors import StoredTensors
 
 # What sidecars call the format, and config.json its `quant_method`.
@@ -110,17 +110,18 @@ def packed_layers(shape: PreTrainedModel, stored: Iterable[str]) -> dict[str, st
     """Map layers to the names of their weights in a dense checkpoint.
 
     Args:
-        shape: The model on the meta device, its experts split.
+        shape: The model on the meta device.
         stored: Names of masked tensors.
 
     Raises:
         UserError: If one of them is no weight of a linear layer.
     """
     modules = dict(shape.named_modules())
-    weights = loaded_names(shape, stored, dict(shape.named_parameters()))
+    weights = loaded_names(shape, stored, named_weights(shape))
+    experts = {layer for layers in expert_layers(shape).values() for layer in layers}
     layers = {name.removesuffix(".weight"): key for key, name in weights.items()}
     for name, key in layers.items():
-        if not isinstance(modules.get(name), (nn.Linear, Conv1D)):
+        if name not in experts and not isinstance(modules.get(name), nn.Linear | Conv1D):
             raise UserError(
                 f"{key!r} is the weight of no linear layer, and can't run packed; leave it out (ignore)"
             )

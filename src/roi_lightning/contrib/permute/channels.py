@@ -11,13 +11,13 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from roi_lightning.contrib.permute.permutation import ChannelOrder
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.base_tensors import BaseTensors
 from roi_lightning.models.config import load_config
-from roi_lightning.models.experts import expert_layers
-from roi_lightning.models.layers import input_dim, prunable_layers, stored_names
+from roi_lightning.models.layers import Layer, prunable_layers, stored_names
 from roi_lightning.models.loading import meta_language_model
 
 # The layers before and after the channels of an MLP, by what families call them.
@@ -60,13 +60,13 @@ class Channels:
         found: dict[str, ChannelOrder] = {}
         for name in self.producers:
             layer = lm.get_submodule(name)
-            found[f"{name}.weight"] = ChannelOrder(1 - input_dim(layer), rows)
+            found[f"{name}.weight"] = ChannelOrder(1 - _input_dim(layer), rows)
             if getattr(layer, "bias", None) is not None:
                 found[f"{name}.bias"] = ChannelOrder(0, rows)
         places = torch.arange(self.heads * self.repeats).view(self.heads, self.repeats, 1) * self.size
         columns = (places + order[:, None]).flatten()
         layer = lm.get_submodule(self.consumer)
-        return found | {f"{self.consumer}.weight": ChannelOrder(input_dim(layer), columns)}
+        return found | {f"{self.consumer}.weight": ChannelOrder(_input_dim(layer), columns)}
 
     def order_of(self, columns: Tensor) -> Tensor:
         """The order of the channels of each head, int64 [heads, size], from that of the consumer's inputs.
@@ -85,19 +85,19 @@ def find_channels(lm: PreTrainedModel, pattern: NMPattern) -> tuple[list[Channel
     """The channels that can be reordered, and the modules with linear layers in which none were found.
 
     Args:
-        lm: The model, its experts split; shapes are enough.
+        lm: The model; shapes are enough.
         pattern: N:M; a head that M does not divide has groups in common with the next, and stays as it is.
 
     Returns:
         The channels in the model's order, and dotted names.
     """
-    layers, experts = prunable_layers(lm), expert_layers(lm)
+    layers = prunable_layers(lm)
     owners = list(dict.fromkeys(name.rpartition(".")[0] for name in layers))
     found: list[Channels] = []
     left: list[str] = []
     for owner in owners:
         own = {name.rpartition(".")[2]: layers[name] for name in layers if name.rpartition(".")[0] == owner}
-        is_expert = any(f"{owner}.{part}" in experts for part in own)
+        is_expert = any(layer.expert is not None for layer in own.values())
         here = [] if is_expert else [*_of_mlp(owner, own), *_of_heads(lm, owner, own, pattern)]
         found += here
         if not here:
@@ -105,17 +105,17 @@ def find_channels(lm: PreTrainedModel, pattern: NMPattern) -> tuple[list[Channel
     return found, left
 
 
-def _of_mlp(owner: str, own: Mapping[str, nn.Module]) -> Iterator[Channels]:
+def _of_mlp(owner: str, own: Mapping[str, Layer]) -> Iterator[Channels]:
     for producers, consumer in _MLPS:
         if {*producers, consumer} <= own.keys():
-            size = _inputs(own[consumer])
-            if all(_outputs(own[name]) == size for name in producers):
+            _, size = own[consumer].shape
+            if all(own[name].shape[0] == size for name in producers):
                 yield Channels(tuple(f"{owner}.{x}" for x in producers), f"{owner}.{consumer}", 1, size, 1)
             return
 
 
 def _of_heads(
-    lm: PreTrainedModel, owner: str, own: Mapping[str, nn.Module], pattern: NMPattern
+    lm: PreTrainedModel, owner: str, own: Mapping[str, Layer], pattern: NMPattern
 ) -> Iterator[Channels]:
     consumer = next((name for name in _OUTPUTS if name in own), None)
     if "v_proj" not in own or consumer is None:
@@ -123,17 +123,13 @@ def _of_heads(
     config = lm.config.get_text_config()
     size = getattr(lm.get_submodule(owner), "head_dim", None) or getattr(config, "head_dim", None)
     size = size or config.hidden_size // config.num_attention_heads
-    values, inputs = _outputs(own["v_proj"]), _inputs(own[consumer])
+    values, inputs = own["v_proj"].shape[0], own[consumer].shape[1]
     if values % size == 0 and inputs % values == 0 and size % pattern.m == 0:
         yield Channels((f"{owner}.v_proj",), f"{owner}.{consumer}", values // size, size, inputs // values)
 
 
-def _inputs(layer: nn.Module) -> int:
-    return layer.get_parameter("weight").shape[input_dim(layer)]
-
-
-def _outputs(layer: nn.Module) -> int:
-    return layer.get_parameter("weight").shape[1 - input_dim(layer)]
+def _input_dim(layer: nn.Module) -> int:
+    return 0 if isinstance(layer, Conv1D) else 1
 
 
 def stored_orders(

@@ -12,7 +12,7 @@ from roi_lightning.contrib.permute.channels import Channels
 from roi_lightning.contrib.permute.grouping import group_columns, kept_score
 from roi_lightning.contrib.permute.permutation import ChannelOrder
 from roi_lightning.masks.pattern import NMPattern
-from roi_lightning.models.layers import input_dim
+from roi_lightning.models.layers import prunable_layers
 from roi_lightning.oneshot.calibration_statistics import InputNormObserver, exact_products
 from roi_lightning.oneshot.pipeline import observed
 from roi_lightning.utils.progress import progress
@@ -58,15 +58,15 @@ def reorder_channels(
     Raises:
         UserError: If a layer receives no token or infinite ones.
     """
-    layers = {each.consumer: lm.get_submodule(each.consumer) for each in channels}
+    prunable = prunable_layers(lm)
+    layers = {each.consumer: prunable[each.consumer] for each in channels}
     observers = observed(lm, layers, InputNormObserver, windows)
     orders: dict[str, ChannelOrder] = {}
     rows: list[KeptScore] = []
     for each in progress(channels, "reordering channels"):
         layer, inputs = layers[each.consumer], observers.of(each.consumer, layers[each.consumer])
         inputs.check(each.consumer)
-        weight = layer.get_parameter("weight").movedim(input_dim(layer), 1)
-        scores = weight.float().square() * inputs.total
+        scores = layer.of(lm).float().square() * inputs.total
         order = torch.stack([group_columns(x, pattern) for x in _heads(scores, each)])
         found = each.orders(lm, order)
         index = found[f"{each.consumer}.weight"].indices.to(scores.device)

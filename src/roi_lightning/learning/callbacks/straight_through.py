@@ -34,9 +34,7 @@ class StraightThroughToggle(Callback):
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if not isinstance(pl_module, RoILightningModule) or not isinstance(
-            pl_module.sampler, GumbelTopK
-        ):
+        if not isinstance(pl_module, RoILightningModule) or not isinstance(pl_module.sampler, GumbelTopK):
             raise UserError(
                 "StraightThroughToggle works on RoI's samplers (GumbelTopK, StraightThrough) only; leave it out"
             )
