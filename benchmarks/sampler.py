@@ -19,7 +19,7 @@ from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.samplers import Categorical, Draw, GumbelTopK, Sampler
 
 _COLUMNS = 4096
-_DRAW = Draw(seed=0, index=0, lam=0.004, tau=0.1)
+_DRAW = Draw.of(seed=0, index=0, name="layer", lam=0.004, tau=0.1)
 _LABELS: Final = {
     "": "RoI",
     "eager": "eager",
@@ -78,7 +78,7 @@ class SamplerBenchmark:
     ) -> Iterator[Ratio]:
         shape = sampler.logits_shape(tuple(weight.shape), pattern)
         logits = (torch.randn(shape, device=weight.device) * 0.01).requires_grad_()
-        draw = partial(sampler.masked_weight, weight, logits, pattern, _DRAW, "layer")
+        draw = partial(sampler.masked_weight, weight, logits, pattern, _DRAW)
         saved = _saved_bytes(draw, weight, logits)
         drawn, gradient = draw(), torch.randn_like(weight)
         backward = partial(torch.autograd.grad, drawn, logits, gradient, retain_graph=True)

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, Final
 
 import torch
+from roi_lightning.samplers.masked_linear import SharedState, SparseLinear
 from torch import Tensor, nn
 from transformers.modeling_utils import PreTrainedModel
 
@@ -23,7 +24,6 @@ from roi_lightning.models.layers import prunable_layers
 from roi_lightning.models.loading import enable_checkpointing, frozen_view, load_language_model
 from roi_lightning.models.source import resolve_model
 from roi_lightning.samplers import Categorical, Draw, GumbelTopK, Sampler
-from roi_lightning.samplers.masked_linear import SharedState, SparseLinear
 
 _DRAW = Draw(seed=0, index=0, lam=0.004, tau=0.1)
 # The parameter, its gradient and AdamW's two moments, fp32.

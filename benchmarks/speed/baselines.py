@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 
 import torch
+from roi_lightning.samplers.eager import candidates
 from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import override
 
 from roi_lightning.masks.pattern import NMPattern
-from roi_lightning.samplers import Categorical, Draw, GumbelTopK, KeptNorm
-from roi_lightning.samplers.categorical_eager import candidates
+from roi_lightning.samplers import Categorical, Draw, GumbelTopK
 from roi_lightning.samplers.reference import relaxed_top_n
 
 
@@ -18,15 +18,7 @@ class PlainRoI(GumbelTopK):
     """The relaxed Gumbel-Top-K written down as in the paper, left to autograd."""
 
     @override
-    def masked_weight(
-        self,
-        weight: Tensor,
-        logits: Tensor,
-        pattern: NMPattern,
-        draw: Draw,
-        layer: str,
-        kept_norm: KeptNorm | None = None,
-    ) -> Tensor:
+    def masked_weight(self, weight: Tensor, logits: Tensor, pattern: NMPattern, draw: Draw) -> Tensor:
         grouped = pattern.group(logits)
         noise = -torch.log(-torch.log(torch.rand_like(grouped).clamp_(1e-7, 1 - 1e-7)))
         mask = relaxed_top_n(grouped, noise, pattern.n, draw.lam, draw.tau, self.push_down)
@@ -38,16 +30,8 @@ class PlainMaskLLM(Categorical):
     """MaskLLM as its authors wrote it: noise, probabilities and mask are tensors, nothing is fused."""
 
     @override
-    def masked_weight(
-        self,
-        weight: Tensor,
-        logits: Tensor,
-        pattern: NMPattern,
-        draw: Draw,
-        layer: str,
-        kept_norm: KeptNorm | None = None,
-    ) -> Tensor:
+    def masked_weight(self, weight: Tensor, logits: Tensor, pattern: NMPattern, draw: Draw) -> Tensor:
         shares = F.gumbel_softmax(logits.movedim(0, -1) / draw.lam, tau=draw.tau)
-        kept = candidates(pattern.n, pattern.m, logits.device)
+        kept = candidates(pattern, logits.device)
         masks = torch.zeros(len(kept), pattern.m, device=logits.device).scatter_(1, kept, 1.0)
         return weight * (shares @ masks).flatten(-2).to(weight.dtype)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from roi_lightning.samplers.masked_linear import in_mode
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2Config
 
 from benchmarks.speed.timing import peak_bytes
@@ -19,7 +20,6 @@ from roi_lightning.learning.memory_tracker import step_bytes
 from roi_lightning.learning.roi import RoILightningModule
 from roi_lightning.models.config import compute_dtype
 from roi_lightning.samplers import Categorical, Draw
-from roi_lightning.samplers.masked_linear import in_mode
 from roi_lightning.samplers.schedules import Exponential
 
 lab = pytest.fixture(make_lab)

@@ -42,7 +42,7 @@ from roi_lightning.learning.trainer import RoITrainer
 from roi_lightning.oneshot import Wanda
 from roi_lightning.reports.callback import Report
 from roi_lightning.samplers import Categorical
-from roi_lightning.utils.dtensor import full_tensor, local_tensor
+from roi_lightning.utils.dtensor import local_tensor
 from roi_lightning.utils.third_party import silence_warnings
 
 

@@ -6,13 +6,11 @@ import torch
 
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.samplers import Categorical, GumbelSubset
-from roi_lightning.samplers.noise import noise_key, uniform
+from roi_lightning.samplers.noise import uniform
 from roi_lightning.samplers.reference import relaxed_top_n
 
 # Just worth compiled code; 336 * 240 / M is no multiple of sixteen groups for every M in the tests.
 SHAPE = 336, 240
-# The kept-norm gradient factor.
-FACTOR = 0.3
 
 
 def normal(*shape, std=1.0, seed=0):
@@ -28,7 +26,7 @@ def tensors(sampler, spec, dtype=torch.float32, shape=SHAPE):
     return weight, upstream, (0.05 * torch.randn(size, generator=generator)).requires_grad_()
 
 
-def exactly(sampler, spec, draw, kept_norm=False, shape=SHAPE):
+def exactly(sampler, spec, draw, shape=SHAPE):
     """The first two in double precision, by autograd through the definitions."""
     weight, upstream, logits = (x.detach().double() for x in tensors(sampler, spec, shape=shape))
     pattern, logits = NMPattern(spec), logits.requires_grad_()
@@ -43,14 +41,12 @@ def exactly(sampler, spec, draw, kept_norm=False, shape=SHAPE):
         soft = used = soft.flatten(-2)
         if sampler.hard_forward:
             used = pattern.top((logits / draw.lam + noise).detach()).double()
-    of_mask = upstream * weight - (FACTOR * used.detach() * weight**2 if kept_norm else 0)
-    (gradient,) = torch.autograd.grad(soft, logits, of_mask)
+    (gradient,) = torch.autograd.grad(soft, logits, upstream * weight)
     return (used * weight).detach(), gradient
 
 
 def _noise(index, draw):
-    key = noise_key(draw.seed, draw.index, "layer")
-    return -torch.log(-torch.log(uniform(index.to(torch.int32), key).double()))
+    return -torch.log(-torch.log(uniform(index.to(torch.int32), draw.key).double()))
 
 
 def _candidate_keys(logits, draw):

@@ -82,7 +82,9 @@ class Start(Batches):
     """The micro-batches, and the logits before the first."""
 
     def on_train_start(self, trainer, pl_module):
-        self.logits = {name: layer.learned["logits"].detach().clone() for name, layer in pl_module.tensors.items()}
+        self.logits = {
+            name: layer.learned["logits"].detach().clone() for name, layer in pl_module.tensors.items()
+        }
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda sampler: type(sampler).__name__)

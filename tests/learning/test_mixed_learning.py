@@ -46,7 +46,10 @@ def test_a_run_resumes_to_the_same_bits_and_exports_what_verifies(lab):
         learn(lab, "cut", CutAt(3))
     checkpoint = str(lab.folder / "cut" / "checkpoints" / "step=2.ckpt")
     resumed, _ = learn(lab, "cut", ckpt_path=checkpoint)
-    assert all(torch.equal(x.learned["logits"], resumed.tensors[name].learned["logits"]) for name, x in whole.tensors.items())
+    assert all(
+        torch.equal(x.learned["logits"], resumed.tensors[name].learned["logits"])
+        for name, x in whole.tensors.items()
+    )
     masks = MaskSet.load(lab.folder / "whole" / "mask.safetensors")
     magnitude = prune(
         AutoModelForCausalLM.from_pretrained(lab.model), method="magnitude", patterns=PATTERNS

@@ -96,7 +96,9 @@ def test_kept_norm_is_the_same_under_activation_checkpointing(lab):
     plain, _ = lab.learn(2, **options)
     again, _ = lab.learn(2, activation_checkpointing=True, **options)
     for name, layer in plain.tensors.items():
-        torch.testing.assert_close(layer.learned["logits"], again.tensors[name].learned["logits"], rtol=0, atol=1e-6)
+        torch.testing.assert_close(
+            layer.learned["logits"], again.tensors[name].learned["logits"], rtol=0, atol=1e-6
+        )
 
 
 def test_tokens_that_both_models_rule_out_leave_the_divergence_finite_and_right(monkeypatch):

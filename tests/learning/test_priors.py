@@ -93,7 +93,9 @@ def test_logits_start_at_noise_moved_towards_the_prior(lab, strength):
     learner, _ = learner_of(lab.model, lab, prior="magnitude", prior_strength=strength, init_std=0.01)
     masks = {name: mask.to_bool() for name, mask in learner.prior_masks.items()}
     kept = torch.cat([learner.tensors[name].learned["logits"].detach()[mask] for name, mask in masks.items()])
-    pruned = torch.cat([learner.tensors[name].learned["logits"].detach()[~mask] for name, mask in masks.items()])
+    pruned = torch.cat(
+        [learner.tensors[name].learned["logits"].detach()[~mask] for name, mask in masks.items()]
+    )
     assert len(kept) == len(pruned)
     assert float(kept.mean() - pruned.mean()) == pytest.approx(2 * strength, abs=4e-4)
     assert float(kept.std()) == pytest.approx(0.01, rel=0.02)
@@ -104,7 +106,9 @@ def test_without_a_prior_the_logits_are_normal_and_depend_on_the_seed_alone(lab)
     logits = {}
     for key, seed in (("a", 0), ("b", 0), ("c", 1)):
         learner, _ = learner_of(lab.model, lab, seed=seed, init_std=0.01)
-        logits[key] = torch.cat([layer.learned["logits"].detach().flatten() for layer in learner.tensors.values()])
+        logits[key] = torch.cat(
+            [layer.learned["logits"].detach().flatten() for layer in learner.tensors.values()]
+        )
         assert learner.prior_masks == {}
     assert torch.equal(logits["a"], logits["b"])
     assert not torch.equal(logits["a"], logits["c"])

@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from roi_lightning.samplers.masked_linear import in_mode
 from safetensors.torch import load_file
 from transformers import (
     AutoConfig,
@@ -51,7 +52,6 @@ from roi_lightning.models.layers import prunable_layers, stored_names
 from roi_lightning.models.loading import freeze, load_language_model
 from roi_lightning.models.source import resolve_model
 from roi_lightning.samplers import Draw
-from roi_lightning.samplers.masked_linear import in_mode
 
 lab = pytest.fixture(make_lab)
 

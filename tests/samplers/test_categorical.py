@@ -9,15 +9,7 @@ from torch import Tensor
 from helpers.sampler_truth import normal, relative
 from roi_lightning.errors import UserError
 from roi_lightning.masks.pattern import NMPattern
-from roi_lightning.samplers import (
-    Categorical,
-    Draw,
-    GumbelTopK,
-    StraightThrough,
-    categorical_eager,
-    top_k_eager,
-)
-from roi_lightning.samplers.base import DrawArgs
+from roi_lightning.samplers import Categorical, Draw, GumbelTopK, StraightThrough, eager
 from roi_lightning.samplers.noise import gumbel, noise_key
 
 PATTERNS = ["1:2", "1:4", "2:4", "3:4", "2:8", "4:8"]
@@ -35,31 +27,35 @@ def candidate_masks(pattern: NMPattern) -> Tensor:
     return torch.tensor([[float(i in members) for i in range(pattern.m)] for members in kept]).double()
 
 
-def literal_mask(logits: Tensor, pattern: NMPattern, draw: Draw, layer: str) -> Tensor:
+def literal_mask(logits: Tensor, pattern: NMPattern, draw: Draw) -> Tensor:
     """Σ_c p_c · candidate_c with candidate c of group g under the noise of number g * C + c; double."""
     rows = logits.double().movedim(0, -1)
     index = torch.arange(logits.numel(), dtype=torch.int32).view(rows.shape)
-    noise = gumbel(index, noise_key(draw.seed, draw.index, layer)).double()
+    noise = gumbel(index, draw.key).double()
     p = ((rows / draw.lam + noise) / draw.tau).softmax(-1)
     return (p @ candidate_masks(pattern)).flatten(1)
 
 
-def run(sampler, weight, logits, pattern, draw=None, upstream=None, kept_norm=None):
+def draw_at(lam: float, tau: float, index: int = 6) -> Draw:
+    return Draw.of(5, index, "layer", lam, tau)
+
+
+def run(sampler, weight, logits, pattern, draw=None, upstream=None):
     """The masked weight and the logits' gradient."""
     logits = logits.clone().requires_grad_()
-    drawn = sampler.masked_weight(weight, logits, pattern, draw or Draw(0, 0, 0.01, 1.0), "layer", kept_norm)
+    drawn = sampler.masked_weight(weight, logits, pattern, draw or draw_at(0.01, 1.0))
     (grad,) = torch.autograd.grad(drawn, logits, torch.ones_like(drawn) if upstream is None else upstream)
     return drawn.detach(), grad
 
 
 @pytest.mark.parametrize("spec", PATTERNS)
 def test_equals_autograd_through_a_literal_softmax(spec, monkeypatch):
-    monkeypatch.setattr(top_k_eager, "_CPU_CHUNK", 1000)
+    monkeypatch.setattr(eager, "_CPU_CHUNK", 1000)
     pattern, shape = NMPattern(spec), (48, 64)
     weight, upstream = normal(*shape, seed=3), normal(*shape, seed=4)
     for lam, tau in TEMPERATURES:
-        draw, logits = Draw(5, 6, lam, tau), new_logits(shape, pattern).requires_grad_()
-        wanted = literal_mask(logits, pattern, draw, "layer") * weight.double()
+        draw, logits = draw_at(lam, tau), new_logits(shape, pattern).requires_grad_()
+        wanted = literal_mask(logits, pattern, draw) * weight.double()
         (gradient,) = torch.autograd.grad(wanted, logits, upstream.double())
         found = run(Categorical(), weight, logits.detach(), pattern, draw, upstream)
         assert found[0].dtype == found[1].dtype == torch.float32
@@ -77,7 +73,7 @@ def test_masks_are_mixtures_at_every_temperature(spec):
         logits = new_logits((32, 64), pattern, std)
         for lam, tau in TEMPERATURES:
             mask, grad = run(
-                Categorical(), torch.ones(32, 64), logits, pattern, Draw(1, 2, lam, tau), normal(32, 64)
+                Categorical(), torch.ones(32, 64), logits, pattern, draw_at(lam, tau, 2), normal(32, 64)
             )
             sums = pattern.group(mask.double()).sum(-1)
             assert (sums - pattern.n).abs().max() < 1e-5
@@ -97,7 +93,7 @@ def test_one_of_m_is_the_same_thing_as_roi(m):
     pattern, shape = NMPattern(f"1:{m}"), (48, 64)
     weight, upstream = normal(*shape, seed=1), normal(*shape, seed=2)
     for lam, tau in TEMPERATURES:
-        draw, logits = Draw(7, 8, lam, tau), new_logits(shape, pattern)
+        draw, logits = draw_at(lam, tau, 8), new_logits(shape, pattern)
         ours, gradient = run(Categorical(), weight, logits, pattern, draw, upstream)
         roi, wanted = run(GumbelTopK(), weight, member_logits(logits), pattern, draw, upstream)
         # The same noise, or they would have nothing to do with each other; another order of the sums.
@@ -105,7 +101,7 @@ def test_one_of_m_is_the_same_thing_as_roi(m):
         assert relative(member_logits(gradient), wanted) < 1e-6 / min(tau, 1), f"λ {lam}, τ {tau}"
         hard = Categorical().hard_mask(logits, pattern)
         assert torch.equal(hard, GumbelTopK().hard_mask(member_logits(logits), pattern))
-    cold = Draw(7, 8, 0.01, 1e-6)
+    cold = draw_at(0.01, 1e-6, 8)
     picked, _ = run(Categorical(), torch.ones(shape), logits, pattern, cold)
     roi, _ = run(StraightThrough(), torch.ones(shape), member_logits(logits), pattern, cold)
     assert torch.equal(picked.round(), roi)
@@ -121,8 +117,7 @@ def test_hard_draws_come_with_the_softmax_of_the_scaled_logits(spec, lam):
         torch.ones(rows, pattern.m),
         phi.view(-1, 1, 1).expand(-1, rows, 1),
         pattern,
-        Draw(11, 0, lam, 1e-6),
-        "x",
+        draw_at(lam, 1e-6, 11),
     )
     settled = (drawn - drawn.round()).abs().amax(-1) < 1e-6
     assert settled.double().mean() > 0.999
@@ -191,10 +186,12 @@ def test_too_many_candidates_are_refused():
 
 
 def test_noise_goes_on_beyond_the_range_of_int32():
-    # Five billion logits, all stored in one number.
-    pattern, groups = NMPattern("4:8"), 1 << 26
-    logits, last = torch.zeros(1).expand(70, groups), slice(groups - 3, groups)
-    args = DrawArgs(pattern.n, pattern.m, *noise_key(1, 2, "layer"), 0.1, 1.0, False, False)
-    index = torch.arange((groups - 3) * 70, groups * 70).view(3, 70).T.to(torch.int32)
-    wanted = gumbel(index, noise_key(1, 2, "layer")).softmax(0)
-    torch.testing.assert_close(categorical_eager._drawn(logits, last, args), wanted)
+    # The last groups of a tensor with five billion logits.
+    pattern, first = NMPattern("4:8"), (1 << 26) - 3
+    key = noise_key(1, 2, "layer")
+    mask = Categorical().masked_weight(
+        torch.ones(1, 24), torch.zeros(70, 1, 3), pattern, Draw(key, 0.1, 1.0, first)
+    )
+    index = torch.arange(first * 70, (first + 3) * 70).view(3, 70).to(torch.int32)
+    wanted = gumbel(index, key).double().softmax(-1) @ candidate_masks(pattern)
+    torch.testing.assert_close(mask.double(), wanted.view(1, 24), rtol=1e-5, atol=1e-6)

@@ -2,27 +2,25 @@
 
 import logging
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 
 import pytest
 import torch
 
-from helpers.sampler_truth import FACTOR, SHAPE, exactly, relative, tensors
+from helpers.sampler_truth import SHAPE, exactly, relative, tensors
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.samplers import (
     Categorical,
     Draw,
     GumbelSubset,
     GumbelTopK,
-    KeptNorm,
     StraightThrough,
     cpu_kernels,
-    dispatch,
 )
 from roi_lightning.utils import cpp_extension
 from roi_lightning.utils.cpp_extension import Build
 
-WARM, COLD = Draw(3, 7, 0.3, 0.5), Draw(3, 7, 0.002, 0.05)
+WARM, COLD = Draw.of(3, 7, "layer", 0.3, 0.5), Draw.of(3, 7, "layer", 0.002, 0.05)
 
 
 @pytest.fixture(autouse=True)
@@ -38,29 +36,21 @@ def new_cache(tmp_path, monkeypatch):
     cpp_extension.load.cache_clear()
 
 
-def drawn(sampler, spec, draw, kept_norm=False, dtype=torch.float32, shape=SHAPE):
-    """Drawn weight, logits' gradient and reward."""
+def drawn(sampler, spec, draw, dtype=torch.float32, shape=SHAPE):
+    """Drawn weight and logits' gradient."""
     weight, upstream, logits = tensors(sampler, spec, dtype, shape)
-    reward = KeptNorm(FACTOR / 2)
-    out = sampler.masked_weight(weight, logits, NMPattern(spec), draw, "layer", reward if kept_norm else None)
-    if not kept_norm:
-        return out.detach(), *torch.autograd.grad(out, logits, upstream), None
-    roots, grads = (out, reward.value), (upstream, torch.tensor(-reward.coefficient))
-    return out.detach(), *torch.autograd.grad(roots, logits, grads), reward.value.detach()
+    out = sampler.masked_weight(weight, logits, NMPattern(spec), draw)
+    return out.detach(), *torch.autograd.grad(out, logits, upstream)
 
 
-def _errors(sampler, spec, draw, kept_norm):
+def _errors(sampler, spec, draw):
     """Relative errors of drawn weight and gradient, then those of the eager form."""
-    exact = exactly(sampler, spec, draw, kept_norm)
-    fast = drawn(sampler, spec, draw, kept_norm)
-    slow = drawn(replace(sampler, compiled=False), spec, draw, kept_norm)
+    exact = exactly(sampler, spec, draw)
+    fast = drawn(sampler, spec, draw)
+    slow = drawn(replace(sampler, compiled=False), spec, draw)
     if isinstance(sampler, StraightThrough):
         assert torch.equal(fast[0] != 0, slow[0] != 0)
-    errors = [relative(x, true) for way in (fast, slow) for x, true in zip(way, exact, strict=False)]
-    if kept_norm:
-        # A sum of squares of what is drawn.
-        torch.testing.assert_close(fast[2], slow[2], rtol=2e-6 + 2 * (errors[0] + errors[2]), atol=0.0)
-    return errors
+    return [relative(x, true) for way in (fast, slow) for x, true in zip(way, exact, strict=True)]
 
 
 KINDS = {
@@ -84,13 +74,13 @@ OTHERS = [draw for draw in product(KINDS, ("2:4", "3:4", "2:6", "4:8")) if draw 
 )
 def test_cpp_kernels_are_as_exact_as_the_eager_form(kind, spec):
     sampler = KINDS[kind]
-    for kept_norm in (False, True):
-        weight, gradient, eager_weight, eager_gradient = _errors(sampler, spec, WARM, kept_norm)
-        assert weight < 1e-6 + 2 * eager_weight
-        assert gradient < 1e-6 + 2 * eager_gradient
+    weight, gradient, eager_weight, eager_gradient = _errors(sampler, spec, WARM)
+    assert weight < 1e-6 + 2 * eager_weight
+    assert gradient < 1e-6 + 2 * eager_gradient
     # Cold temperatures magnify the rounding of fp32, in a few groups that are nearly tied, others in every draw: on
     # average it may cost what it costs the eager form.
-    errors = [_errors(sampler, spec, replace(COLD, index=i), True) for i in range(8)]
+    draws = [Draw.of(3, i, "layer", COLD.lam, COLD.tau) for i in range(8)]
+    errors = [_errors(sampler, spec, draw) for draw in draws]
     weight, gradient, eager_weight, eager_gradient = (torch.tensor(errors) + 1e-7).log().mean(0).exp()
     assert weight < 2 * eager_weight
     assert gradient < 2 * eager_gradient
@@ -119,7 +109,7 @@ def test_older_cpus_draw_alike(new_cache, monkeypatch):
     monkeypatch.setattr(cpp_extension, "_TUNED", ((),))
     plain = drawn(GumbelTopK(), "2:4", WARM)
     exact = exactly(GumbelTopK(), "2:4", WARM)
-    assert max(relative(ours, true) for ours, true in zip(plain, exact, strict=False)) < 1e-5
+    assert max(relative(ours, true) for ours, true in zip(plain, exact, strict=True)) < 1e-5
     assert not cpu_kernels.kernels.disabled
 
 
@@ -143,7 +133,7 @@ def test_the_number_of_threads_changes_no_bit(sampler, openmp, monkeypatch):
     for threads in (1, 2, 3):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
         results.append(drawn(sampler, "2:4", WARM, shape=(512, 268)))
-    for out, gradient, _ in results[1:]:
+    for out, gradient in results[1:]:
         assert torch.equal(out, results[0][0])
         assert torch.equal(gradient, results[0][1])
 
@@ -155,7 +145,7 @@ def test_logits_that_are_nan_show(sampler, bad, dtype):
     pattern, weight = NMPattern("2:4"), torch.ones(SHAPE, dtype=dtype)
     logits = torch.zeros(sampler.logits_shape(SHAPE, pattern))
     logits.view(-1)[1234] = bad
-    assert not sampler.masked_weight(weight, logits, pattern, WARM, "layer").isfinite().all()
+    assert not sampler.masked_weight(weight, logits, pattern, WARM).isfinite().all()
 
 
 def test_small_layers_have_no_compiled_code(monkeypatch):
@@ -163,20 +153,26 @@ def test_small_layers_have_no_compiled_code(monkeypatch):
     drawn(GumbelTopK(), "2:4", WARM, shape=(16, 16))
 
 
-# The operators.
+# Shards.
 
 
-@pytest.mark.parametrize("kept_norm", [False, True])
-@pytest.mark.parametrize("sampler", [GumbelTopK(), StraightThrough(), Categorical()], ids=str)
-@pytest.mark.parametrize("shape", [(16, 32), SHAPE])
-def test_operators_are_what_torch_asks_of_them(sampler, kept_norm, shape, monkeypatch):
-    calls = []
-    monkeypatch.setattr(dispatch, "masked_weight", lambda operator, *args: calls.append((operator, *args)))
-    weight, _, logits = tensors(sampler, "2:4", shape=shape)
-    reward = KeptNorm(1.0) if kept_norm else None
-    sampler.masked_weight(weight, logits, NMPattern("2:4"), WARM, "layer", reward)
-    ((operator, weight, logits, args, _),) = calls
-    torch.library.opcheck(operator, (weight, logits, *args))
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_shard_draws_what_the_whole_tensor_would(kind, compiled):
+    sampler, pattern = replace(KINDS[kind], compiled=compiled), NMPattern("2:4")
+    shape, cuts = (7, 96, 368), (0, 3, 5, 7)  # of experts, each part worth compiled code
+    weight, upstream, logits = (x.detach() for x in tensors(sampler, "2:4", shape=shape))
+    dim = 1 if kind == "maskllm" else 0
+    out = sampler.masked_weight(weight, logits, pattern, WARM)
+    gradient = sampler.logits_gradient(upstream, weight, logits, pattern, WARM)
+    for start, end in pairwise(cuts):
+        draw = replace(WARM, first=start * 96 * 368 // 4)
+        own, rows = logits.narrow(dim, start, end - start), slice(start, end)
+        found = sampler.masked_weight(weight[rows], own, pattern, draw)
+        torch.testing.assert_close(found, out[rows], rtol=1e-5, atol=1e-7)
+        of_logits = sampler.logits_gradient(upstream[rows], weight[rows], own, pattern, draw)
+        whole = gradient.narrow(dim, start, end - start)
+        torch.testing.assert_close(of_logits, whole, rtol=1e-4, atol=1e-6)
 
 
 # Compiling.

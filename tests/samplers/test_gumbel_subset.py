@@ -11,14 +11,14 @@ from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.samplers import Draw, GumbelSubset, GumbelTopK, StraightThrough
 
 SHAPE = 24, 48
-WARM, COLD = Draw(3, 7, 0.3, 0.5), Draw(3, 7, 0.002, 0.05)
+WARM, COLD = Draw.of(3, 7, "layer", 0.3, 0.5), Draw.of(3, 7, "layer", 0.002, 0.05)
 
 
 def drawn(sampler, spec, draw, ones=False):
     """Drawn weight and the logits' gradient."""
     weight, upstream, logits = tensors(sampler, spec, shape=SHAPE)
     weight = torch.ones_like(weight) if ones else weight
-    out = sampler.masked_weight(weight, logits, NMPattern(spec), draw, "layer")
+    out = sampler.masked_weight(weight, logits, NMPattern(spec), draw)
     return out.detach(), *torch.autograd.grad(out, logits, upstream)
 
 
@@ -62,7 +62,7 @@ def test_a_decided_mask_is_kept_whole_at_a_high_temperature():
     phi = torch.tensor([0.1, 0.1, -0.1, -0.1]).repeat(64, 16)
 
     def distance(sampler):
-        mask = sampler.masked_weight(ones, phi, pattern, Draw(0, 0, 0.01, 1.0), "layer")
+        mask = sampler.masked_weight(ones, phi, pattern, Draw.of(0, 0, "layer", 0.01, 1.0))
         return float((mask - (phi > 0).float()).norm())
 
     assert distance(GumbelSubset()) < 0.01 * distance(GumbelTopK())

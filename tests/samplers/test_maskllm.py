@@ -24,7 +24,7 @@ def test_the_overlay_has_the_published_numbers_and_keeps_the_rest(lab, base):
     cli = build(["--config", base, *OVERLAY, "--model.lm", str(lab.model)])
     model = cli.model
     assert type(model) is RoILightningModule
-    assert (model.method, model.state.sampler) == ("maskllm", Categorical())
+    assert (model.method, model.sampler) == ("maskllm", Categorical())
     kappa = [1 / model.lam.at(step, 2000) for step in (0, 500, 1000, 2000)]
     assert kappa == pytest.approx([100, 200, 300, 500])
     assert [model.tau.at(step, 2000) for step in (0, 1000, 2000)] == pytest.approx([4, 2.025, 0.05])
@@ -63,4 +63,4 @@ def test_plan_counts_a_logit_per_candidate(lab, builder, pattern, times):
     assert plan["bytes"]["logits"] == 4 * plan["logits"]
     assert plan["bytes"]["optimizer"] == 8 * plan["logits"]
     learner, _ = lab.learn(1, model=model, pattern=pattern, **MASKLLM)
-    assert plan["logits"] == sum(layer.logits.numel() for layer in learner.layers.values())
+    assert plan["logits"] == sum(logits.numel() for logits in learner.learned)

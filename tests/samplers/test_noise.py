@@ -96,8 +96,9 @@ def test_noise_of_today_stays():
     values = [u * 2**24 for u in uniform(INDEX[:6], KEY).tolist()]
     assert values == [14129375, 13365091, 3934191, 8015983, 15194735, 15161551]
     logits = (torch.arange(16.0) - 8).view(2, 8) / 50
-    draw, pattern = Draw(42, 7, 0.5, 0.7), NMPattern("2:4")
-    mask = GumbelTopK().masked_weight(torch.ones(2, 8), logits, pattern, draw, "model.layers.0.mlp.up_proj")
+    pattern = NMPattern("2:4")
+    draw = Draw.of(42, 7, "model.layers.0.mlp.up_proj", 0.5, 0.7)
+    mask = GumbelTopK().masked_weight(torch.ones(2, 8), logits, pattern, draw)
     expected = [
         [0.910955, 0.779619, 0.084956, 0.224470, 0.912614, 0.921607, 0.030058, 0.135722],
         [1.144323, 0.027586, 0.528163, 0.299928, 1.140451, 0.719926, 0.019975, 0.119648],

@@ -28,7 +28,7 @@ class Losses(Callback):
 
 
 def logits_of(learner):
-    return {name: layer.logits.detach().clone() for name, layer in learner.layers.items()}
+    return {name: x.whole("logits").clone() for name, x in learner.tensors.items()}
 
 
 def same(one, other):

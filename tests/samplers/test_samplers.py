@@ -7,9 +7,9 @@ from torch import Tensor
 
 from helpers.sampler_truth import normal, relative
 from roi_lightning.masks.pattern import NMPattern
-from roi_lightning.samplers import Draw, GumbelTopK, StraightThrough, relaxed_top_n, top_k_eager
-from roi_lightning.samplers.noise import gumbel, noise_key
-from roi_lightning.samplers.top_k_eager import relaxed_mask, relaxed_mask_gradient
+from roi_lightning.samplers import Draw, GumbelTopK, StraightThrough, eager, relaxed_top_n
+from roi_lightning.samplers.base import Inputs
+from roi_lightning.samplers.noise import gumbel
 
 PATTERNS = ["1:2", "1:4", "2:4", "3:4", "2:8", "4:8", "8:16"]
 TEMPERATURES = [
@@ -34,22 +34,33 @@ def _one_thread():
     torch.set_num_threads(before)
 
 
-def layer_noise(shape: tuple[int, ...], draw: Draw, layer: str) -> Tensor:
+def noise_of(shape: tuple[int, ...], draw: Draw) -> Tensor:
     index = torch.arange(math.prod(shape), dtype=torch.int32).view(shape)
-    return gumbel(index, noise_key(draw.seed, draw.index, layer))
+    return gumbel(index, draw.key)
 
 
-def run(sampler, weight, logits, pattern, draw=None, layer="layer", upstream=None):
+def draw_at(lam: float, tau: float, index: int = 2, name: str = "a.b", seed: int = 1) -> Draw:
+    return Draw.of(seed, index, name, lam, tau)
+
+
+def relaxed(keys: Tensor, pattern: NMPattern, draw: Draw, scaled: bool, upstream: Tensor):
+    """The fallback's mask of keys [M, groups], and their gradient."""
+    keys = keys.clone().requires_grad_()
+    mask = eager.relaxed_top_n(keys, Inputs(keys, keys, pattern, draw, scaled=scaled))
+    return mask.detach(), torch.autograd.grad(mask, keys, upstream)[0]
+
+
+def run(sampler, weight, logits, pattern, draw=None, upstream=None):
     """The masked weight and the logits' gradient."""
     logits = logits.clone().requires_grad_()
-    out = sampler.masked_weight(weight, logits, pattern, draw or Draw(0, 0, 0.1, 0.3), layer)
+    out = sampler.masked_weight(weight, logits, pattern, draw or draw_at(0.1, 0.3))
     (grad,) = torch.autograd.grad(out, logits, torch.ones_like(out) if upstream is None else upstream)
     return out.detach(), grad
 
 
-def reference(sampler, weight, logits, pattern, draw, layer, upstream, dtype=torch.float64):
+def reference(sampler, weight, logits, pattern, draw, upstream, dtype=torch.float64):
     """The same through plain autograd."""
-    noise = layer_noise(tuple(logits.shape), draw, layer).to(dtype)
+    noise = noise_of(tuple(logits.shape), draw).to(dtype)
     logits = logits.to(dtype).requires_grad_()
     groups = pattern.group(logits), pattern.group(noise)
     mask = relaxed_top_n(*groups, pattern.n, draw.lam, draw.tau, sampler.push_down)
@@ -66,7 +77,7 @@ def test_mask_sums_to_n_at_every_temperature(spec, std):
     for lam, tau in TEMPERATURES:
         for push_down in ("paper", "scaled"):
             mask, grad = run(
-                GumbelTopK(push_down), ones, logits, pattern, Draw(1, 2, lam, tau), upstream=upstream
+                GumbelTopK(push_down), ones, logits, pattern, draw_at(lam, tau), upstream=upstream
             )
             where = f"λ {lam}, τ {tau}, {push_down}"
             assert mask.isfinite().all(), where
@@ -89,21 +100,21 @@ def test_tied_and_hopelessly_led_groups_stay_finite(spec):
     keys[3, : pattern.n] = 1e4
     grad = normal(4, pattern.m)
     for tau in (1.0, 0.05):
-        for push in (1.0, 1 / tau):
-            mask = relaxed_mask(keys.T.clone(), pattern.n, tau, push)
+        for scaled in (False, True):
+            mask, of_keys = relaxed(keys.T, pattern, draw_at(1.0, tau), scaled, grad.T)
             assert mask.sum(0).tolist() == pytest.approx([pattern.n] * 4, abs=1e-5)
-            assert relaxed_mask_gradient(keys.T.clone(), grad.T, pattern.n, tau, push).isfinite().all()
+            assert of_keys.isfinite().all()
 
 
 @pytest.mark.parametrize("push_down", ["paper", "scaled"])
 @pytest.mark.parametrize("spec", PATTERNS)
 def test_equals_autograd_through_the_reference(spec, push_down, monkeypatch):
-    monkeypatch.setattr(top_k_eager, "_CPU_CHUNK", 1 << 10)
+    monkeypatch.setattr(eager, "_CPU_CHUNK", 1 << 10)
     pattern, shape, sampler = NMPattern(spec), (48, 64), GumbelTopK(push_down)
     weight, upstream = normal(*shape, seed=3), normal(*shape, seed=4)
     for lam, tau, std in [(1, 1, 1), (0.1, 0.3, 0.1), (0.01, 0.1, 0.05), (*END, 0.01)]:
-        draw, logits = Draw(5, 6, lam, tau), normal(*shape, std=std)
-        job = (weight, logits, pattern, draw, "a.b", upstream)
+        draw, logits = draw_at(lam, tau, 6, seed=5), normal(*shape, std=std)
+        job = (weight, logits, pattern, draw, upstream)
         exact, single, found = (
             reference(sampler, *job),
             reference(sampler, *job, torch.float32),
@@ -119,21 +130,18 @@ def test_equals_autograd_through_the_reference(spec, push_down, monkeypatch):
 @pytest.mark.parametrize("spec", PATTERNS)
 def test_unrolled_form_is_the_reference_in_double_precision(spec):
     pattern = NMPattern(spec)
-    noise = layer_noise((500, pattern.m), Draw(1, 1, 1, 1), "x").double()
+    noise = noise_of((500, pattern.m), draw_at(1, 1, 1, "x")).double()
     upstream = normal(500, pattern.m, seed=1).double()
     for lam, tau in TEMPERATURES:
-        for push_down, push in (("paper", 1.0), ("scaled", 1 / tau)):
+        for push_down in ("paper", "scaled"):
             logits = normal(500, pattern.m, std=0.3).double().requires_grad_()
             mask = relaxed_top_n(logits, noise, pattern.n, lam, tau, push_down)
             (grad,) = torch.autograd.grad(mask, logits, upstream)
             keys = (logits.detach() / lam + noise).T.contiguous()
-            found = relaxed_mask(keys.clone(), pattern.n, tau, push)
-            found_grad = (
-                relaxed_mask_gradient(keys.clone(), upstream.T.contiguous(), pattern.n, tau, push) / lam
-            )
+            found, of_keys = relaxed(keys, pattern, draw_at(lam, tau), push_down == "scaled", upstream.T)
             where = f"λ {lam}, τ {tau}, {push_down}"
             assert relative(found.T, mask.detach()) < 1e-7, where
-            assert relative(found_grad.T, grad) < 1e-7, where
+            assert relative(of_keys.T / lam, grad) < 1e-7, where
 
 
 @pytest.mark.parametrize("sampler", [GumbelTopK(), GumbelTopK("scaled"), StraightThrough()])
@@ -142,7 +150,7 @@ def test_size_of_chunks_changes_no_bit(sampler, monkeypatch):
     logits, weight = normal(72, 64, std=0.3), normal(72, 64, seed=1)
     # torch sums the last few groups of a chunk in another order; whole blocks of 32 groups keep every bit.
     for size in (1 << 16, 1 << 8, 1 << 9, 1 << 11):
-        monkeypatch.setattr(top_k_eager, "_CPU_CHUNK", size)
+        monkeypatch.setattr(eager, "_CPU_CHUNK", size)
         results.append(run(sampler, weight, logits, pattern, upstream=weight))
     for out, grad in results[1:]:
         assert torch.equal(out, results[0][0])
@@ -172,7 +180,7 @@ def test_hard_masks_come_with_the_exact_probabilities(spec, lam):
     pattern, rows = NMPattern(spec), 200_000
     phi = normal(pattern.m, std=0.3, seed=9)
     drawn = StraightThrough().masked_weight(
-        torch.ones(rows, pattern.m), phi.expand(rows, -1), pattern, Draw(11, 0, lam, 1.0), "layer"
+        torch.ones(rows, pattern.m), phi.expand(rows, -1), pattern, draw_at(lam, 1.0, 0, "layer", 11)
     )
     counts = drawn.long().mul(2 ** torch.arange(pattern.m)).sum(-1).bincount(minlength=1 << pattern.m)
     exact = subset_probabilities((phi.double() / lam).exp().tolist(), pattern.n)
@@ -186,12 +194,12 @@ def test_hard_masks_come_with_the_exact_probabilities(spec, lam):
 @pytest.mark.parametrize("push_down", ["paper", "scaled"])
 @pytest.mark.parametrize("spec", [*PATTERNS, "64:257"])
 def test_straight_through_is_hard_forward_soft_backward(spec, push_down):
-    pattern, draw = NMPattern(spec), Draw(1, 1, 0.05, 0.2)
+    pattern, draw = NMPattern(spec), draw_at(0.05, 0.2, 1, "layer")
     shape = (32, 32) if pattern.m <= 32 else (pattern.m, pattern.m)
     logits, weight, upstream = normal(*shape, std=0.1), normal(*shape, seed=1), normal(*shape, seed=2)
     hard, hard_grad = run(StraightThrough(push_down), weight, logits, pattern, draw, upstream=upstream)
     _, soft_grad = run(GumbelTopK(push_down), weight, logits, pattern, draw, upstream=upstream)
-    keys = logits / draw.lam + layer_noise(shape, draw, "layer")
+    keys = logits / draw.lam + noise_of(shape, draw)
     kept = pattern.group(keys).argsort(-1, descending=True)[..., : pattern.n]
     mask = torch.zeros((*kept.shape[:-1], pattern.m)).scatter(-1, kept, 1.0).flatten(-2)
     assert pattern.holds(hard != 0)
@@ -210,7 +218,7 @@ def test_nothing_is_kept_for_backward_but_weight_and_logits(sampler, dtype):
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        sampler.masked_weight(weight, logits, NMPattern("2:4"), Draw(0, 0, 0.1, 0.3), "x")
+        sampler.masked_weight(weight, logits, NMPattern("2:4"), draw_at(0.1, 0.3))
     assert kept
     assert set(kept) <= {weight.untyped_storage().data_ptr(), logits.untyped_storage().data_ptr()}
 
@@ -219,18 +227,18 @@ def test_nothing_is_kept_for_backward_but_weight_and_logits(sampler, dtype):
 def test_a_draw_is_a_function_of_its_coordinates(sampler):
     pattern, logits, ones = NMPattern("2:4"), normal(64, 64, std=0.1), torch.ones(64, 64)
 
-    def mask(seed=1, index=2, layer="a"):
-        return sampler.masked_weight(ones, logits, pattern, Draw(seed, index, 0.1, 0.1), layer)
+    def mask(**coordinates):
+        return sampler.masked_weight(ones, logits, pattern, draw_at(0.1, 0.1, **coordinates))
 
     assert torch.equal(mask(), mask())
-    for other in (mask(seed=2), mask(index=3), mask(layer="b")):
+    for other in (mask(seed=2), mask(index=3), mask(name="b")):
         assert (mask() - other).abs().amax(-1).min() > 0.1, "some row is drawn alike"
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("sampler", [GumbelTopK(), StraightThrough()])
 def test_low_precision_weights_are_rounded_once(sampler, dtype):
-    pattern, logits, draw = NMPattern("2:4"), normal(32, 32, std=0.1), Draw(0, 0, 0.2, 0.5)
+    pattern, logits, draw = NMPattern("2:4"), normal(32, 32, std=0.1), draw_at(0.2, 0.5)
     weight = normal(32, 32, seed=1).to(dtype)
     mask, _ = run(sampler, torch.ones(32, 32), logits, pattern, draw)
     upstream = normal(32, 32, seed=2).to(dtype)
@@ -263,7 +271,7 @@ def literal(logits: Tensor, noise: Tensor, n: int, lam: float, tau: float, push_
 @pytest.mark.parametrize("spec", PATTERNS)
 def test_the_reference_is_the_literal_recursion_where_that_is_finite(spec, push_down):
     pattern = NMPattern(spec)
-    noise = layer_noise((300, pattern.m), Draw(2, 3, 1, 1), "x").double()
+    noise = noise_of((300, pattern.m), draw_at(1, 1, 3, "x", 2)).double()
     upstream = normal(300, pattern.m, seed=1).double()
     for lam, tau in [(1.0, 1.0), (2.0, 1.0), (1.0, 3.0), (0.5, 0.7)]:
         logits = normal(300, pattern.m, std=0.3).double().requires_grad_()

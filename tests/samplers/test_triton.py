@@ -37,11 +37,11 @@ def test_kernels_are_as_exact_as_the_eager_form(errors):
 
 @pytest.mark.slow
 def test_kernels_are_as_exact_as_the_eager_form_in_every_setting():
-    assert_as_exact(interpreted(every=True), 80)
+    assert_as_exact(interpreted(every=True), 40)
 
 
 def assert_as_exact(errors, count):
-    cases = {name: error for name, error in errors.items() if name not in ("fp16", "nan")}
+    cases = {name: error for name, error in errors.items() if name not in ("fp16", "nan", "shard")}
     assert len(cases) == count
     for name, (eager, ours) in cases.items():
         for mine, its in zip(ours, eager, strict=True):
@@ -58,6 +58,10 @@ def test_kernels_round_once_to_the_weights_type(errors):
     assert of_logits < 1e-4
 
 
+def test_a_shard_draws_what_the_whole_tensor_would(errors):
+    assert max(errors["shard"]) < 1e-5
+
+
 def test_logits_that_are_nan_show(errors):
     assert errors["nan"] == [True, True, True, False]
 
@@ -70,10 +74,9 @@ from triton.compiler import ASTSource
 from roi_lightning.samplers import triton_categorical, triton_kernels
 
 m, n, capability = map(int, sys.argv[2:])
-kinds = {"logits": "*fp32", "weight": "*bf16", "grad": "*bf16", "factor": "*fp32"}
-kinds |= dict.fromkeys(("over_lam", "over_tau", "push"), "fp32")
-kinds |= dict.fromkeys(("groups", "key0", "key1"), "i32")
-fixed = {"M": m, "N": n, "WIDTH": m, "TILE": 1024 // m, "HARD": False, "KEPT_NORM": True}
+kinds = {"logits": "*fp32", "weight": "*bf16", "grad": "*bf16", "numbers": "*i32"}
+kinds |= dict.fromkeys(("groups", "first"), "i32")
+fixed = {"M": m, "N": n, "WIDTH": m, "TILE": 1024 // m, "HARD": False, "SCALED": False}
 fixed["SUBSET"] = sys.argv[1] == "subset"
 module = triton_categorical if sys.argv[1] == "categorical" else triton_kernels
 for name, out in (("masked_weight", "*bf16"), ("logits_gradient", "*fp32")):

@@ -116,17 +116,14 @@ def relaxed_top_n(keys: Tensor, inputs: Inputs) -> Tensor:
 
 def _pick(keys: Tensor, tau: float) -> tuple[Tensor, Tensor]:
     """The probabilities μ of one pick, and log(1 - μ)."""
-    second = _second_largest(keys.detach())
     lowest = MIN_EXPONENT if keys.dtype == torch.float32 else None
-    e = ((keys - second) / tau).clamp(lowest, MAX_LEAD).exp()
-    leads = e.detach() > 1.0
-    total, rest = e.sum(0), e.masked_fill(leads, 0.0).clamp(max=1.0).sum(0)
-    mu = e / total
-    lead = ((keys - second) / tau - MAX_LEAD).clamp(min=0.0)
+    ahead = (keys - _second_largest(keys.detach())) / tau
+    exponents = ahead.clamp(lowest, MAX_LEAD)
+    e, leads, mu = exponents.exp(), exponents.detach() > 0.0, exponents.softmax(0)
     # Where the two largest are equal nobody leads.
-    of_leader = rest.log() - total.log() - lead
-    of_others = (1.0 - mu.clamp(max=0.5)).log()
-    return mu, torch.where(leads, of_leader, of_others)
+    rest = e.masked_fill(leads, 0.0).sum(0)
+    of_leader = rest.log() - e.sum(0).log() - (ahead - MAX_LEAD).clamp(min=0.0)
+    return mu, torch.where(leads, of_leader, (1.0 - mu.clamp(max=0.5)).log())
 
 
 def _second_largest(keys: Tensor) -> Tensor:
@@ -150,8 +147,7 @@ def relaxed_candidates(keys: Tensor, inputs: Inputs) -> Tensor:
     """Σ_c p_c · candidate_c with p = softmax(keys / τ) over the candidates."""
     # In fp32, candidates further behind would only be slow, see above.
     lowest = MIN_EXPONENT if keys.dtype == torch.float32 else None
-    e = ((keys - keys.detach().amax(0)) / inputs.draw.tau).clamp(lowest).exp()
-    probability = e / e.sum(0)
+    probability = ((keys - keys.detach().amax(0)) / inputs.draw.tau).clamp(lowest).softmax(0)
     keeping = _keeping(inputs.pattern, keys.device)
     return torch.stack([probability.index_select(0, those).sum(0) for those in keeping])
 

@@ -62,7 +62,9 @@ class Watch(Callback):
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         self.batches.append(batch["input_ids"].clone())
         if batch_idx % trainer.accumulate_grad_batches == 0:
-            self.logits.append({name: x.learned["logits"].detach().clone() for name, x in pl_module.tensors.items()})
+            self.logits.append(
+                {name: x.learned["logits"].detach().clone() for name, x in pl_module.tensors.items()}
+            )
 
 
 def noise_of(step, name, shape):

@@ -4,6 +4,7 @@ from copy import deepcopy
 
 import pytest
 import torch
+from roi_lightning.samplers.masked_linear import SharedState, SparseLinear, attach
 from torch import nn
 from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
@@ -16,7 +17,6 @@ from roi_lightning.models.layers import input_dim, prunable_layers
 from roi_lightning.models.loading import load_language_model
 from roi_lightning.models.source import resolve_model
 from roi_lightning.samplers import GumbelTopK
-from roi_lightning.samplers.masked_linear import SharedState, SparseLinear, attach
 
 BUILDERS = [tiny_llama, tiny_qwen2, tiny_gpt2]
 
