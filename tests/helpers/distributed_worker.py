@@ -58,8 +58,11 @@ STRATEGIES = {
 # Of weights the rate has to be lower than of logits.
 LEARNERS = {
     "roi": partial(RoILightningModule, prior="magnitude", optimizer=adamw(0.02)),
+    # Ranks that share a model share a draw, too.
+    "step": partial(RoILightningModule, prior="magnitude", draw_per="step", optimizer=adamw(0.02)),
     "maskllm": partial(
         RoILightningModule,
+        draw_per="step",
         sampler=Categorical(),
         prior="activation",
         prior_windows=2,
@@ -70,7 +73,9 @@ LEARNERS = {
     "measured": partial(
         RoILightningModule, prior="activation", prior_strength=0.5, prior_windows=2, optimizer=adamw(0.02)
     ),
-    "1:2": partial(RoILightningModule, pattern="1:2", sampler=Categorical(), optimizer=adamw(0.02)),
+    "1:2": partial(
+        RoILightningModule, pattern="1:2", draw_per="step", sampler=Categorical(), optimizer=adamw(0.02)
+    ),
     "proxsparse": partial(ProxSparseModule, strength=0.01, optimizer=adamw(1e-3)),
     "maskpro": partial(
         MaskProModule,
@@ -82,12 +87,20 @@ LEARNERS = {
     "joint": partial(
         RoILightningModule, prior="magnitude", distillation=0.5, lr_weights=1e-3, optimizer=adamw(0.02)
     ),
+    "joint-step": partial(
+        RoILightningModule,
+        prior="magnitude",
+        draw_per="step",
+        distillation=0.5,
+        lr_weights=1e-3,
+        optimizer=adamw(0.02),
+    ),
     "recover": partial(RecoveryModule, distillation=0.5, optimizer=adamw(1e-3)),
 }
 STEPS, SAVED, TOLD = 6, 3, 4
 # Runs that end with a report: one process and two ranks, whole and sharded, with a prior and without.
-REPORTED = {f"one-{kind}" for kind in ("llama", "mixtral", "proxsparse")}
-REPORTED |= {"ddp-llama", "sharded-mixtral", "sharded-proxsparse"}
+REPORTED = {f"one-{kind}" for kind in ("llama", "mixtral-step", "proxsparse")}
+REPORTED |= {"ddp-llama", "sharded-mixtral-step", "sharded-proxsparse"}
 BROKEN = "model.layers.1.mlp.up_proj"
 
 
@@ -104,16 +117,13 @@ class Apart(Wanda):
 
 
 class Recorder(Callback):
-    """The loss of every draw of this rank, what the rank holds, and the steps after which it validated."""
+    """The losses of this rank, as one process would count them, what it holds, and after which steps it validated."""
 
     def __init__(self):
         self.losses, self.held, self.validated = {}, {}, []
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        # ProxSparse draws nothing, and MaskPro once for all of a step.
-        once = isinstance(pl_module, ProxSparseModule | RecoveryModule | MaskProModule)
-        draw = None if once else pl_module.state.draw
-        index = draw.index if draw else batch_idx * trainer.world_size + trainer.global_rank
+        index = batch_idx * trainer.world_size + trainer.global_rank
         self.losses[index] = float(outputs["loss"].detach()) * trainer.accumulate_grad_batches
 
     def on_validation_end(self, trainer, pl_module):
@@ -158,7 +168,7 @@ def learn(
     module = LEARNERS[learner](str(model))
     callbacks = [HardenMasks(), SparseExport(), recorder, *more]
     settings = {"log_every_n_steps": 1}
-    if learner not in ("roi", "measured"):
+    if learner not in ("roi", "step", "measured"):
         callbacks += [MaskMonitor(every_n_steps=2), BaselineSummary(windows=2)]
         settings |= {"logger": CSVLogger(folder, name="", version="")}
     if folder.name in REPORTED:

@@ -1,6 +1,6 @@
 """The loss against transformers' own and torchmetrics'."""
 
-from contextlib import contextmanager
+import copy
 
 import pytest
 import torch
@@ -102,14 +102,10 @@ def test_the_objective_is_the_mean_of_the_windows_means_however_they_are_divided
     bias = torch.zeros(VOCAB_SIZE)
     bias[:50] = 2.0
 
-    @contextmanager
-    def dense():
-        hook = lm.lm_head.register_forward_hook(lambda module, inputs, out: out + bias)
-        yield
-        hook.remove()
-
+    teacher = copy.deepcopy(lm)
+    teacher.lm_head.register_forward_hook(lambda module, inputs, out: out + bias)
     total = sum(
-        losses.objective(lm, some, distillation, dense(), some_labels)[0] / parts
+        losses.objective(lm, teacher, some, distillation, some_labels)[0] / parts
         for some, some_labels in zip(ids.chunk(parts), labels.chunk(parts), strict=True)
     )
     logits = lm(input_ids=ids).logits.double()

@@ -78,7 +78,7 @@ def test_nothing_is_read_for_windows_that_can_t_be_divided(lab, monkeypatch):
     learner = RoILightningModule(str(lab.model))
     with pytest.raises(UserError, match="windows_per_step is 3"):
         RoITrainer(**QUICK_TRAINER, max_steps=2).fit(learner, datamodule=data)
-    assert learner.lm is None
+    assert learner.teacher is None
 
 
 def test_lightning_s_own_settings_win(lab):

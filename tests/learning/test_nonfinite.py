@@ -25,7 +25,7 @@ class Spoil(Callback):
 
     def on_after_backward(self, trainer, pl_module):
         if trainer.global_step in self.steps:
-            dict(pl_module.named_parameters())[LAYER].grad[3, 5] = self.value
+            dict(pl_module.learned_parameters())[LAYER].grad[3, 5] = self.value
 
     def on_train_batch_end(self, trainer, pl_module, *args):
         scaler = getattr(trainer.precision_plugin, "scaler", None)
@@ -49,12 +49,12 @@ def test_a_loss_that_is_nan_stops_the_run_whichever_micro_batch_it_is_of(lab):
         def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
             if batch_idx == 2:
                 with torch.no_grad():
-                    dict(pl_module.named_parameters())[LAYER][0] = float("nan")
+                    dict(pl_module.learned_parameters())[LAYER][0] = float("nan")
 
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
             if batch_idx == 2:
                 with torch.no_grad():
-                    dict(pl_module.named_parameters())[LAYER][0] = 0.0
+                    dict(pl_module.learned_parameters())[LAYER][0] = 0.0
 
     with pytest.raises(UserError, match=r"^the loss is not finite at optimizer step 1;"):
         lab.learn(3, callbacks=[Break()], trainer={"accumulate_grad_batches": 2})

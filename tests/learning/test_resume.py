@@ -68,7 +68,7 @@ def test_a_resumed_run_ends_with_the_same_bits(lab, measured, streaming):
         assert torch.equal(whole.prior_masks[name].packed, resumed.prior_masks[name].packed)
     files = [lab.folder / name / "mask.safetensors" for name in ("whole", "cut")]
     assert files[0].read_bytes() == files[1].read_bytes()
-    assert type(whole.sampler) is type(resumed.sampler) is StraightThrough
+    assert type(whole.current_sampler) is type(resumed.current_sampler) is StraightThrough
 
 
 def test_the_command_line_counts_and_not_the_checkpoint(lab, monkeypatch):
@@ -79,7 +79,14 @@ def test_the_command_line_counts_and_not_the_checkpoint(lab, monkeypatch):
     def watching(self, batch_idx):
         original(self, batch_idx)
         group = self.trainer.optimizers[0].param_groups[0]
-        seen.append((self.trainer.global_step, self.state.draw.tau, type(self.sampler), group["lr"]))
+        seen.append(
+            (
+                self.trainer.global_step,
+                next(iter(self._draws.values())).tau,
+                type(self.current_sampler),
+                group["lr"],
+            )
+        )
 
     monkeypatch.setattr(roi_lightning.learning.roi.RoILightningModule, "prepare_step", watching)
     changed = ["--model.tau", "Constant", "--model.tau.value", "0.7", "--model.sampler", "StraightThrough"]
@@ -108,7 +115,7 @@ def test_which_estimator_is_used_depends_on_the_step_alone(lab, to):
 
     class Watch(Callback):
         def on_train_batch_end(self, trainer, pl_module, *args):
-            seen[trainer.global_step] = type(pl_module.sampler)
+            seen[trainer.global_step] = type(pl_module.current_sampler)
 
     callbacks = [StraightThroughToggle(3, to), Watch()]
     lab.learn(5, callbacks=callbacks, sampler=start)

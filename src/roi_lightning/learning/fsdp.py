@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
@@ -36,7 +36,7 @@ def shard(models: Iterable[PreTrainedModel], mesh: DeviceMesh, across: Collectio
     Raises:
         UserError: If one of these can't be divided evenly.
     """
-    ranks = mesh["data_parallel"]
+    ranks, reduced = mesh["data_parallel"], MixedPrecisionPolicy(reduce_dtype=torch.float32)
     for lm in models:
         turned = {lm.get_parameter(name) for name in across}
 
@@ -50,8 +50,8 @@ def shard(models: Iterable[PreTrainedModel], mesh: DeviceMesh, across: Collectio
                     "share evenly; run on another number of devices"
                 )
         for block in lm.get_submodule(decoder_blocks(lm)).children():
-            fully_shard(block, mesh=ranks, shard_placement_fn=cut)
-        fully_shard(lm, mesh=ranks)
+            fully_shard(block, mesh=ranks, shard_placement_fn=cut, mp_policy=reduced)
+        fully_shard(lm, mesh=ranks, mp_policy=reduced)
 
 
 class FSDP2Strategy(ModelParallelStrategy):

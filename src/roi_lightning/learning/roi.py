@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Literal
 
 import lightning.pytorch as pl
 import torch
+import torch.distributed as dist
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from typing_extensions import override
@@ -52,6 +53,7 @@ class RoILightningModule(MaskLearningModule):
     Attributes:
         stronger_prior: What gives a prior more weight in the first draws, in words.
         fixed_options: Those of drawing that a subclass sets itself.
+        current_sampler: The one in use, `sampler` until a callback takes another.
     """
 
     stronger_prior: ClassVar[str] = (
@@ -84,6 +86,7 @@ class RoILightningModule(MaskLearningModule):
                 "leave the weights frozen"
             )
         self.sampler, self.tau, self.lam = sampler, tau, lam
+        self.current_sampler = sampler
         self.draw_per, self.kept_norm, self.lr_weights = draw_per, kept_norm, lr_weights
         check_at_least(self, "model.", kept_norm=0)
         self.learns = "logits" if lr_weights is None else "logits and weights"
@@ -95,7 +98,7 @@ class RoILightningModule(MaskLearningModule):
 
     @override
     def shapes(self, shape: tuple[int, ...], pattern: NMPattern) -> dict[str, tuple[int, ...]]:
-        logits = {"logits": self.sampler.logits_shape(shape, pattern)}
+        logits = {"logits": self.current_sampler.logits_shape(shape, pattern)}
         return logits if self.lr_weights is None else logits | {"trained": shape}
 
     @override
@@ -106,7 +109,7 @@ class RoILightningModule(MaskLearningModule):
     @property
     @override
     def method(self) -> str:
-        name = self.sampler.method
+        name = self.current_sampler.method
         return name if self.lr_weights is None else f"{name}{WITH_WEIGHTS}"
 
     @override
@@ -132,7 +135,7 @@ class RoILightningModule(MaskLearningModule):
     @override
     def on_fit_start(self) -> None:
         super().on_fit_start()
-        sampler, total = self.sampler, self.trainer.max_steps
+        sampler, total = self.current_sampler, self.trainer.max_steps
         if self.trainer.ckpt_path is None:
             self.start.warn_if_weak(sampler, self.pattern, self.lam.at(0, total), self.stronger_prior)
             self.start.initialise(self, sampler)
@@ -167,7 +170,7 @@ class RoILightningModule(MaskLearningModule):
     def training_weight(self, tensor: PrunedTensor, **learned: Tensor) -> Tensor:
         """The weight under the mask that is drawn now."""
         weight, draw = self._weight(tensor), self._draws[tensor.name]
-        return self.sampler.masked_weight(weight, learned["logits"], tensor.pattern, draw)
+        return self.current_sampler.masked_weight(weight, learned["logits"], tensor.pattern, draw)
 
     def _weight(self, tensor: PrunedTensor) -> Tensor:
         """What masks are drawn of: this rank's part of the weight."""
@@ -179,18 +182,18 @@ class RoILightningModule(MaskLearningModule):
     def draw(self, tensor: PrunedTensor) -> None:
         drawn = tensor.masked  # its memory, where that is contiguous
         arguments = self._weight(tensor), tensor.here("logits"), tensor.pattern, self._draws[tensor.name]
-        self.sampler.fill(drawn, *arguments)
+        self.current_sampler.fill(drawn, *arguments)
         tensor.write(drawn)
 
     @override
     def collect(self, tensor: PrunedTensor, gradient: Tensor) -> None:
         weight, logits, draw = self._weight(tensor), tensor.here("logits"), self._draws[tensor.name]
-        own = self.sampler.logits_gradient(gradient, weight, logits, tensor.pattern, draw)
+        own = self.current_sampler.logits_gradient(gradient, weight, logits, tensor.pattern, draw)
         drawn = tensor.masked
         if self._reward is not None:
             assert self._reward.grad is not None
             # The norm's own gradient is twice the drawn weight; in bfloat16 it would be lost in `gradient`.
-            of_norm = self.sampler.logits_gradient(drawn, weight, logits, tensor.pattern, draw)
+            of_norm = self.current_sampler.logits_gradient(drawn, weight, logits, tensor.pattern, draw)
             own.addcmul_(of_norm, self._reward.grad, value=2)
         tensor.add_gradient("logits", own)
         if self.lr_weights is not None:
@@ -205,7 +208,10 @@ class RoILightningModule(MaskLearningModule):
         if not coefficient:
             return loss
         norms = [torch.linalg.vector_norm(x.masked, dtype=torch.float32) for x in self.tensors.values()]
-        self._reward = torch.stack(norms).square().sum().requires_grad_()
+        total = torch.stack(norms).square().sum()
+        if self.device_mesh is not None:  # ranks have a part each
+            dist.all_reduce(total)
+        self._reward = total.requires_grad_()
         self.log("train/kept_norm", self._reward.detach(), sync_dist=True)
         return loss - coefficient * self._reward
 
@@ -214,8 +220,8 @@ class RoILightningModule(MaskLearningModule):
         logits = tensor.whole("logits")
         if self.prior_masks and self.start.prior_margin:
             prior = tensor.mask(self.prior_masks).to(logits.device)
-            logits = self.sampler.initial_logits(logits, prior, self.start.prior_margin, tensor.pattern)
-        return self.sampler.hard_mask(logits, tensor.pattern)
+            logits = self.current_sampler.initial_logits(logits, prior, self.start.prior_margin, tensor.pattern)
+        return self.current_sampler.hard_mask(logits, tensor.pattern)
 
     @override
     def hard_weight(self, tensor: PrunedTensor) -> Tensor:
@@ -224,8 +230,8 @@ class RoILightningModule(MaskLearningModule):
 
     @override
     def choices(self, tensor: PrunedTensor) -> tuple[Tensor, int]:
-        choices = self.sampler.choices(tensor.whole("logits"), tensor.pattern)
-        return choices, self.sampler.picks(tensor.pattern)
+        choices = self.current_sampler.choices(tensor.whole("logits"), tensor.pattern)
+        return choices, self.current_sampler.picks(tensor.pattern)
 
     @override
     def settings(self) -> dict[str, object]:

@@ -34,17 +34,17 @@ def mask_of(order, m):
 def drawn_masks(logits, spec, draw):
     """The masks that a forward pass uses, [groups, M]."""
     pattern = NMPattern(spec)
-    kept = StraightThrough().masked_weight(torch.ones_like(logits), logits, pattern, draw, LAYER)
+    kept = StraightThrough().masked_weight(torch.ones_like(logits), logits, pattern, draw)
     return kept.detach().view(-1, pattern.m) > 0.5
 
 
 def gradient(logits, spec, draw):
-    return log_probability_gradient(logits, NMPattern(spec), noise_key(draw.seed, draw.index, LAYER))
+    return log_probability_gradient(logits, NMPattern(spec), draw)
 
 
 @pytest.mark.parametrize("spec", ["1:2", "1:4", "2:4", "3:5", "2:8"])
 def test_the_gradient_is_that_of_the_ordered_draws_exact_probability(spec):
-    pattern, draw = NMPattern(spec), Draw(3, 7, 1.0, 1.0)
+    pattern, draw = NMPattern(spec), Draw.of(3, 7, LAYER, 1.0, 1.0)
     logits = 2 * torch.randn((5, 3 * pattern.m), generator=torch.Generator().manual_seed(1))
     found = gradient(logits, spec, draw).view(-1, pattern.m)
     index = torch.arange(logits.numel(), dtype=torch.int32)
@@ -61,7 +61,7 @@ def test_the_gradient_is_that_of_the_ordered_draws_exact_probability(spec):
 
 def test_logits_far_apart_have_a_finite_gradient():
     logits = torch.tensor([[500.0, 200.0, -300.0, -500.0, 0.0, 1e-3, -1e4, 1e4]])
-    found = gradient(logits, "2:4", Draw(0, 0, 1.0, 1.0))
+    found = gradient(logits, "2:4", Draw.of(0, 0, LAYER, 1.0, 1.0))
     assert found.isfinite().all()
     assert found.view(2, 4).sum(1) == pytest.approx([0, 0], abs=1e-6)
     assert found[0, :4] == pytest.approx([0, 0, 0, 0])
@@ -73,7 +73,7 @@ PROBLEMS = {"1:4": (1.0, 0.3, -0.5, 0.0), "2:4": (1.0, 0.3, -0.5, 0.0), "2:5": (
 @pytest.mark.parametrize(("spec", "values"), PROBLEMS.items(), ids=PROBLEMS)
 def test_masks_are_drawn_as_often_as_they_should_be(spec, values):
     pattern, logits = NMPattern(spec), torch.tensor(values).repeat(GROUPS).view(100, -1)
-    masks = drawn_masks(logits, spec, Draw(0, 5, 1.0, 1.0))
+    masks = drawn_masks(logits, spec, Draw.of(0, 5, LAYER, 1.0, 1.0))
     orders = ordered_draws(torch.tensor(values, dtype=torch.float64), pattern.n)
     for kept in combinations(range(pattern.m), pattern.n):
         p = float(sum(chance for order, chance in orders.items() if set(order) == set(kept)))

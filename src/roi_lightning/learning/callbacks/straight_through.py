@@ -34,7 +34,7 @@ class StraightThroughToggle(Callback):
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if not isinstance(pl_module, RoILightningModule) or not isinstance(pl_module.sampler, GumbelTopK):
+        if not isinstance(pl_module, RoILightningModule) or not isinstance(pl_module.current_sampler, GumbelTopK):
             raise UserError(
                 "StraightThroughToggle works on RoI's samplers (GumbelTopK, StraightThrough) only; leave it out"
             )
@@ -42,8 +42,8 @@ class StraightThroughToggle(Callback):
     @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *args: object) -> None:
         assert isinstance(pl_module, RoILightningModule)
-        sampler = pl_module.sampler
+        sampler = pl_module.current_sampler
         if trainer.global_step >= self.at_step and isinstance(sampler, GumbelTopK):
             kind = StraightThrough if self.to == "straight_through" else GumbelTopK
             if type(sampler) is not kind:
-                pl_module.sampler = kind(sampler.push_down, sampler.compiled)
+                pl_module.current_sampler = kind(sampler.push_down, sampler.compiled)
