@@ -47,7 +47,8 @@ from roi_lightning.utils.third_party import silence_warnings
 
 
 def adamw(rate):
-    return partial(torch.optim.AdamW, lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
+    # Decay, which ranks must agree on; an eps that a gradient of mere rounding does not exceed.
+    return partial(torch.optim.AdamW, lr=rate, betas=(0.9, 0.95), eps=1e-7, weight_decay=0.1)
 
 
 STRATEGIES = {

@@ -168,7 +168,7 @@ def test_entropy_and_settled_groups_at_their_ends():
 
 def test_export_goes_where_it_is_told_and_has_the_hardened_mask(lab):
     out = lab.folder / "deep" / "out"
-    learner, _ = lab.learn(2, callbacks=[SparseExport(str(out)), HardenMasks()])
+    lab.learn(2, callbacks=[SparseExport(str(out)), HardenMasks()])
     assert run("verify", out, "--base", lab.model) == 0
     masks, file = MaskSet.load(out), MaskSet.load(lab.folder / "mask.safetensors")
     assert all(torch.equal(masks.layers[k].packed, file.layers[k].packed) for k in file.layers)
