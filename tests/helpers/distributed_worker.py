@@ -42,13 +42,13 @@ from roi_lightning.learning.trainer import RoITrainer
 from roi_lightning.oneshot import Wanda
 from roi_lightning.reports.callback import Report
 from roi_lightning.samplers import Categorical
+from roi_lightning.samplers.schedules import Exponential
 from roi_lightning.utils.dtensor import local_tensor
 from roi_lightning.utils.third_party import silence_warnings
 
 
 def adamw(rate):
-    # Decay, which ranks must agree on; an eps that a gradient of mere rounding does not exceed.
-    return partial(torch.optim.AdamW, lr=rate, betas=(0.9, 0.95), eps=1e-7, weight_decay=0.1)
+    return partial(torch.optim.AdamW, lr=rate, betas=(0.9, 0.95), weight_decay=0.1)
 
 
 STRATEGIES = {
@@ -59,8 +59,16 @@ STRATEGIES = {
 # Of weights the rate has to be lower than of logits.
 LEARNERS = {
     "roi": partial(RoILightningModule, prior="magnitude", optimizer=adamw(0.02)),
-    # Ranks that share a model share a draw, too.
-    "step": partial(RoILightningModule, prior="magnitude", draw_per="step", optimizer=adamw(0.02)),
+    # Ranks that share a model share a draw, too. They average the weights' gradients and not the logits', and cold
+    # temperatures would magnify how that rounds.
+    "step": partial(
+        RoILightningModule,
+        prior="magnitude",
+        draw_per="step",
+        lam=Exponential(1.0, 0.1),
+        tau=Exponential(1.0, 0.5),
+        optimizer=adamw(0.02),
+    ),
     "maskllm": partial(
         RoILightningModule,
         draw_per="step",
