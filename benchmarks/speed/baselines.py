@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 
 import torch
-from roi_lightning.samplers.eager import candidates
 from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import override
 
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.samplers import Categorical, Draw, GumbelTopK
+from roi_lightning.samplers.eager import candidates
 from roi_lightning.samplers.reference import relaxed_top_n
 
 

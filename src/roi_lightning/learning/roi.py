@@ -220,7 +220,9 @@ class RoILightningModule(MaskLearningModule):
         logits = tensor.whole("logits")
         if self.prior_masks and self.start.prior_margin:
             prior = tensor.mask(self.prior_masks).to(logits.device)
-            logits = self.current_sampler.initial_logits(logits, prior, self.start.prior_margin, tensor.pattern)
+            logits = self.current_sampler.initial_logits(
+                logits, prior, self.start.prior_margin, tensor.pattern
+            )
         return self.current_sampler.hard_mask(logits, tensor.pattern)
 
     @override
