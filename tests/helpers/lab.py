@@ -194,7 +194,7 @@ def brute_top(scores, n, m):
 
 def draw(learner, index=0, lam=0.01, tau=0.3):
     """Give a learner's student the weights of a draw, as a training step does."""
-    learner._draws = {
+    learner.draws = {
         name: Draw.of(learner.seed, index, name, lam, tau, tensor.first_group)
         for name, tensor in learner.tensors.items()
     }
