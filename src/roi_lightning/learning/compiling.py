@@ -1,12 +1,15 @@
 """Compile the decoder blocks of teacher and student in place, if a trial shows that it works here."""
 
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from typing import Final, Literal
 
 import torch
 import torch.distributed as dist
 from lightning.pytorch.utilities import rank_zero_warn
+from torch import nn
 from transformers.modeling_utils import PreTrainedModel
 
 from roi_lightning.errors import reason
@@ -49,33 +52,42 @@ class Compiler:
         device = next(models[0].parameters()).device
         if self.choice == "none" or (self.choice == "auto" and not _is_worth_it(device)):
             return
-        torch._dynamo.config.recompile_limit = max(_VERSIONS, torch._dynamo.config.recompile_limit)
         blocks = [block for lm in models for block in lm.get_submodule(decoder_blocks(lm)).children()]
-        for block in blocks:
-            block.compile()
-        self.compiled = True
-        failure = _failure(attempt)
-        worked = torch.tensor(failure is None, dtype=torch.int32, device=device)
-        if dist.is_initialized():
-            dist.all_reduce(worked, dist.ReduceOp.MIN)
-        if not worked:
-            self.compiled = False
+        failure = self._failure(blocks, attempt)
+        self.compiled = _on_all_ranks(failure is None, device)
+        if not self.compiled:
             for block in blocks:
                 block._compiled_call_impl = None
             rank_zero_warn(
                 f"the models are not compiled, and steps take longer: {failure or 'a rank failed'}"
             )
 
+    def eager(self) -> AbstractContextManager[object]:
+        """A context in which models run uncompiled: to generate, in sizes that change with every token."""
+        return torch.compiler.set_stance("force_eager") if self.compiled else nullcontext()
+
+    def _failure(self, blocks: Iterable[nn.Module], attempt: Callable[[], object]) -> str | None:
+        """Why blocks can't be compiled, each whole; None if they are."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # compilers say much that no user can act on
+            try:
+                torch._dynamo.config.recompile_limit = max(_VERSIONS, torch._dynamo.config.recompile_limit)
+                for block in blocks:
+                    block.compile()
+                self.compiled = True
+                with torch._dynamo.error_on_graph_break(True):
+                    attempt()
+            except Exception as error:  # whatever a compiler may fail with
+                return reason(error)
+        return None
+
 
 def _is_worth_it(device: torch.device) -> bool:
     return device.type == "cuda" and find_spec("triton") is not None
 
 
-def _failure(attempt: Callable[[], object]) -> str | None:
-    """Why a model can't be compiled whole; None if it can."""
-    try:
-        with torch._dynamo.error_on_graph_break(True):
-            attempt()
-    except Exception as error:  # whatever a compiler may fail with
-        return reason(error)
-    return None
+def _on_all_ranks(worked: bool, device: torch.device) -> bool:
+    everywhere = torch.tensor(worked, dtype=torch.int32, device=device)
+    if dist.is_initialized():
+        dist.all_reduce(everywhere, dist.ReduceOp.MIN)
+    return bool(everywhere)

@@ -113,12 +113,12 @@ def next_token_logits(lm: PreTrainedModel, input_ids: Tensor) -> Tensor:
 @contextmanager
 def _one_text_per_window() -> Iterator[None]:
     """Keep transformers from asking, in every pass, whether positions begin anew in a window: a GPU is waited for."""
-    asks = masking_utils.find_packed_sequence_indices
+    asks = getattr(masking_utils, "find_packed_sequence_indices", None)
     masking_utils.find_packed_sequence_indices = lambda position_ids: None
     try:
         yield
     finally:
-        masking_utils.find_packed_sequence_indices = asks
+        masking_utils.find_packed_sequence_indices = asks  # type: ignore[assignment]
 
 
 def nll_sum(logits: Tensor, labels: Tensor, weights: Tensor | None = None, compiled: bool = False) -> Tensor:
