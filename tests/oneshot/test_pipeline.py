@@ -7,13 +7,13 @@ from weakref import ref
 import pytest
 import torch
 from test_sparsegpt import errors, slow_sparsegpt
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, MambaConfig, MambaForCausalLM
 
 from helpers.lab import brute_top
 from helpers.tiny_models import tiny_gemma2, tiny_gpt2, tiny_llama, tiny_mixtral, tiny_qwen2, tiny_qwen3_moe
 from roi_lightning.errors import UserError
 from roi_lightning.masks.pattern import NMPattern
-from roi_lightning.models.layers import input_dim, prunable_layers
+from roi_lightning.models.layers import Layer, prunable_layers
 from roi_lightning.models.loading import freeze, load_language_model
 from roi_lightning.models.source import resolve_model
 from roi_lightning.oneshot import (
@@ -51,18 +51,38 @@ def windows():
 def inputs_of(lm, windows, names):
     """What layers are given in whole forward passes, [tokens, in] by name."""
     seen = {name: [] for name in names}
+    modules = {name for name, _ in lm.named_modules()}
     handles = [
         lm.get_submodule(name).register_forward_pre_hook(
             lambda _, args, name=name: seen[name].append(args[0].detach().flatten(0, -2))
         )
         for name in names
+        if name in modules
     ]
+    experts = {name.rsplit(".", 2)[0] for name in names if name not in modules}
+    for module in experts:
+        watch = partial(inputs_of_experts, prunable_layers(lm), module, lm, seen)
+        handles.append(lm.get_submodule(module).register_forward_pre_hook(watch))
     with torch.no_grad():
         for window in windows:
             lm(input_ids=window[None])
     for handle in handles:
         handle.remove()
     return {name: torch.cat(rows) for name, rows in seen.items()}
+
+
+def inputs_of_experts(layers, module, lm, seen, _module, args):
+    """What the matrices of all experts of a block are given, token by token."""
+    hidden, chosen, _ = args
+    gates = "gate_proj" if f"{module}.0.gate_proj" in layers else "w1"
+    ups, downs = ("up_proj", "down_proj") if gates == "gate_proj" else ("w3", "w2")
+    for token, experts in zip(hidden, chosen.tolist(), strict=True):
+        for expert in experts:
+            gate, up = (layers[f"{module}.{expert}.{name}"].of(lm) @ token for name in (gates, ups))
+            inner = torch.nn.functional.silu(gate) * up
+            for name, x in ((gates, token), (ups, token), (downs, inner)):
+                if f"{module}.{expert}.{name}" in seen:
+                    seen[f"{module}.{expert}.{name}"].append(x[None])
 
 
 def block_of(name):
@@ -94,12 +114,10 @@ def test_wanda_equals_whole_forward_passes(lm, windows, activations):
     for names in by_block(layers):
         inputs = inputs_of(lm, windows, names)
         for name in names:
-            layer = layers[name]
-            wanted = wanda_mask(oriented_weight(layer), inputs[name])
-            assert alike(as_rows(layer, got[name]), wanted), name
+            assert alike(got[name], wanda_mask(layers[name].of(lm), inputs[name])), name
         if activations == "sequential":
             for name in names:
-                layers[name].weight.data = layers[name].weight.data.masked_fill(~got[name], 0)
+                layers[name].of(lm).masked_fill_(~got[name], 0)
 
 
 def test_sparsegpt_equals_whole_forward_passes_and_slow_solves(tmp_path, windows):
@@ -110,7 +128,7 @@ def test_sparsegpt_equals_whole_forward_passes_and_slow_solves(tmp_path, windows
     for names in by_block(layers):
         inputs = inputs_of(lm, windows, names)
         for name in names:
-            weight = layers[name].weight.data
+            weight = layers[name].of(lm)
             mask, wanted = slow_sparsegpt(weight, inputs[name], 2, 4)
             assert alike(got[name].mask, mask), name
             same = (got[name].mask == mask).all(1)
@@ -119,15 +137,7 @@ def test_sparsegpt_equals_whole_forward_passes_and_slow_solves(tmp_path, windows
             assert same.double().mean() > 0.9
             assert (got[name].weight.double() - wanted)[same].abs().max() < 1e-4
         for name in names:
-            layers[name].weight.data = got[name].weight
-
-
-def oriented_weight(layer):
-    return layer.weight.detach().T if input_dim(layer) == 0 else layer.weight.detach()
-
-
-def as_rows(layer, tensor):
-    return tensor.T if input_dim(layer) == 0 else tensor
+            layers[name].of(lm).copy_(got[name].weight)
 
 
 def hooks_of(lm):
@@ -179,7 +189,7 @@ def test_calls_that_differ_from_window_to_window_are_followed(tmp_path, windows)
     layers = prunable_layers(lm, ["o_proj"])
     inputs = inputs_of(lm, windows, layers)
     for name, pruned in prune_layers(lm, layers, Wanda(), PATTERN, Calibration(windows, "dense")):
-        assert alike(pruned.mask, wanda_mask(layers[name].weight.data, inputs[name])), name
+        assert alike(pruned.mask, wanda_mask(layers[name].of(lm), inputs[name])), name
 
 
 def test_a_model_that_works_between_its_blocks_is_refused(tmp_path, windows):
@@ -202,7 +212,7 @@ def test_a_model_that_works_between_its_blocks_is_refused(tmp_path, windows):
         list(prune_layers(lm, layers, Wanda(), PATTERN, Calibration(windows)))
     inputs = inputs_of(lm, windows, layers)
     for name, pruned in prune_layers(lm, layers, Wanda(), PATTERN, Calibration(windows, "dense")):
-        assert alike(pruned.mask, wanda_mask(layers[name].weight.data, inputs[name])), name
+        assert alike(pruned.mask, wanda_mask(layers[name].of(lm), inputs[name])), name
 
 
 def test_one_pass_of_the_whole_model_keeps_no_inputs(tmp_path, windows):
@@ -213,8 +223,8 @@ def test_one_pass_of_the_whole_model_keeps_no_inputs(tmp_path, windows):
         assert not [n for n, x in seen if x() is not None and block_of(n) != block_of(name)], name
         seen.append((name, ref(args[0])))
 
-    for name, layer in layers.items():
-        layer.register_forward_pre_hook(partial(look, name))
+    for name in layers:
+        lm.get_submodule(name).register_forward_pre_hook(partial(look, name))
     for _ in prune_layers(lm, layers, Wanda(), PATTERN, Calibration(windows, "dense")):
         assert not any(x() is not None for _, x in seen)
     assert len(seen) == len(windows) * len(layers), "one pass, and no other"
@@ -238,15 +248,45 @@ def test_blocks_that_share_something_that_grows_are_refused(tmp_path, windows):
         list(prune_layers(lm, prunable_layers(lm), Wanda(), PATTERN, Calibration(windows)))
 
 
-def test_a_layer_by_itself_keeps_its_orientation(tmp_path):
+def test_a_layer_by_itself_is_pruned_by_rows(tmp_path):
     lm = freeze(AutoModelForCausalLM.from_pretrained(tiny_gpt2(tmp_path / "m")))
-    layer = lm.transformer.h[0].mlp.c_fc
+    layer = Layer("transformer.h.0.mlp.c_fc.weight", (128, 64), transposed=True)
     generator = torch.Generator().manual_seed(0)
     observed = SparseGPT.observer(64, torch.device("cpu"))
     observed.add(torch.randn(1, 200, 64, generator=generator))
-    pruned = prune_layer(layer, SparseGPT(), observed, PATTERN, "c_fc")
-    assert pruned.weight.shape == pruned.mask.shape == layer.weight.shape == (64, 128)
-    assert PATTERN.holds(pruned.mask, dim=0)
+    pruned = prune_layer(lm, layer, SparseGPT(), observed, PATTERN, "c_fc")
+    assert pruned.weight.shape == pruned.mask.shape == (128, 64)
+    assert PATTERN.holds(pruned.mask)
+
+
+@pytest.mark.filterwarnings("ignore:MambaForCausalLM has 4 matrices of a layout that is not known")
+@pytest.mark.parametrize("activations", ["sequential", "dense"])
+def test_a_weight_that_another_module_multiplies_by_is_measured_too(windows, activations):
+    """Mamba's mixer multiplies by the weight of `dt_proj`, which is never called."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 256, "hidden_size": 32, "state_size": 8, "num_hidden_layers": 2}
+    lm = freeze(MambaForCausalLM(MambaConfig(**sizes, time_step_rank=8, use_mambapy=False)))
+    layers, steps = prunable_layers(lm), {}
+    assert "backbone.layers.0.mixer.dt_proj" in layers
+    got = {
+        name: x.mask
+        for name, x in prune_layers(lm, layers, Wanda(), PATTERN, Calibration(windows, activations))
+    }
+    for index in (0, 1):
+        mixer = lm.backbone.layers[index].mixer
+        steps = []
+        handle = mixer.x_proj.register_forward_hook(lambda _m, _a, out, s=steps: s.append(out[..., :8]))
+        with torch.no_grad():
+            for window in windows:
+                lm(input_ids=window[None])
+        handle.remove()
+        inputs = torch.cat([x.flatten(0, -2) for x in steps])
+        name = f"backbone.layers.{index}.mixer.dt_proj"
+        assert alike(got[name], wanda_mask(layers[name].of(lm), inputs))
+        if activations == "sequential":
+            for name in layers:
+                if f"layers.{index}." in name:
+                    layers[name].of(lm).masked_fill_(~got[name], 0)
 
 
 def test_more_windows_than_the_text_has_are_refused_before_any_is_gathered():

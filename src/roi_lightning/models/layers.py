@@ -6,7 +6,7 @@ tensors while it loads them; its own rules say how.
 
 import re
 import warnings
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -250,9 +250,9 @@ def choose_layers(
     return ChosenLayers(pruned, dense, layer_patterns(found))
 
 
-def _check_causal(spec: str, lm: PreTrainedModel, layers: Iterable[str]) -> None:
+def _check_causal(spec: str, lm: PreTrainedModel, layers: Mapping[str, Layer]) -> None:
     # transformers would run an encoder as if it were a decoder that sees what it is to predict.
-    owners = [lm.get_submodule(name.rpartition(".")[0]) for name in layers]
+    owners = [lm.get_submodule(layer.module.rpartition(".")[0]) for layer in layers.values()]
     causal = {owner.is_causal for owner in owners if hasattr(owner, "is_causal")}
     if causal == {False}:
         raise UserError(
