@@ -245,14 +245,14 @@ def choose_layers(
         raise UserError(f"patterns: all {len(layers)} layers are left dense; give one of them N:M")
     for name, layer in pruned.items():
         pattern.of(name).check(layer.shape[1], name)
-    _check_causal(spec, lm, pruned)
+    _check_causal(spec, lm, pruned.values())
     dense = {name: layer for name, layer in layers.items() if found[name] is None}
     return ChosenLayers(pruned, dense, layer_patterns(found))
 
 
-def _check_causal(spec: str, lm: PreTrainedModel, layers: Iterable[str]) -> None:
+def _check_causal(spec: str, lm: PreTrainedModel, layers: Iterable[Layer]) -> None:
     # transformers would run an encoder as if it were a decoder that sees what it is to predict.
-    owners = [lm.get_submodule(name.rpartition(".")[0]) for name in layers]
+    owners = [lm.get_submodule(layer.module.rpartition(".")[0]) for layer in layers]
     causal = {owner.is_causal for owner in owners if hasattr(owner, "is_causal")}
     if causal == {False}:
         raise UserError(
