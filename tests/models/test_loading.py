@@ -21,7 +21,6 @@ from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.layers import (
     choose_layers,
     decoder_blocks,
-    input_dim,
     prunable_layers,
     stored_names,
 )
@@ -69,12 +68,12 @@ def test_counts_are_those_of_the_papers_table(size):
     lm = meta_language_model(config)
     assert {parameter.device.type for parameter in lm.parameters()} == {"meta"}
     layers, pattern = prunable_layers(lm), NMPattern("2:4")
-    count = sum(layer.weight.numel() for layer in layers.values())
+    count = sum(layer.numel for layer in layers.values())
     by_hand = depth * (2 * hidden * hidden + 2 * hidden * hidden * kv_heads // heads + 3 * hidden * inner)
     assert count == by_hand
     digits = len(millions.partition(".")[2])
     assert f"{count / 1e6:.{digits}f}" == millions
-    shapes = [GumbelTopK().logits_shape(tuple(layer.weight.shape), pattern) for layer in layers.values()]
+    shapes = [GumbelTopK().logits_shape(layer.shape, pattern) for layer in layers.values()]
     assert sum(math.prod(shape) for shape in shapes) == count
 
 
@@ -95,10 +94,13 @@ def test_blocks_and_their_layers_are_found(kind, blocks, per_block):
     assert len(layers) == 2 * per_block
     for name, layer in layers.items():
         assert name.startswith(f"{blocks}.")
-        assert lm.get_submodule(name) is layer
-        assert input_dim(layer) == (0 if kind == "gpt2" else 1)
-    heads = {id(lm.get_input_embeddings()), id(lm.get_output_embeddings())}
-    assert not heads & {id(layer) for layer in layers.values()}
+        weight = lm.get_submodule(name).weight
+        assert lm.get_parameter(layer.parameter) is weight
+        assert layer.transposed == (kind == "gpt2")
+        assert layer.shape == tuple(weight.T.shape if layer.transposed else weight.shape)
+        assert layer.of(lm).shape == layer.shape
+    heads = {id(lm.get_input_embeddings().weight), id(lm.get_output_embeddings().weight)}
+    assert not heads & {id(lm.get_parameter(layer.parameter)) for layer in layers.values()}
 
 
 ALL = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}

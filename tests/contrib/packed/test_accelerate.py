@@ -4,19 +4,15 @@ from copy import deepcopy
 
 import pytest
 import torch
-from roi_lightning.samplers.masked_linear import SharedState, SparseLinear, attach
-from torch import nn
 from transformers import AutoModelForCausalLM
-from transformers.pytorch_utils import Conv1D
 
 from helpers.tiny_models import tiny_gpt2, tiny_llama, tiny_mixtral, tiny_qwen2
 from roi_lightning.contrib.packed import accelerate, unpack
 from roi_lightning.errors import UserError
 from roi_lightning.masks.pattern import NMPattern
-from roi_lightning.models.layers import input_dim, prunable_layers
+from roi_lightning.models.layers import prunable_layers
 from roi_lightning.models.loading import load_language_model
 from roi_lightning.models.source import resolve_model
-from roi_lightning.samplers import GumbelTopK
 
 BUILDERS = [tiny_llama, tiny_qwen2, tiny_gpt2]
 
@@ -26,9 +22,8 @@ def prune(lm, pattern="2:4", layers=None):
     rule = NMPattern(pattern)
     with torch.no_grad():
         for layer in (layers or prunable_layers(lm)).values():
-            dim = input_dim(layer)
-            if layer.weight.shape[dim] % rule.m == 0:
-                layer.weight.masked_fill_(~rule.top(layer.weight.abs(), dim), 0)
+            if layer.shape[1] % rule.m == 0:
+                layer.of(lm).masked_fill_(~rule.top(layer.of(lm).abs()), 0)
     return lm
 
 
@@ -64,15 +59,14 @@ def test_a_model_computes_what_it_did(builder, dtype, sparse):
 @pytest.mark.parametrize("builder", BUILDERS)
 def test_every_layer_is_packed_and_said_to_be(builder, sparse):
     lm = sparse(builder)
-    dense = {name: (layer.weight.detach().clone(), layer) for name, layer in prunable_layers(lm).items()}
+    dense = {name: layer.of(lm).clone() for name, layer in prunable_layers(lm).items()}
     result = accelerate(lm)
     assert result.packed.keys() == dense.keys()
     assert not result.left
-    for name, (weight, layer) in dense.items():
+    for name, weight in dense.items():
         assert lm.get_submodule(name) is result.packed[name]
-        own = unpack(result.packed[name].packed)
-        assert torch.equal(own, weight.T if isinstance(layer, Conv1D) else weight)
-    assert result.bytes_before == sum(weight.nbytes for weight, _ in dense.values())
+        assert torch.equal(unpack(result.packed[name].packed), weight)
+    assert result.bytes_before == sum(weight.nbytes for weight in dense.values())
     size = lm.dtype.itemsize
     assert result.bytes_after * 8 * size == result.bytes_before * (4 * size + 1)
     names = {name.rpartition(".")[2] for name in lm.state_dict() if name.rpartition(".")[0] in dense}
@@ -93,11 +87,8 @@ def test_stacks_of_experts_are_freed(left, tmp_path):
     lm = load_language_model(resolve_model(str(tiny_mixtral(tmp_path)))).eval()
     dense = dict(list(prunable_layers(lm).items())[-left:]) if left else {}
     prune(lm, layers={name: layer for name, layer in prunable_layers(lm).items() if name not in dense})
-    before, exact, of_dense = (
-        held(lm),
-        logits(lm),
-        {name: layer.weight.clone() for name, layer in dense.items()},
-    )
+    before, exact = held(lm), logits(lm)
+    of_dense = {name: layer.of(lm).clone() for name, layer in dense.items()}
     result = accelerate(lm)
     assert list(result.left) == list(dense)
     assert held(lm) == before - result.bytes_before + result.bytes_after
@@ -139,13 +130,7 @@ def test_layers_that_are_not_2_of_4_stay_dense(sparse):
 
 def dense(lm):
     for layer in prunable_layers(lm).values():
-        nn.init.ones_(layer.weight)
-    return lm
-
-
-def learning(lm):
-    state = SharedState(NMPattern("2:4"), sampler=GumbelTopK())
-    attach(lm, prunable_layers(lm), state, SparseLinear)
+        layer.of(lm).fill_(1)
     return lm
 
 
@@ -163,7 +148,6 @@ def accelerated(lm):
         ),
         (dense, "layers are dense.*prune or learn with --pattern 2:4"),
         (lambda lm: lm.train(), "train mode.*eval"),
-        (learning, "learning a mask; export it"),
         (accelerated, "14 layers of this model are packed already"),
     ],
 )

@@ -14,7 +14,7 @@ from roi_lightning.contrib.packed import token_decoder as token
 from roi_lightning.contrib.packed.cache import PreallocatedLayer
 from roi_lightning.contrib.packed.format import quantize
 from roi_lightning.masks.pattern import NMPattern
-from roi_lightning.models.layers import input_dim, prunable_layers
+from roi_lightning.models.layers import prunable_layers
 from roi_lightning.utils import cpp_extension
 
 # Steps of sixteen and of thirty-two values both leave a rest.
@@ -38,7 +38,7 @@ def dense(builder, folder, dtype=torch.float32):
     with torch.no_grad():
         for name, layer in prunable_layers(lm).items():
             if "layers.0.self_attn.q_proj" not in name:
-                layer.weight.masked_fill_(~rule.top(layer.weight.abs(), input_dim(layer)), 0)
+                layer.of(lm).masked_fill_(~rule.top(layer.of(lm).abs()), 0)
         for parameter in lm.parameters():  # norms and biases that do something
             if parameter.ndim == 1:
                 parameter.add_(torch.linspace(-0.3, 0.3, len(parameter)))
