@@ -145,7 +145,9 @@ MIXERS = {
     "mamba": lambda: MambaForCausalLM(MambaConfig(**MAMBA, time_step_rank=8)),
     "falcon_mamba": lambda: FalconMambaForCausalLM(FalconMambaConfig(**MAMBA, time_step_rank=8)),
     "jamba": lambda: JambaForCausalLM(
-        JambaConfig(**MAMBA, intermediate_size=64, num_attention_heads=4, num_key_value_heads=2, mamba_dt_rank=8)
+        JambaConfig(
+            **MAMBA, intermediate_size=64, num_attention_heads=4, num_key_value_heads=2, mamba_dt_rank=8
+        )
     ),
 }
 

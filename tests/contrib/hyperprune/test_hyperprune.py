@@ -15,7 +15,6 @@ from roi_lightning.models.source import resolve_model
 from roi_lightning.oneshot import Calibration, Wanda, prune_layers
 from roi_lightning.oneshot.config import PruneConfig
 
-
 CPU = torch.device("cpu")
 
 
