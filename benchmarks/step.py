@@ -4,14 +4,13 @@ python -m benchmarks.step --random --rounds 5 --json F.json
 """
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 import torch
-from roi_lightning.samplers.masked_linear import SharedState, SparseLinear
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.modeling_utils import PreTrainedModel
 
 from benchmarks.speed.baselines import PlainMaskLLM, PlainRoI
@@ -19,13 +18,15 @@ from benchmarks.speed.models import random_weights
 from benchmarks.speed.script import Row, Script, Table, add_device, positive, times
 from benchmarks.speed.timing import Ratio, Task, in_turns, peak_bytes
 from roi_lightning.learning.losses import next_token_nll
+from roi_lightning.learning.roi import RoILightningModule
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.layers import prunable_layers
 from roi_lightning.models.loading import enable_checkpointing, frozen_view, load_language_model
-from roi_lightning.models.source import resolve_model
-from roi_lightning.samplers import Categorical, Draw, GumbelTopK, Sampler
+from roi_lightning.models.source import ModelSource, resolve_model
+from roi_lightning.samplers import Categorical, Draw, GumbelTopK, Sampler, on_device
 
-_DRAW = Draw(seed=0, index=0, lam=0.004, tau=0.1)
+_LAM: Final = 0.004
+_TAU: Final = 0.1
 # The parameter, its gradient and AdamW's two moments, fp32.
 _HELD_BYTES = 16
 _NOTE: Final = "GiB: peak, beyond what is held; held: what is learned, its gradient and AdamW's states."
@@ -40,6 +41,8 @@ class StepBenchmark:
 
     Attributes:
         lm: The language model, frozen, on the device.
+        source: Where it is from.
+        checkpointing: Whether activations are computed again in the backward pass.
         pattern: N:M.
         batch_size: Windows of a step.
         seq_len: Tokens of each.
@@ -48,6 +51,8 @@ class StepBenchmark:
     """
 
     lm: PreTrainedModel
+    source: ModelSource
+    checkpointing: bool
     pattern: NMPattern
     batch_size: int
     seq_len: int
@@ -61,7 +66,7 @@ class StepBenchmark:
             kinds |= {"maskllm_published": PlainMaskLLM(), "roi_autograd": PlainRoI()}
         vocabulary = self.lm.config.get_text_config().vocab_size
         ids = torch.randint(0, vocabulary, (self.batch_size, self.seq_len), device=device)
-        steps = {name: _step(self.lm, sampler, self.pattern, ids) for name, sampler in kinds.items()}
+        steps = {name: self._step(sampler, ids) for name, sampler in kinds.items()}
         times = in_turns({name: step for name, (step, _) in steps.items()}, self.rounds, device, "steps")
         peak = {name: peak_bytes(step, device) for name, (step, _) in steps.items()}
         held = {name: learned * _HELD_BYTES for name, (_, learned) in steps.items()}
@@ -71,40 +76,44 @@ class StepBenchmark:
             pattern = str(self.pattern)
             yield Ratio(f"step.roi_over_{other}", pattern, times["roi"], other, times[other], more)
 
+    def _step(self, sampler: Sampler | None, ids: Tensor) -> tuple[Task, int]:
+        """One forward and backward pass, and the number of logits it learns."""
+        if sampler is None:
+            names = {layer.parameter for layer in prunable_layers(self.lm).values()}
+            return partial(_run_dense, self.lm, [self.lm.get_parameter(name) for name in names], ids), 0
+        learner = RoILightningModule(
+            self.source.spec,
+            pattern=str(self.pattern),
+            sampler=sampler,
+            activation_checkpointing=self.checkpointing,
+        )
+        learner.learn_on(self.lm, self.source)
+        learner.configure_model()
+        for logits in learner.learned:
+            torch.nn.init.normal_(logits, std=0.01)
+        return partial(_run, learner, ids), sum(p.numel() for p in learner.learned)
 
-def _step(lm: PreTrainedModel, sampler: Sampler | None, pattern: NMPattern, ids: Tensor) -> tuple[Task, int]:
-    """One forward and backward pass, and the number of logits it learns."""
-    layers = prunable_layers(lm)
-    if sampler is None:
-        weights = [layer.weight for layer in layers.values()]
-        return partial(_run, lm, {}, weights, ids), 0
-    state = SharedState(pattern, sampler=sampler)
-    state.draw, state.mode = _DRAW, "sample"
-    learning = {name: SparseLinear(layer, name, state) for name, layer in layers.items()}
-    logits = [torch.nn.init.normal_(layer.logits, std=0.01) for layer in learning.values()]
-    return partial(_run, lm, learning, logits, ids), sum(p.numel() for p in logits)
 
-
-def _run(
-    lm: PreTrainedModel, learning: Mapping[str, nn.Module], learned: Sequence[Tensor], ids: Tensor
-) -> None:
-    dense = {name: lm.get_submodule(name) for name in learning}
-    _put(lm, learning)
-    for parameter in learned:
-        parameter.requires_grad_()
+def _run_dense(lm: PreTrainedModel, weights: Sequence[Tensor], ids: Tensor) -> None:
+    for weight in weights:
+        weight.requires_grad_()
     try:
         total, count = next_token_nll(lm, ids)
         (total / count).backward()
     finally:
-        _put(lm, dense)
-        for parameter in learned:
-            parameter.requires_grad_(False)
-            parameter.grad = None
+        for weight in weights:
+            weight.requires_grad_(False)
+            weight.grad = None
 
 
-def _put(lm: PreTrainedModel, layers: Mapping[str, nn.Module]) -> None:
-    for name, layer in layers.items():
-        lm.set_submodule(name, layer)
+def _run(learner: RoILightningModule, ids: Tensor) -> None:
+    _, student = learner.models()
+    draws = [Draw.of(0, 0, name, _LAM, _TAU) for name in learner.tensors]
+    learner.draws = dict(zip(learner.tensors, on_device(draws, ids.device), strict=True))
+    learner.fill(learner.draw)
+    total, count = next_token_nll(student, ids)
+    (total / count).backward()
+    learner.zero_grad()
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -129,10 +138,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _measure(args: argparse.Namespace) -> Iterator[Ratio]:
-    lm, pattern = _language_model(args), NMPattern(args.pattern)
-    return StepBenchmark(lm, pattern, args.batch_size, args.seq_len, args.rounds, args.baselines).run(
-        args.device
-    )
+    lm, source = _language_model(args), resolve_model(args.lm)
+    sizes = args.batch_size, args.seq_len, args.rounds, args.baselines
+    benchmark = StepBenchmark(lm, source, args.activation_checkpointing, NMPattern(args.pattern), *sizes)
+    return benchmark.run(args.device)
 
 
 def _language_model(args: argparse.Namespace) -> Any:

@@ -1,20 +1,42 @@
 """The samplers as one would first write them: autograd keeps what it needs, nothing is fused."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
-from roi_lightning.samplers.eager import candidates
 from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import override
 
 from roi_lightning.masks.pattern import NMPattern
-from roi_lightning.samplers import Categorical, Draw, GumbelTopK
+from roi_lightning.samplers import Categorical, Draw, GumbelTopK, Sampler
+from roi_lightning.samplers.eager import candidates
 from roi_lightning.samplers.reference import relaxed_top_n
 
 
+class KeepsGraph(Sampler):
+    """A sampler whose draws keep what autograd wants for their backward pass."""
+
+    _graphs: ClassVar[dict[int, tuple[Tensor, Tensor]]] = {}
+
+    @override
+    def fill(self, out: Tensor, weight: Tensor, logits: Tensor, pattern: NMPattern, draw: Draw) -> None:
+        own = logits.detach().requires_grad_()
+        with torch.enable_grad():
+            drawn = self.masked_weight(weight, own, pattern, draw)
+        out.copy_(drawn.detach())
+        self._graphs[logits.data_ptr()] = drawn, own
+
+    @override
+    def logits_gradient(
+        self, gradient: Tensor, weight: Tensor, logits: Tensor, pattern: NMPattern, draw: Draw
+    ) -> Tensor:
+        drawn, own = self._graphs.pop(logits.data_ptr())
+        return torch.autograd.grad(drawn, own, gradient)[0]
+
+
 @dataclass(frozen=True)
-class PlainRoI(GumbelTopK):
+class PlainRoI(KeepsGraph, GumbelTopK):
     """The relaxed Gumbel-Top-K written down as in the paper, left to autograd."""
 
     @override
@@ -26,7 +48,7 @@ class PlainRoI(GumbelTopK):
 
 
 @dataclass(frozen=True)
-class PlainMaskLLM(Categorical):
+class PlainMaskLLM(KeepsGraph, Categorical):
     """MaskLLM as its authors wrote it: noise, probabilities and mask are tensors, nothing is fused."""
 
     @override

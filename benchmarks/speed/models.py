@@ -15,7 +15,7 @@ from roi_lightning.contrib.packed.format import PATTERN
 from roi_lightning.errors import UserError
 from roi_lightning.export.sidecar import read_sidecar
 from roi_lightning.models.config import load_config, max_positions
-from roi_lightning.models.layers import input_dim, prunable_layers
+from roi_lightning.models.layers import prunable_layers
 from roi_lightning.models.loading import meta_language_model
 from roi_lightning.models.source import SIDECAR, ModelSource
 
@@ -67,8 +67,8 @@ def random_model(source: ModelSource) -> PreTrainedModel:
     lm = random_weights(source, torch.device("cpu"), torch.bfloat16)
     lm.eval()
     for layer in prunable_layers(lm).values():
-        weight = layer.weight.data
-        weight.masked_fill_(~PATTERN.top(weight.abs(), input_dim(layer)), 0)
+        weight = layer.of(lm)
+        weight.masked_fill_(~PATTERN.top(weight.abs()), 0)
     return lm
 
 
@@ -97,9 +97,8 @@ def model_shapes(source: ModelSource) -> dict[Shape, int]:
     """
     found: Counter[Shape] = Counter()
     for name, layer in prunable_layers(meta_language_model(load_config(source))).items():
-        rows, columns = layer.weight.shape if input_dim(layer) else layer.weight.shape[::-1]
-        PATTERN.check(columns, name)
-        found[rows, columns] += 1
+        PATTERN.check(layer.shape[1], name)
+        found[layer.shape] += 1
     return dict(found)
 
 

@@ -52,7 +52,7 @@ def test_every_configuration_instantiates(lab, name):
     assert cli.datamodule.tokenizer == str(lab.model)
     wanted = {HardenMasks, SparseExport, BaselineSummary, MaskMonitor, Report}
     assert wanted <= {type(callback) for callback in cli.trainer.callbacks}
-    assert cli.model.lm is None, "nothing is loaded yet"
+    assert cli.model.teacher is None, "nothing is loaded yet"
     if name != "quickstart.yaml":
         assert str(cli.model.pattern) == name.split("_")[-1].removesuffix(".yaml").replace("of", ":")
         check_the_papers_numbers(cli.model, cli.datamodule, cli.trainer)
@@ -76,7 +76,7 @@ def check_the_papers_numbers(model, data, trainer):
     assert model.lr_end == 1e-4
     assert model.start.init_std == 0.01
     assert model.start.prior == "none"
-    assert model.state.sampler == GumbelTopK()
+    assert model.sampler == GumbelTopK()
     assert trainer.precision == "32-true"
     assert trainer.validate_every_steps == 250
 
@@ -99,7 +99,7 @@ def test_every_overlay_instantiates_on_a_base(lab, base, overlay):
 
 def test_what_the_overlays_change(lab):
     start = ["-c", "qwen0.5b_2of4", "--model.lm", lab.model]
-    assert type(instantiate(*start, "-c", "overlays/straight_through").model.state.sampler) is StraightThrough
+    assert type(instantiate(*start, "-c", "overlays/straight_through").model.sampler) is StraightThrough
     model = instantiate(*start, "-c", "overlays/linear_anneal.yaml").model
     assert (model.tau, model.lam) == (Linear(1.0, 0.05, 0.75), Linear(1.0, 0.002, 0.75))
     small = instantiate(*start, "-c", "overlays/small_budget.yaml", "-c", "overlays/gumbel_subset.yaml")
@@ -130,8 +130,8 @@ def test_a_million_tokens_from_a_prior_that_draws_hardly_leave(lab):
     ones, prior = torch.ones_like(logits), (logits > 0).float()
     last = cli.trainer.max_steps
     for step in (0, last):
-        draw = Draw(0, 0, model.lam.at(step, last), model.tau.at(step, last))
-        drawn = model.state.sampler.masked_weight(ones, logits, model.pattern, draw, "layer", None)
+        draw = Draw.of(0, 0, "layer", model.lam.at(step, last), model.tau.at(step, last))
+        drawn = model.sampler.masked_weight(ones, logits, model.pattern, draw)
         assert (drawn - prior).abs().max() < 0.05
 
 

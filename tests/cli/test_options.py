@@ -50,7 +50,7 @@ def test_a_sampler_alone_leaves_the_schedules_as_they_are(lab):
     (file,) = lab.folder.rglob("mask.safetensors")
     assert MaskSet.load(file).layers
     module = build(lab.quick("--model.sampler", "Categorical")).model
-    assert module.state.sampler == Categorical()
+    assert module.sampler == Categorical()
     assert (module.lam, module.tau) == (Linear(0.005, 0.002, 0.75), Linear(0.2, 0.05, 0.75))
 
 
@@ -58,8 +58,8 @@ def test_a_sampler_alone_leaves_the_schedules_as_they_are(lab):
 def test_randomness_at_the_start_flips_what_readme_says(init_std, flipped, tmp_path):
     module = RoILightningModule(str(tiny_llama(tmp_path)), prior="magnitude", init_std=init_std)
     module.configure_model()
-    module.start.initialise(module, module.layers)
-    masks = {name: (mask, module.prior_masks[name].to_bool()) for name, mask in module.hard_masks()}
+    module.start.initialise(module, module.sampler)
+    masks = {name: (x.to_rows(), module.prior_masks[name].to_rows()) for name, x in module.hard_masks()}
     kept = sum(int(prior.sum()) for _, prior in masks.values())
     lost = sum(int((prior & ~mask).sum()) for mask, prior in masks.values())
     assert lost / kept == pytest.approx(flipped, abs=0.003)

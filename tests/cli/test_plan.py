@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from roi_lightning.samplers.masked_linear import in_mode
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2Config
 
 from benchmarks.speed.timing import peak_bytes
-from helpers.lab import make_lab, plain_text, run
+from helpers.lab import draw, make_lab, plain_text, run
 from helpers.tiny_models import tiny_gpt2, tiny_qwen2
 from roi_lightning.cli.fit_in import parse_size
 from roi_lightning.cli.plan import make_plan
@@ -19,7 +18,7 @@ from roi_lightning.learning.losses import objective
 from roi_lightning.learning.memory_tracker import step_bytes
 from roi_lightning.learning.roi import RoILightningModule
 from roi_lightning.models.config import compute_dtype
-from roi_lightning.samplers import Categorical, Draw
+from roi_lightning.samplers import Categorical
 from roi_lightning.samplers.schedules import Exponential
 
 lab = pytest.fixture(make_lab)
@@ -79,10 +78,8 @@ def test_bytes_are_those_of_real_tensors(lab, builder, dtype, half_width):
     assert plan["bytes"]["logits"] == sum(x.numel() * x.element_size() for x in logits)
     state = [x for per in trainer.optimizers[0].state.values() for x in per.values() if x.ndim]
     assert plan["bytes"]["optimizer"] == sum(x.numel() * x.element_size() for x in state)
-    with learner.under_masks():
-        kept = [layer for name, layer in learner.tensors.items() if not FIRST.fullmatch(name)]
-        masked = [layer.effective_weight() for layer in kept]
-        assert plan["bytes"]["masked_weights"] == sum(x.numel() * x.element_size() for x in masked)
+    masked = [tensor.student for tensor in learner.tensors.values()]
+    assert plan["bytes"]["masked_weights"] == sum(x.numel() * x.element_size() for x in masked)
     assert plan["tokens"] == 4 * 2 * 32
 
 
@@ -146,21 +143,20 @@ def test_a_step_holds_what_was_planned(wide_llama, settings, accumulating):
     )
     dtype = compute_dtype(torch.bfloat16, torch.device("cpu"))
     planned = step_bytes(learner, dtype, (8, 256), accumulating, learner.activation_checkpointing)
-    lm, ids = learner.model, torch.arange(8 * 256).view(8, 256)
-    learner.state.draw = Draw(0, 0, 0.01, 0.3)
-    learned = [p for p in learner.parameters() if p.requires_grad]
+    teacher, student = learner.models()
+    draw(learner)
+    ids = torch.arange(8 * 256).view(8, 256)
 
     def step():
-        objective(lm, ids, learner.distillation, learner.dense())[0].backward()
+        objective(student, teacher, ids, learner.distillation)[0].backward()
 
-    with in_mode(learner.state, "sample"):
-        step()
-        there = sum(p.numel() * p.element_size() for p in learner.parameters())
-        if accumulating:
-            there += sum(p.numel() * p.element_size() for p in learned)
-        else:
-            learner.zero_grad()
-        assert planned.peak == pytest.approx(there + peak_bytes(step, torch.device("cpu")), rel=0.06)
+    step()
+    there = sum(p.numel() * p.element_size() for p in learner.parameters())
+    if accumulating:
+        there += sum(p.numel() * p.element_size() for p in learner.learned)
+    else:
+        learner.zero_grad()
+    assert planned.peak == pytest.approx(there + peak_bytes(step, torch.device("cpu")), rel=0.06)
 
 
 # Making it fit.

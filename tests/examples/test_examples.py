@@ -109,11 +109,11 @@ def test_the_schedule_is_half_a_cosine():
 def test_the_sampler_keeps_n_and_has_the_relaxation_s_gradient(n, m):
     from my_sampler import IndependentPicks
 
-    pattern, draw, sharpness = NMPattern(f"{n}:{m}"), Draw(3, 5, 0.4, 0.7), 1.5
+    pattern, draw, sharpness = NMPattern(f"{n}:{m}"), Draw.of(3, 5, "layer", 0.4, 0.7), 1.5
     weight, grad = torch.randn(6, 16), torch.randn(6, 16)
     logits = (0.3 * torch.randn(6, 16)).requires_grad_()
     sampler = IndependentPicks(sharpness)
-    drawn = sampler.masked_weight(weight, logits, pattern, draw, "layer")
+    drawn = sampler.masked_weight(weight, logits, pattern, draw)
     noise = gumbel(torch.arange(96, dtype=torch.int32), noise_key(3, 5, "layer")).view(6, 16)
     kept = brute_top((logits.detach() / 0.4 + noise), n, m)
     assert torch.allclose(drawn, weight * kept, atol=1e-6)
@@ -132,20 +132,25 @@ def test_the_sampler_keeps_n_and_has_the_relaxation_s_gradient(n, m):
         assert float(logits.grad[place]) == pytest.approx(slope, rel=1e-3, abs=1e-5)
 
 
-def test_the_learner_s_layer_passes_the_mask_s_gradient_on(tmp_path):
-    from my_learner import ScoredLinear, ScoreState
+def test_the_learner_passes_the_mask_s_gradient_on(lab):
+    from my_learner import ScoreModule
 
-    dense = torch.nn.Linear(16, 5, bias=False)
-    state = ScoreState(NMPattern("2:4"), mode="sample", scale=0.5)
-    layer = ScoredLinear(dense, "layer", state)
-    assert torch.allclose(layer.scores, dense.weight.abs() / 2)
+    learner = ScoreModule(str(lab.model), scale=0.5, dtype="float32")
+    teacher, student = learner.models()
+    tensor = learner.tensors["model.layers.0.mlp.up_proj"]
+    scores, dense = tensor.learned["scores"], teacher.model.layers[0].mlp.up_proj.weight
+    assert torch.allclose(scores, dense.abs() / 2)
     with torch.no_grad():
-        layer.scores.copy_(torch.randn(5, 16))
-    kept, x, grad = brute_top(layer.scores, 2, 4), torch.randn(3, 16), torch.randn(3, 5)
-    (layer(x) * grad).sum().backward()
-    assert torch.allclose(layer(x), x @ (dense.weight * kept).T, atol=1e-5)
-    assert torch.allclose(layer.scores.grad, (grad.T @ x) * dense.weight, atol=1e-5)
-    assert torch.equal(layer.hard_mask(), kept)
+        scores.copy_(torch.randn(scores.shape))
+    kept, x = brute_top(scores.detach(), 2, 4), torch.randn(3, dense.shape[1])
+    learner.fill(learner.draw)
+    layer = student.model.layers[0].mlp.up_proj
+    out, grad = layer(x), torch.randn(3, len(dense))
+    (out * grad).sum().backward()
+    assert torch.allclose(out, x @ (dense * kept).T, atol=1e-5)
+    assert torch.allclose(scores.grad, (grad.T @ x) * dense, atol=1e-5)
+    assert layer.weight.grad is None, "freed"
+    assert torch.equal(learner.hard_mask(tensor), kept)
 
 
 def inputs_of(lm, windows):

@@ -18,6 +18,7 @@ from roi_lightning.data import CalibrationDataModule
 from roi_lightning.learning.roi import RoILightningModule
 from roi_lightning.learning.trainer import RoITrainer
 from roi_lightning.reports.callback import Report
+from roi_lightning.samplers import Draw
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "two", "dogs", "run", "far", "from", "home"]
 # Lightning's remarks on going on in the folder of an interrupted run, and with other callbacks.
@@ -189,6 +190,15 @@ def brute_top(scores, n, m):
             kept += [i in best for i in range(m)]
         rows.append(kept)
     return torch.tensor(rows)
+
+
+def draw(learner, index=0, lam=0.01, tau=0.3):
+    """Give a learner's student the weights of a draw, as a training step does."""
+    learner.draws = {
+        name: Draw.of(learner.seed, index, name, lam, tau, tensor.first_group)
+        for name, tensor in learner.tensors.items()
+    }
+    learner.fill(learner.draw)
 
 
 def oriented(pruned, tensor):

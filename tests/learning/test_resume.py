@@ -82,7 +82,7 @@ def test_the_command_line_counts_and_not_the_checkpoint(lab, monkeypatch):
         seen.append(
             (
                 self.trainer.global_step,
-                next(iter(self._draws.values())).tau,
+                next(iter(self.draws.values())).tau,
                 type(self.current_sampler),
                 group["lr"],
             )

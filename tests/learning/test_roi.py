@@ -32,7 +32,7 @@ class Recorder(Callback):
         self.draws, self.rates, self.modes = [], [], []
 
     def on_train_batch_end(self, trainer, pl_module, *args):
-        self.draws.append(next(iter(pl_module._draws.values())))
+        self.draws.append(next(iter(pl_module.draws.values())))
 
     def on_before_optimizer_step(self, trainer, pl_module, optimizer):
         self.rates.append(optimizer.param_groups[0]["lr"])

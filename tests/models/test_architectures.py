@@ -9,7 +9,6 @@ from functools import partial
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from roi_lightning.samplers.masked_linear import in_mode
 from safetensors.torch import load_file
 from transformers import (
     AutoConfig,
@@ -22,7 +21,7 @@ from transformers import (
 from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 
 from benchmarks.speed.timing import peak_bytes
-from helpers.lab import make_lab, run
+from helpers.lab import draw, make_lab, run
 from helpers.tiny_models import (
     tiny_gemma2,
     tiny_gemma3,
@@ -46,12 +45,10 @@ from roi_lightning.learning.memory_tracker import step_bytes
 from roi_lightning.learning.roi import RoILightningModule
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.models import layers
-from roi_lightning.models.experts import SplitExperts, split_experts
 from roi_lightning.models.fingerprint import apply_masks
-from roi_lightning.models.layers import prunable_layers, stored_names
+from roi_lightning.models.layers import prunable_layers, stored_weights
 from roi_lightning.models.loading import freeze, load_language_model
 from roi_lightning.models.source import resolve_model
-from roi_lightning.samplers import Draw
 
 lab = pytest.fixture(make_lab)
 
@@ -133,11 +130,6 @@ def load(path):
     return load_language_model(resolve_model(str(path)))
 
 
-def assert_same(one, other, rounding):
-    """Equal, but for what two products instead of a wide one may round otherwise."""
-    torch.testing.assert_close(one, other, rtol=0, atol=rounding)
-
-
 @pytest.mark.parametrize("architecture", BLOCKS)
 def test_learned_exported_and_read_by_transformers(lab, reloaded, architecture):
     build, blocks, layers = BLOCKS[architecture]
@@ -149,11 +141,10 @@ def test_learned_exported_and_read_by_transformers(lab, reloaded, architecture):
         assert run("verify", export, *base) == 0
 
     ids = torch.randint(0, 250, (40,), generator=torch.Generator().manual_seed(1))
-    with torch.no_grad(), learner.under_masks():
-        wanted = learner.model(input_ids=ids[None]).logits
-    assert_same(reloaded(export, ids), wanted, rounding=1e-6 if architecture in MIXTURES else 0.0)
-    with torch.no_grad(), learner.dense():
-        assert not torch.allclose(learner.model(input_ids=ids[None]).logits, wanted, atol=1e-3)
+    with torch.no_grad():
+        wanted = learner.harden()(input_ids=ids[None]).logits
+        assert torch.equal(reloaded(export, ids), wanted)
+        assert not torch.allclose(learner.teacher(input_ids=ids[None]).logits, wanted, atol=1e-3)
 
     before, after = weights(model), weights(export)
     depth = AutoConfig.from_pretrained(model).num_hidden_layers
@@ -180,47 +171,14 @@ def mixture(request, tmp_path):
     return MIXTURES[request.param](tmp_path / "m")
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("top_k", [1, 2, 3])
-def test_logits_are_those_of_transformers(tmp_path, top_k, dtype):
-    model = tiny_qwen3_moe(tmp_path / "m", num_experts_per_tok=top_k, dtype=dtype, norm_topk_prob=True)
-    whole = freeze(AutoModelForCausalLM.from_pretrained(model))
-    split = freeze(AutoModelForCausalLM.from_pretrained(model))
-    split_experts(split)
-    assert any(isinstance(module, SplitExperts) for module in split.modules())
-    ids = torch.randint(0, 250, (2, 30), generator=torch.Generator().manual_seed(0))
-    rounding = 1e-6 if dtype == torch.float32 else 0.02
-    for implementation in ("grouped_mm", "eager"):
-        whole.set_experts_implementation(implementation)
-        assert_same(split(ids).logits, whole(ids).logits, rounding)
-
-
-def test_experts_share_the_memory_they_were_loaded_into(mixture):
-    lm = AutoModelForCausalLM.from_pretrained(mixture)
-    before = {p.untyped_storage().data_ptr() for p in lm.parameters()}
-    count = sum(p.numel() for p in lm.parameters())
-    split_experts(lm)
-    assert {p.untyped_storage().data_ptr() for p in lm.parameters()} == before
-    assert sum(p.numel() for p in lm.parameters()) == count
-
-
 def test_the_names_of_all_layers_are_on_disk_and_hold_what_is_there(mixture):
     lm, stored = load(mixture), weights(mixture)
-    parameters = dict(lm.named_parameters())
-    layers = prunable_layers(lm)
-    names = stored_names(lm, [f"{layer}.weight" for layer in layers], stored)
+    names = stored_weights(resolve_model(str(mixture)), lm, layers := prunable_layers(lm))
     for name, on_disk in names.items():
-        assert torch.equal(parameters[name], stored[on_disk]), name
+        assert torch.equal(layers[name].of(lm), stored[on_disk]), name
     matrices = {n for n, x in stored.items() if ".layers." in n and x.ndim == 2}
     left = {re.sub(r".*\.\d+\.\w+\.", "", name) for name in matrices - set(names.values())}
     assert left <= {"gate.weight", "shared_expert_gate.weight"}
-
-
-def test_a_split_model_is_saved_by_transformers_as_it_was_read(mixture, tmp_path):
-    load(mixture).save_pretrained(tmp_path / "again")
-    before, after = weights(mixture), weights(tmp_path / "again")
-    assert before.keys() == after.keys()
-    assert all(torch.equal(before[name], after[name]) for name in before)
 
 
 SMALL = {
@@ -245,18 +203,14 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("kind", OTHERS)
-def test_mixtures_that_nothing_here_names_are_split_by_transformers_own_rules(kind, tmp_path):
+def test_mixtures_that_nothing_here_names_are_known_by_transformers_own_rules(kind, tmp_path):
     torch.manual_seed(0)
-    lm = freeze(AutoModelForCausalLM.from_config(OTHERS[kind]))
-    lm.save_pretrained(tmp_path)
-    ids = torch.randint(0, 64, (1, 20))
-    split = load(tmp_path)
-    assert_same(split(ids).logits, lm(ids).logits, rounding=1e-6)
-    layers, stored = prunable_layers(split), weights(tmp_path)
+    AutoModelForCausalLM.from_config(OTHERS[kind]).save_pretrained(tmp_path)
+    lm, stored = load(tmp_path), weights(tmp_path)
+    layers = prunable_layers(lm)
     assert sum(".experts." in name for name in layers) == 4 * 3 * (1 if kind == "deepseek_v3" else 2)
-    names = stored_names(split, [f"{layer}.weight" for layer in layers], stored)
-    parameters = dict(split.named_parameters())
-    assert all(torch.equal(parameters[name], stored[on_disk]) for name, on_disk in names.items())
+    names = stored_weights(resolve_model(str(tmp_path)), lm, layers)
+    assert all(torch.equal(layers[name].of(lm), stored[on_disk]) for name, on_disk in names.items())
     assert not any(re.search(r"\.(gate|router)\.", name) for name in names.values())
 
 
@@ -271,7 +225,6 @@ def test_routes_are_those_of_evaluation(kind):
     """PhiMoE draws its experts in train mode, both stir what they route; trained weights are to meet neither."""
     torch.manual_seed(0)
     lm = AutoModelForCausalLM.from_config(NOISY[kind])
-    split_experts(lm)
     ids = torch.randint(0, 64, (2, 20))
     wanted = lm.eval()(ids).logits
     lm.train()
@@ -292,7 +245,7 @@ def test_experts_of_a_gguf_file(lab, reloaded):
     lm = load_language_model(resolve_model(str(model)), "float32")
     apply_masks(lm, masks)
     with torch.no_grad():
-        assert_same(reloaded(out, ids), lm(ids[None]).logits, rounding=1e-6)
+        assert torch.equal(reloaded(out, ids), lm(ids[None]).logits)
 
 
 # Experts that no token is sent to.
@@ -308,13 +261,16 @@ def test_idle_experts_keep_their_logits(lab):
     model = tiny_qwen3_moe(lab.folder / "m", num_experts=16)
     start = RoILightningModule(str(model))
     start.configure_model()
-    start.start.initialise(start, start.layers)
+    start.start.initialise(start, start.sampler)
     learner = few_tokens(lab, model=model, max_steps=1)
-    moved = {
-        name
-        for name, layer in learner.layers.items()
-        if not torch.equal(layer.logits, start.layers[name].logits)
-    }
+    moved = set()
+    for name, tensor in learner.tensors.items():
+        before, after = (
+            x.tensors[name].whole("logits").view(-1, *tensor.shape[-2:]) for x in (start, learner)
+        )
+        moved |= {
+            layer for layer, a, b in zip(tensor.layers, before, after, strict=True) if not torch.equal(a, b)
+        }
     experts = {name for name in learner.layers if ".experts." in name}
     assert learner.layers.keys() - experts <= moved
     for block in ("layers.0", "layers.1"):
@@ -332,8 +288,8 @@ def test_a_run_with_idle_experts_resumes_to_the_same_bits(lab):
         resumed = few_tokens(
             lab, model=model, max_steps=4, ckpt_path=str(lab.folder / "kept" / "step=2.ckpt")
         )
-    for name, layer in whole.layers.items():
-        assert torch.equal(layer.logits, resumed.layers[name].logits), name
+    for name, tensor in whole.tensors.items():
+        assert torch.equal(tensor.whole("logits"), resumed.tensors[name].whole("logits")), name
 
 
 @pytest.mark.parametrize("method", ["wanda", pytest.param("sparsegpt", marks=pytest.mark.slow)])
@@ -378,17 +334,17 @@ def test_a_step_of_a_mixture_holds_what_was_planned(tmp_path, checkpointing):
     model = tiny_mixtral(tmp_path / "m", num_local_experts=8, **sizes)
     learner = RoILightningModule(str(model), activation_checkpointing=checkpointing)
     planned = step_bytes(learner, torch.float32, (8, 256), False, checkpointing)
-    lm, ids = learner.model, torch.randint(0, 250, (8, 256))
-    learner.state.draw = Draw(0, 0, 0.01, 0.3)
+    _, student = learner.models()
+    draw(learner)
+    ids = torch.randint(0, 250, (8, 256))
 
     def step():
-        next_token_nll(lm, ids)[0].backward()
+        next_token_nll(student, ids)[0].backward()
 
-    with in_mode(learner.state, "sample"):
-        step()
-        learner.zero_grad()
-        there = sum(p.numel() * p.element_size() for p in learner.parameters())
-        assert planned.peak == pytest.approx(there + peak_bytes(step, torch.device("cpu")), rel=0.06)
+    step()
+    learner.zero_grad()
+    there = sum(p.numel() * p.element_size() for p in learner.parameters())
+    assert planned.peak == pytest.approx(there + peak_bytes(step, torch.device("cpu")), rel=0.06)
 
 
 # Layouts that nobody here knows.
@@ -441,6 +397,6 @@ def test_routers_that_are_linear_layers_are_not_pruned(tmp_path):
     lm = load(tiny_qwen2_moe(tmp_path / "m"))
     gate = lm.model.layers[0].mlp.shared_expert_gate
     assert isinstance(gate, torch.nn.Linear)
-    assert all(layer is not gate for layer in prunable_layers(lm).values())
+    assert "model.layers.0.mlp.shared_expert_gate" not in prunable_layers(lm)
     with pytest.raises(UserError, match="'shared_expert_gate' matches none"):
         prunable_layers(lm, ["shared_expert_gate"])

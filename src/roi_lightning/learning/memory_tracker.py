@@ -5,6 +5,8 @@ training is. What is alive at any moment is counted storage by storage.
 """
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
 from weakref import finalize
@@ -15,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM
+from transformers.integrations import moe
 from transformers.modeling_utils import PreTrainedModel
 from typing_extensions import override
 
@@ -112,11 +115,22 @@ def step_bytes(
                 take(tensor.student)
             tensor.student.register_post_accumulate_grad_hook(take)
         input_ids = torch.zeros(windows, dtype=torch.long)
-        with live, torch.set_grad_enabled(learner.differentiates):
+        with live, _shapes_of_grouped_products(), torch.set_grad_enabled(learner.differentiates):
             loss, _ = objective(student, teacher, input_ids, learner.distillation)
             if learner.differentiates:
                 loss.backward()
     return live
+
+
+@contextmanager
+def _shapes_of_grouped_products() -> Iterator[None]:
+    """Have experts use a product of transformers: torch's knows its shape without storage in bfloat16 only."""
+    before = moe._can_use_grouped_mm
+    moe._can_use_grouped_mm = lambda *_: False
+    try:
+        yield
+    finally:
+        moe._can_use_grouped_mm = before
 
 
 def _take_gradient(live: LiveBytes, tensor: PrunedTensor, parameter: Tensor) -> None:

@@ -54,6 +54,7 @@ class RoILightningModule(MaskLearningModule):
         stronger_prior: What gives a prior more weight in the first draws, in words.
         fixed_options: Those of drawing that a subclass sets itself.
         current_sampler: The one in use, `sampler` until a callback takes another.
+        draws: Of the present training step, by tensor.
     """
 
     stronger_prior: ClassVar[str] = (
@@ -90,7 +91,7 @@ class RoILightningModule(MaskLearningModule):
         self.draw_per, self.kept_norm, self.lr_weights = draw_per, kept_norm, lr_weights
         check_at_least(self, "model.", kept_norm=0)
         self.learns = "logits" if lr_weights is None else "logits and weights"
-        self._draws: dict[str, Draw] = {}
+        self.draws: dict[str, Draw] = {}
         self._reward: Tensor | None = None  # the squared norm of the drawn weights
         # Asked now, so that a pattern the sampler cannot learn is refused before anything is read.
         for pattern in self.pattern.distinct:
@@ -157,7 +158,7 @@ class RoILightningModule(MaskLearningModule):
             Draw.of(self.seed, index, name, *temperatures, tensor.first_group)
             for name, tensor in self.tensors.items()
         ]
-        self._draws = dict(zip(self.tensors, on_device(draws, self.device), strict=True))
+        self.draws = dict(zip(self.tensors, on_device(draws, self.device), strict=True))
 
     def _draw_index(self, step: int, batch_idx: int) -> int:
         parts = self.trainer.accumulate_grad_batches
@@ -169,7 +170,7 @@ class RoILightningModule(MaskLearningModule):
     @override
     def training_weight(self, tensor: PrunedTensor, **learned: Tensor) -> Tensor:
         """The weight under the mask that is drawn now."""
-        weight, draw = self._weight(tensor), self._draws[tensor.name]
+        weight, draw = self._weight(tensor), self.draws[tensor.name]
         return self.current_sampler.masked_weight(weight, learned["logits"], tensor.pattern, draw)
 
     def _weight(self, tensor: PrunedTensor) -> Tensor:
@@ -181,13 +182,13 @@ class RoILightningModule(MaskLearningModule):
     @override
     def draw(self, tensor: PrunedTensor) -> None:
         drawn = tensor.masked  # its memory, where that is contiguous
-        arguments = self._weight(tensor), tensor.here("logits"), tensor.pattern, self._draws[tensor.name]
+        arguments = self._weight(tensor), tensor.here("logits"), tensor.pattern, self.draws[tensor.name]
         self.current_sampler.fill(drawn, *arguments)
         tensor.write(drawn)
 
     @override
     def collect(self, tensor: PrunedTensor, gradient: Tensor) -> None:
-        weight, logits, draw = self._weight(tensor), tensor.here("logits"), self._draws[tensor.name]
+        weight, logits, draw = self._weight(tensor), tensor.here("logits"), self.draws[tensor.name]
         own = self.current_sampler.logits_gradient(gradient, weight, logits, tensor.pattern, draw)
         drawn = tensor.masked
         if self._reward is not None:
@@ -220,7 +221,9 @@ class RoILightningModule(MaskLearningModule):
         logits = tensor.whole("logits")
         if self.prior_masks and self.start.prior_margin:
             prior = tensor.mask(self.prior_masks).to(logits.device)
-            logits = self.current_sampler.initial_logits(logits, prior, self.start.prior_margin, tensor.pattern)
+            logits = self.current_sampler.initial_logits(
+                logits, prior, self.start.prior_margin, tensor.pattern
+            )
         return self.current_sampler.hard_mask(logits, tensor.pattern)
 
     @override

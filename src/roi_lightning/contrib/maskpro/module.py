@@ -199,7 +199,7 @@ class MaskProModule(RoILightningModule):
 
     def _set_gradients(self, advantage: float) -> None:
         for name, tensor in self.tensors.items():
-            gradient = log_probability_gradient(tensor.here("logits"), tensor.pattern, self._draws[name])
+            gradient = log_probability_gradient(tensor.here("logits"), tensor.pattern, self.draws[name])
             tensor.add_gradient("logits", gradient.mul_(advantage))
 
     @override

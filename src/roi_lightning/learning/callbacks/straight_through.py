@@ -34,7 +34,9 @@ class StraightThroughToggle(Callback):
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if not isinstance(pl_module, RoILightningModule) or not isinstance(pl_module.current_sampler, GumbelTopK):
+        if not isinstance(pl_module, RoILightningModule) or not isinstance(
+            pl_module.current_sampler, GumbelTopK
+        ):
             raise UserError(
                 "StraightThroughToggle works on RoI's samplers (GumbelTopK, StraightThrough) only; leave it out"
             )
