@@ -10,7 +10,7 @@ from torch.nn.utils.parametrizations import weight_norm
 from transformers import AutoModelForCausalLM
 
 from helpers.lab import make_lab, run
-from helpers.tiny_models import random_masks, tiny_gpt2, tiny_qwen2
+from helpers.tiny_models import random_masks, tiny_gpt2, tiny_mixtral, tiny_qwen2
 from roi_lightning.api import keep_zeros
 from roi_lightning.errors import UserError
 from roi_lightning.export import write_export
@@ -32,9 +32,19 @@ def load(directory, dtype="auto"):
     return AutoModelForCausalLM.from_pretrained(directory, dtype=dtype)
 
 
-def kept(lm, export):
-    """Every masked weight with its boolean mask, found by the end of its name."""
-    named = dict(lm.named_parameters())
+def kept(lm, export, of=lambda weight: weight):
+    """Every masked weight, or what is asked of it, with its boolean mask, found by the end of its name."""
+    named = {name: of(weight) for name, weight in lm.named_parameters()}
+    for name, weight in list(named.items()):
+        if ".experts." in name:  # Mixtral's: another name on disk for each
+            inner = lm.config.intermediate_size
+            parts = (
+                [("w1", slice(inner)), ("w3", slice(inner, None))]
+                if "gate" in name
+                else [("w2", slice(None))]
+            )
+            stem = name.rpartition(".")[0].replace(".mlp.", ".block_sparse_moe.")
+            named |= {f"{stem}.{i}.{w}.weight": x[rows] for i, x in enumerate(weight) for w, rows in parts}
     for stored, layer in MaskSet.load(export).layers.items():
         (name,) = [name for name in named if name.endswith(stored)]
         yield stored, named[name], layer.to_bool()
@@ -75,7 +85,7 @@ def adamw(lm, **options):
     return torch.optim.AdamW(weights, **{"lr": 1e-2, "weight_decay": 0.1} | options)
 
 
-@pytest.mark.parametrize("builder", [tiny_qwen2, tiny_gpt2])
+@pytest.mark.parametrize("builder", [tiny_qwen2, tiny_gpt2, tiny_mixtral])
 @pytest.mark.parametrize("parts", [1, 3])
 def test_a_bare_loop_trains_as_with_masks_by_hand(lab, builder, parts):
     base, export = pruned(lab, builder)
@@ -84,8 +94,8 @@ def test_a_bare_loop_trains_as_with_masks_by_hand(lab, builder, parts):
         norms = train(mine, adamw(mine), parts=parts)
 
     def mask_gradients():
-        for _, weight, mask in kept(theirs, export):
-            weight.grad *= mask
+        for _, gradient, mask in kept(theirs, export, lambda weight: weight.grad):
+            gradient *= mask
 
     torch.testing.assert_close(norms, train(theirs, adamw(theirs), 4, parts, mask_gradients))
     for one, other in zip(mine.parameters(), theirs.parameters(), strict=True):

@@ -224,12 +224,12 @@ def _gguf_shapes(of_kind: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int,
 
 
 def random_masks(source: ModelSource, pattern: str = "2:4", seed: int = 0, dtype: str = "auto") -> MaskSet:
-    """Random masks for every linear weight in the blocks, taken by name from the tensors on disk."""
+    """Random masks for every linear weight in the blocks, taken by name from the tensors on disk; not for routers."""
     rule, base = NMPattern(pattern), open_base(source, dtype)
     generator = torch.Generator().manual_seed(seed)
     layers = {}
     for name in base.files:
-        if len(base.shape(name)) == 2 and re.search(r"\b(layers|h)\.\d", name):
+        if len(base.shape(name)) == 2 and re.search(r"\b(layers|h)\.\d(?!.*\.gate\.)", name):
             transposed = ".c_" in name
             scores = torch.rand(base.shape(name), generator=generator)
             layers[name] = LayerMask.from_bool(rule.top(scores, dim=0 if transposed else 1), transposed)

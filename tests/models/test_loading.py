@@ -97,7 +97,8 @@ def test_blocks_and_their_layers_are_found(kind, blocks, per_block):
         weight = lm.get_submodule(name).weight
         assert lm.get_parameter(layer.parameter) is weight
         assert layer.transposed == (kind == "gpt2")
-        assert layer.shape == tuple(weight.T.shape if kind == "gpt2" else weight.shape)
+        assert layer.shape == tuple(weight.T.shape if layer.transposed else weight.shape)
+        assert layer.of(lm).shape == layer.shape
     heads = {id(lm.get_input_embeddings().weight), id(lm.get_output_embeddings().weight)}
     assert not heads & {id(lm.get_parameter(layer.parameter)) for layer in layers.values()}
 

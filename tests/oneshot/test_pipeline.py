@@ -7,13 +7,22 @@ from weakref import ref
 import pytest
 import torch
 from test_sparsegpt import errors, slow_sparsegpt
-from transformers import AutoModelForCausalLM, MambaConfig, MambaForCausalLM
+from torch.nn import functional as F
+from transformers import (
+    AutoModelForCausalLM,
+    FalconMambaConfig,
+    FalconMambaForCausalLM,
+    JambaConfig,
+    JambaForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+)
 
 from helpers.lab import brute_top
 from helpers.tiny_models import tiny_gemma2, tiny_gpt2, tiny_llama, tiny_mixtral, tiny_qwen2, tiny_qwen3_moe
 from roi_lightning.errors import UserError
 from roi_lightning.masks.pattern import NMPattern
-from roi_lightning.models.layers import Layer, prunable_layers
+from roi_lightning.models.layers import prunable_layers
 from roi_lightning.models.loading import freeze, load_language_model
 from roi_lightning.models.source import resolve_model
 from roi_lightning.oneshot import (
@@ -48,41 +57,32 @@ def windows():
     return torch.randint(0, 250, (3, 24), generator=torch.Generator().manual_seed(0))
 
 
-def inputs_of(lm, windows, names):
-    """What layers are given in whole forward passes, [tokens, in] by name."""
-    seen = {name: [] for name in names}
-    modules = {name for name, _ in lm.named_modules()}
-    handles = [
-        lm.get_submodule(name).register_forward_pre_hook(
-            lambda _, args, name=name: seen[name].append(args[0].detach().flatten(0, -2))
-        )
-        for name in names
-        if name in modules
-    ]
-    experts = {name.rsplit(".", 2)[0] for name in names if name not in modules}
-    for module in experts:
-        watch = partial(inputs_of_experts, prunable_layers(lm), module, lm, seen)
-        handles.append(lm.get_submodule(module).register_forward_pre_hook(watch))
-    with torch.no_grad():
+def inputs_of(lm, windows, layers):
+    """What layers multiply by in whole forward passes, [tokens, in] by name; experts are run one after another."""
+    seen = {name: [] for name in layers}
+    linear, addmm = F.linear, torch.addmm
+
+    def record(x, weight):
+        for name, layer in layers.items():
+            own = lm.get_parameter(layer.parameter)
+            if weight.data_ptr() == (own if layer.expert is None else own[layer.expert]).data_ptr():
+                seen[name].append(x.detach().flatten(0, -2))
+
+    def recording_linear(x, weight, bias=None):
+        record(x, weight)
+        return linear(x, weight, bias)
+
+    def recording_addmm(bias, x, weight):
+        record(x, weight)
+        return addmm(bias, x, weight)
+
+    lm.set_experts_implementation("eager")
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+        patch.setattr(F, "linear", recording_linear)
+        patch.setattr(torch, "addmm", recording_addmm)
         for window in windows:
             lm(input_ids=window[None])
-    for handle in handles:
-        handle.remove()
     return {name: torch.cat(rows) for name, rows in seen.items()}
-
-
-def inputs_of_experts(layers, module, lm, seen, _module, args):
-    """What the matrices of all experts of a block are given, token by token."""
-    hidden, chosen, _ = args
-    gates = "gate_proj" if f"{module}.0.gate_proj" in layers else "w1"
-    ups, downs = ("up_proj", "down_proj") if gates == "gate_proj" else ("w3", "w2")
-    for token, experts in zip(hidden, chosen.tolist(), strict=True):
-        for expert in experts:
-            gate, up = (layers[f"{module}.{expert}.{name}"].of(lm) @ token for name in (gates, ups))
-            inner = torch.nn.functional.silu(gate) * up
-            for name, x in ((gates, token), (ups, token), (downs, inner)):
-                if f"{module}.{expert}.{name}" in seen:
-                    seen[f"{module}.{expert}.{name}"].append(x[None])
 
 
 def block_of(name):
@@ -91,8 +91,8 @@ def block_of(name):
 
 def by_block(layers):
     blocks = {}
-    for name in layers:
-        blocks.setdefault(block_of(name), []).append(name)
+    for name, layer in layers.items():
+        blocks.setdefault(block_of(name), {})[name] = layer
     return blocks.values()
 
 
@@ -111,13 +111,13 @@ def test_wanda_equals_whole_forward_passes(lm, windows, activations):
     calibration = Calibration(windows, activations)
     got = {name: pruned.mask for name, pruned in prune_layers(lm, layers, Wanda(), PATTERN, calibration)}
     assert list(got) == list(layers)
-    for names in by_block(layers):
-        inputs = inputs_of(lm, windows, names)
-        for name in names:
-            assert alike(got[name], wanda_mask(layers[name].of(lm), inputs[name])), name
+    for block in by_block(layers):
+        inputs = inputs_of(lm, windows, block)
+        for name, layer in block.items():
+            assert alike(got[name], wanda_mask(layer.of(lm), inputs[name])), name
         if activations == "sequential":
-            for name in names:
-                layers[name].of(lm).masked_fill_(~got[name], 0)
+            for name, layer in block.items():
+                layer.of(lm).masked_fill_(~got[name], 0)
 
 
 def test_sparsegpt_equals_whole_forward_passes_and_slow_solves(tmp_path, windows):
@@ -125,10 +125,10 @@ def test_sparsegpt_equals_whole_forward_passes_and_slow_solves(tmp_path, windows
     layers = prunable_layers(lm, ["k_proj", "v_proj"])
     calibration = Calibration(windows)
     got = dict(prune_layers(lm, layers, SparseGPT(), PATTERN, calibration))
-    for names in by_block(layers):
-        inputs = inputs_of(lm, windows, names)
-        for name in names:
-            weight = layers[name].of(lm)
+    for block in by_block(layers):
+        inputs = inputs_of(lm, windows, block)
+        for name, layer in block.items():
+            weight = layer.of(lm)
             mask, wanted = slow_sparsegpt(weight, inputs[name], 2, 4)
             assert alike(got[name].mask, mask), name
             same = (got[name].mask == mask).all(1)
@@ -136,8 +136,48 @@ def test_sparsegpt_equals_whole_forward_passes_and_slow_solves(tmp_path, windows
             same &= errors(weight, wanted, inputs[name]) <= errors(weight, plain, inputs[name])
             assert same.double().mean() > 0.9
             assert (got[name].weight.double() - wanted)[same].abs().max() < 1e-4
-        for name in names:
-            layers[name].of(lm).copy_(got[name].weight)
+        for name, layer in block.items():
+            layer.of(lm).copy_(got[name].weight)
+
+
+MAMBA = {"vocab_size": 256, "hidden_size": 64, "num_hidden_layers": 2, "pad_token_id": 0}
+MIXERS = {
+    "mamba": lambda: MambaForCausalLM(MambaConfig(**MAMBA, time_step_rank=8)),
+    "falcon_mamba": lambda: FalconMambaForCausalLM(FalconMambaConfig(**MAMBA, time_step_rank=8)),
+    "jamba": lambda: JambaForCausalLM(
+        JambaConfig(
+            **MAMBA, intermediate_size=64, num_attention_heads=4, num_key_value_heads=2, mamba_dt_rank=8
+        )
+    ),
+}
+
+
+def time_steps_of(lm, windows, name):
+    """What a mixer's `dt_proj` is multiplied by in whole forward passes, [tokens, 8]: it is never called."""
+    mixer = lm.get_submodule(name.removesuffix(".dt_proj"))
+    before, seen = getattr(mixer, "dt_layernorm", mixer.x_proj), []
+    handle = before.register_forward_hook(lambda *x: seen.append(x[2][..., :8].flatten(0, -2)))
+    with torch.no_grad():
+        for window in windows:
+            lm(input_ids=window[None])
+    handle.remove()
+    return torch.cat(seen)
+
+
+@pytest.mark.parametrize("activations", ["sequential", "dense"])
+@pytest.mark.parametrize("kind", MIXERS)
+def test_a_weight_that_another_module_multiplies_by_is_measured(kind, activations, windows):
+    torch.manual_seed(0)
+    lm = freeze(MIXERS[kind]())
+    layers = prunable_layers(lm, ["*_proj"])
+    got = dict(prune_layers(lm, layers, Wanda(), PATTERN, Calibration(windows, activations)))
+    for block in by_block(layers):
+        (name,) = (name for name in block if name.endswith(".dt_proj"))
+        wanted = wanda_mask(layers[name].of(lm), time_steps_of(lm, windows, name))
+        assert alike(got[name].mask, wanted), name
+        if activations == "sequential":
+            for name, layer in block.items():
+                layer.of(lm).masked_fill_(~got[name].mask, 0)
 
 
 def hooks_of(lm):
@@ -248,45 +288,15 @@ def test_blocks_that_share_something_that_grows_are_refused(tmp_path, windows):
         list(prune_layers(lm, prunable_layers(lm), Wanda(), PATTERN, Calibration(windows)))
 
 
-def test_a_layer_by_itself_is_pruned_by_rows(tmp_path):
+def test_a_layer_by_itself_is_pruned_along_its_inputs(tmp_path):
     lm = freeze(AutoModelForCausalLM.from_pretrained(tiny_gpt2(tmp_path / "m")))
-    layer = Layer("transformer.h.0.mlp.c_fc.weight", (128, 64), transposed=True)
+    layer = prunable_layers(lm)["transformer.h.0.mlp.c_fc"]
     generator = torch.Generator().manual_seed(0)
     observed = SparseGPT.observer(64, torch.device("cpu"))
     observed.add(torch.randn(1, 200, 64, generator=generator))
     pruned = prune_layer(lm, layer, SparseGPT(), observed, PATTERN, "c_fc")
-    assert pruned.weight.shape == pruned.mask.shape == (128, 64)
+    assert pruned.weight.shape == pruned.mask.shape == layer.shape == (128, 64)
     assert PATTERN.holds(pruned.mask)
-
-
-@pytest.mark.filterwarnings("ignore:MambaForCausalLM has 4 matrices of a layout that is not known")
-@pytest.mark.parametrize("activations", ["sequential", "dense"])
-def test_a_weight_that_another_module_multiplies_by_is_measured_too(windows, activations):
-    """Mamba's mixer multiplies by the weight of `dt_proj`, which is never called."""
-    torch.manual_seed(0)
-    sizes = {"vocab_size": 256, "hidden_size": 32, "state_size": 8, "num_hidden_layers": 2}
-    lm = freeze(MambaForCausalLM(MambaConfig(**sizes, time_step_rank=8, use_mambapy=False)))
-    layers, steps = prunable_layers(lm), {}
-    assert "backbone.layers.0.mixer.dt_proj" in layers
-    got = {
-        name: x.mask
-        for name, x in prune_layers(lm, layers, Wanda(), PATTERN, Calibration(windows, activations))
-    }
-    for index in (0, 1):
-        mixer = lm.backbone.layers[index].mixer
-        steps = []
-        handle = mixer.x_proj.register_forward_hook(lambda _m, _a, out, s=steps: s.append(out[..., :8]))
-        with torch.no_grad():
-            for window in windows:
-                lm(input_ids=window[None])
-        handle.remove()
-        inputs = torch.cat([x.flatten(0, -2) for x in steps])
-        name = f"backbone.layers.{index}.mixer.dt_proj"
-        assert alike(got[name], wanda_mask(layers[name].of(lm), inputs))
-        if activations == "sequential":
-            for name in layers:
-                if f"layers.{index}." in name:
-                    layers[name].of(lm).masked_fill_(~got[name], 0)
 
 
 def test_more_windows_than_the_text_has_are_refused_before_any_is_gathered():

@@ -16,7 +16,7 @@ from roi_lightning.export.sidecar import RECOVERED
 from roi_lightning.masks.layer_mask import unpack_bits
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.models.base_tensors import BaseTensors, open_base, same
-from roi_lightning.models.layers import loaded_names, stored_names
+from roi_lightning.models.layers import Layer, block_layers, loaded_names, named_weights, stored_names
 from roi_lightning.models.source import resolve_model
 from roi_lightning.models.stored_tensors import tensor_sha256
 
@@ -26,11 +26,20 @@ class KeptZeros(AbstractContextManager["KeptZeros"]):
 
     def __init__(self, lm: PreTrainedModel, masks: MaskSet) -> None:
         self._lm, self._masks = lm, masks
-        self._names = loaded_names(lm, masks.layers, dict(lm.named_parameters()))
-        self._weights = {stored: lm.get_parameter(name) for stored, name in self._names.items()}
-        self._bits = {stored: masks.layers[stored].packed.to(x.device) for stored, x in self._weights.items()}
+        own = dict(lm.named_parameters())
+        known = {f"{name}.weight": x for name, x in block_layers(lm).items() if x.parameter in own}
+        # By parameter: a stack of experts holds several.
+        self._layers: dict[str, dict[str, Layer]] = {}
+        for stored, name in loaded_names(lm, masks.layers, known).items():
+            self._layers.setdefault(known[name].parameter, {})[stored] = known[name]
+        self._weights = {name: own[name] for name in self._layers}
+        self._bits = {
+            stored: masks.layers[stored].packed.to(own[name].device)
+            for name, layers in self._layers.items()
+            for stored in layers
+        }
         self.check()
-        trained = {stored: weight for stored, weight in self._weights.items() if weight.requires_grad}
+        trained = {name: weight for name, weight in self._weights.items() if weight.requires_grad}
         self._hooks = [x.register_hook(lambda grad, n=n: self._zeroed(n, grad)) for n, x in trained.items()]
         self._hooks.append(register_optimizer_step_post_hook(self._after_step))
 
@@ -44,10 +53,11 @@ class KeptZeros(AbstractContextManager["KeptZeros"]):
 
     def check(self) -> None:
         """Raise a `UserError` that names the first weight that has lost a zero, or is no longer the model's."""
-        for stored, weight in self._current().items():
-            shape = self._masks.layers[stored].stored_shape
-            if weight.shape != shape or not torch.equal(weight, self._zeroed(stored, weight)):
-                raise UserError(f"{stored!r} is not zero where its mask prunes it; apply the masks first")
+        for name, weight in self._current().items():
+            for stored, layer in self._layers[name].items():
+                rows, pruned = layer.view(weight.detach()), self._pruned(stored, weight.device)
+                if rows.shape != pruned.shape or rows[pruned].any():
+                    raise UserError(f"{stored!r} is not zero where its mask prunes it; apply the masks first")
 
     def save(self, out: Path | str, base: str | None = None, *, overwrite: bool = False) -> Path:
         """Write the model as an exported directory, in the dense model's dtypes, verify it, and return its path.
@@ -70,12 +80,13 @@ class KeptZeros(AbstractContextManager["KeptZeros"]):
 
     def _changed(self, dense: BaseTensors) -> dict[str, Tensor]:
         """What is not the masked dense model's, by name on disk."""
-        changed, parameters = {}, dict(self._lm.named_parameters())
-        for name, stored in stored_names(self._lm, parameters, dense.files).items():
+        changed, weights = {}, named_weights(self._lm)
+        for name, stored in stored_names(self._lm, weights, dense.files).items():
             before = dense[stored]
-            after = parameters[name].detach().cpu().to(before.dtype).contiguous()
-            if stored in self._bits:
-                before, after = self._zeroed(stored, before), self._zeroed(stored, after)
+            after = weights[name].cpu().to(before.dtype).contiguous()
+            if stored in self._masks.layers:
+                pruned = ~self._masks.layers[stored].to_bool()
+                before, after = before.masked_fill(pruned, 0), after.masked_fill(pruned, 0)
             if stored in self._masks.updated or not same(before, after):
                 changed[stored] = after
         return changed
@@ -83,22 +94,30 @@ class KeptZeros(AbstractContextManager["KeptZeros"]):
     @torch.no_grad()
     def _after_step(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
         """Undo what moves a weight without a gradient: noise, states in 8 bits."""
-        for stored, weight in self._current().items():
+        for name, weight in self._current().items():
             if weight.requires_grad:
-                weight.copy_(self._zeroed(stored, weight))
+                self._write_zeros(name, weight)
 
     def _current(self) -> dict[str, nn.Parameter]:
-        """The masked weights; another parameter in the place of one would fill its zeros unseen."""
+        """The masked parameters; another one in the place of one would fill its zeros unseen."""
         parameters = dict(self._lm.named_parameters())
-        for stored, name in self._names.items():
-            if parameters.get(name) is not self._weights[stored]:
+        for name, weight in self._weights.items():
+            if parameters.get(name) is not weight:
                 raise UserError(f"{name!r} was replaced; call keep_zeros on the model as it is trained")
         return self._weights
 
-    def _zeroed(self, stored: str, tensor: Tensor) -> Tensor:
-        layer = self._masks.layers[stored]
-        pruned = ~unpack_bits(self._bits[stored].to(tensor.device), layer.shape[1])
-        return tensor.masked_fill(pruned.t() if layer.transposed else pruned, 0)
+    def _zeroed(self, name: str, gradient: Tensor) -> Tensor:
+        return self._write_zeros(name, gradient.clone())
+
+    def _write_zeros(self, name: str, tensor: Tensor) -> Tensor:
+        """Set to zero what is pruned of a parameter, or of a tensor like it, in place."""
+        for stored, layer in self._layers[name].items():
+            layer.view(tensor).masked_fill_(self._pruned(stored, tensor.device), 0)
+        return tensor
+
+    def _pruned(self, stored: str, device: torch.device) -> Tensor:
+        """What a mask prunes, boolean [out, in]."""
+        return ~unpack_bits(self._bits[stored].to(device), self._masks.layers[stored].shape[1])
 
 
 def keep_zeros(lm: PreTrainedModel, masks: MaskSet | Path | str | None = None) -> KeptZeros:

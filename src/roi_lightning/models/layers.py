@@ -6,7 +6,7 @@ tensors while it loads them; its own rules say how.
 
 import re
 import warnings
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -86,7 +86,7 @@ def prunable_layers(
     Raises:
         UserError: If no blocks are found, a pattern matches nothing, or no layer remains.
     """
-    candidates = _block_layers(lm)
+    candidates = block_layers(lm)
     for label, patterns in (("targets", targets), ("ignore", ignore)):
         for pattern in patterns:
             _require_match(label, pattern, candidates)
@@ -112,7 +112,8 @@ def _warn(text: str) -> None:
     warnings.warn(text, stacklevel=3)
 
 
-def _block_layers(lm: PreTrainedModel) -> dict[str, Layer]:
+def block_layers(lm: PreTrainedModel) -> dict[str, Layer]:
+    """Every linear layer inside the decoder blocks; see `prunable_layers`."""
     blocks, stacks = decoder_blocks(lm), expert_layers(lm)
     found: dict[str, Layer] = {}
     for name, module in lm.named_modules():
@@ -156,7 +157,7 @@ def named_weights(lm: PreTrainedModel) -> dict[str, Tensor]:
 def _unknown(lm: PreTrainedModel) -> list[str]:
     """Parameters in the blocks with rows and columns that no layer known here holds."""
     blocks, found = decoder_blocks(lm), []
-    known = {layer.parameter for layer in _block_layers(lm).values()}
+    known = {layer.parameter for layer in block_layers(lm).values()}
     for name, module in lm.get_submodule(blocks).named_modules(prefix=blocks):
         if not isinstance(module, nn.Embedding) and not is_router(name):
             parameters = module.named_parameters(prefix=name, recurse=False)
@@ -245,14 +246,14 @@ def choose_layers(
         raise UserError(f"patterns: all {len(layers)} layers are left dense; give one of them N:M")
     for name, layer in pruned.items():
         pattern.of(name).check(layer.shape[1], name)
-    _check_causal(spec, lm, pruned)
+    _check_causal(spec, lm, pruned.values())
     dense = {name: layer for name, layer in layers.items() if found[name] is None}
     return ChosenLayers(pruned, dense, layer_patterns(found))
 
 
-def _check_causal(spec: str, lm: PreTrainedModel, layers: Mapping[str, Layer]) -> None:
+def _check_causal(spec: str, lm: PreTrainedModel, layers: Iterable[Layer]) -> None:
     # transformers would run an encoder as if it were a decoder that sees what it is to predict.
-    owners = [lm.get_submodule(layer.module.rpartition(".")[0]) for layer in layers.values()]
+    owners = [lm.get_submodule(layer.module.rpartition(".")[0]) for layer in layers]
     causal = {owner.is_causal for owner in owners if hasattr(owner, "is_causal")}
     if causal == {False}:
         raise UserError(

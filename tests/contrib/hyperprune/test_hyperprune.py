@@ -150,13 +150,12 @@ def test_blocks_run_as_in_whole_forward_passes_of_pruned_models(lm, windows):
     blocks = lm.transformer.h if hasattr(lm, "transformer") else lm.model.layers
     for index, (block, plain, halved) in enumerate(method.blocks):
         assert torch.allclose(plain, outputs_of(lm, blocks, windows[1])[index], atol=1e-5)
-        kept = {name: layers[name].of(lm).clone() for name in block.layers}
-        for name, weight in kept.items():
-            assert torch.equal(block.layers[name].weight, weight)
-            layers[name].of(lm).copy_(weight / 2)
+        for name, layer in block.layers.items():
+            assert torch.equal(layer.weight, layers[name].of(lm))
+            layers[name].of(lm).div_(2)
         assert torch.allclose(halved, outputs_of(lm, blocks, windows[1])[index], atol=1e-5)
-        for name, weight in kept.items():
-            layers[name].of(lm).copy_(weight.masked_fill(~got[name].mask, 0))
+        for name in block.layers:
+            layers[name].of(lm).mul_(2).masked_fill_(~got[name].mask, 0)
 
 
 def test_the_seed_decides_and_nothing_is_left_of_an_earlier_model(tmp_path, windows):

@@ -87,11 +87,8 @@ def test_stacks_of_experts_are_freed(left, tmp_path):
     lm = load_language_model(resolve_model(str(tiny_mixtral(tmp_path)))).eval()
     dense = dict(list(prunable_layers(lm).items())[-left:]) if left else {}
     prune(lm, layers={name: layer for name, layer in prunable_layers(lm).items() if name not in dense})
-    before, exact, of_dense = (
-        held(lm),
-        logits(lm),
-        {name: layer.of(lm).clone() for name, layer in dense.items()},
-    )
+    before, exact = held(lm), logits(lm)
+    of_dense = {name: layer.of(lm).clone() for name, layer in dense.items()}
     result = accelerate(lm)
     assert list(result.left) == list(dense)
     assert held(lm) == before - result.bytes_before + result.bytes_after
