@@ -79,8 +79,8 @@ class MaskLearningModule(pl.LightningModule, ABC):
             term) but the divergence of the masked model's next-token distribution from the dense model's; any
             above 0 costs one more forward pass per micro-batch.
         activation_checkpointing: Recompute activations in the backward pass to save memory.
-        compile: `blocks` compiles the decoder blocks of both models and the loss before the first step, `auto` does so
-            on a GPU that can. Where that fails the run goes on uncompiled, and says so.
+        compile: `blocks` compiles the decoder blocks of both models and the loss before the first step, `auto` does
+            so on a GPU that can. Where that fails the run goes on uncompiled, and says so.
         attn_implementation: Passed to transformers (`sdpa`, `eager`, `flash_attention_2`).
         trust_remote_code: Let the model repository's own Python code run.
         seed: Of initial values and noise; linked to `seed_everything` on the command line.
@@ -382,7 +382,7 @@ class MaskLearningModule(pl.LightningModule, ABC):
         try:
             loss, _ = self.objective(batch)
             if self.differentiates:
-                loss.backward()  # type: ignore[no-untyped-call]
+                loss.backward()
         finally:
             self.zero_grad()
 
