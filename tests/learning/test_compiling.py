@@ -6,11 +6,13 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
+from lightning.pytorch.callbacks import LambdaCallback
 from torch._dynamo.backends.debugging import aot_eager
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers import AutoModelForCausalLM
 
+from helpers.lab import make_lab
 from helpers.tiny_models import tiny_gemma3, tiny_gpt2, tiny_llama, tiny_mixtral
 from roi_lightning.learning import losses
 from roi_lightning.learning.compiling import Compiler
@@ -20,6 +22,7 @@ from roi_lightning.models.layers import decoder_blocks, prunable_layers
 from roi_lightning.models.loading import enable_checkpointing, freeze
 from roi_lightning.utils.dtensor import full_tensor
 
+lab = pytest.fixture(make_lab)
 MAKERS = {"llama": tiny_llama, "gpt2": tiny_gpt2, "gemma3": tiny_gemma3, "mixtral": tiny_mixtral}
 
 
@@ -230,6 +233,31 @@ def test_all_ranks_leave_models_as_they_are_where_one_cannot_compile(tmp_path, u
     assert all(block._compiled_call_impl is None for block in pair.blocks)
     with pair.compiler.eager():
         pair.step(0)
+
+
+@pytest.mark.parametrize("options", [{}, {"kept_norm": 0.5, "distillation": 0.3}])
+def test_a_run_whose_blocks_are_compiled_learns_what_one_in_eager_form_does(lab, use, options):
+    trainer = {"accumulate_grad_batches": 2}
+    plain, _ = lab.learn(3, dtype="float32", compile="none", trainer=trainer, **options)
+    backend, graphs = use(Backend()), []
+    seen = LambdaCallback(on_train_batch_end=lambda *_: graphs.append(backend.graphs))
+    compiled, _ = lab.learn(
+        3, dtype="float32", compile="blocks", trainer=trainer, callbacks=[seen], **options
+    )
+    assert graphs == graphs[:1] * 6
+    assert graphs[0]
+    for name, tensor in plain.tensors.items():
+        ours, theirs = (x.learned["logits"] for x in (tensor, compiled.tensors[name]))
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+
+
+def test_a_run_that_can_not_be_compiled_is_the_eager_one(lab, use):
+    plain, _ = lab.learn(2, compile="none", distillation=0.3)
+    use(backwards_broken)
+    with pytest.warns(UserWarning, match="not compiled.*no compiler was found"):
+        eager, _ = lab.learn(2, compile="blocks", distillation=0.3)
+    for name, tensor in plain.tensors.items():
+        assert torch.equal(tensor.learned["logits"], eager.tensors[name].learned["logits"])
 
 
 @pytest.mark.parametrize("choice", ["none", "auto"])
