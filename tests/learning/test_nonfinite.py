@@ -11,6 +11,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from helpers.lab import make_lab
 from roi_lightning.errors import UserError
+from roi_lightning.learning import optim
 from roi_lightning.learning.optim import check_finite_step
 
 lab = pytest.fixture(make_lab)
@@ -42,6 +43,21 @@ def test_a_gradient_that_is_nan_stops_the_run(lab, value, accumulate):
     says = rf"the gradient of {LAYER} is not finite at optimizer step 5; .*saved/epoch=0-step=5\.ckpt"
     with pytest.raises(UserError, match=says):
         lab.learn(8, callbacks=[saver(lab), Spoil(value, {5})], trainer=trainer)
+
+
+def test_a_gpu_is_asked_where_lightning_logs_and_before_a_checkpoint(lab, monkeypatch):
+    def put_off(trainer, norm):
+        return (trainer.global_step + 1) % 4 != 0
+
+    monkeypatch.setattr(optim, "_is_put_off", put_off)
+    with pytest.raises(UserError, match="is not finite at optimizer step 3; start again"):
+        lab.learn(8, callbacks=[Spoil(float("nan"), {1})])
+    keeper = ModelCheckpoint(dirpath=lab.folder / "saved", every_n_train_steps=2, save_top_k=-1)
+    with pytest.raises(
+        UserError, match="a loss or gradient was not finite before optimizer step 2; start again with"
+    ):
+        lab.learn(8, callbacks=[keeper, Spoil(float("nan"), {1})], trainer={"enable_checkpointing": True})
+    assert not list(lab.folder.rglob("*.ckpt"))
 
 
 def test_a_loss_that_is_nan_stops_the_run_whichever_micro_batch_it_is_of(lab):

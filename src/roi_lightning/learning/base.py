@@ -29,6 +29,7 @@ from roi_lightning.learning.fsdp import shard
 from roi_lightning.learning.losses import next_token_nll, objective
 from roi_lightning.learning.optim import (
     Decay,
+    check_finite_so_far,
     check_finite_step,
     check_optimizer,
     check_sharded_optimizer,
@@ -161,7 +162,7 @@ class MaskLearningModule(pl.LightningModule, ABC):
         self.strict_loading = False
         self._validated: int | None = None
         self._val_nll = MeanMetric()
-        self._losses_finite: Tensor | bool = True
+        self._finite: Tensor | bool = True  # losses and gradients that nobody has asked about yet
 
     # What a method adds.
 
@@ -253,7 +254,8 @@ class MaskLearningModule(pl.LightningModule, ABC):
         if isinstance(trainer.strategy, ModelParallelStrategy):
             check_sharded_optimizer(self.optimizer)
         lm = meta_language_model(load_config(self.source, self.trust_remote_code), self.trust_remote_code)
-        self.choose(lm)
+        chosen = self.choose(lm)
+        list(pruned_tensors(chosen.pruned, chosen.pattern, lm, lm))
 
     def check_settings(self) -> None:
         """Check what only shows when it is used.
@@ -359,7 +361,7 @@ class MaskLearningModule(pl.LightningModule, ABC):
         self.compiler.prepare((teacher, student), partial(self._attempt, batch))
         loss, divergence = self.objective(batch)
         # Looked at once per optimizer step: asking here would make the host wait for every micro-batch.
-        self._losses_finite = self._losses_finite & loss.detach().isfinite()
+        self._finite = self._finite & loss.detach().isfinite()
         self.log("train/loss", loss.detach(), prog_bar=True, sync_dist=True)
         if divergence is not None:
             self.log("train/divergence", divergence.detach(), sync_dist=True)
@@ -421,8 +423,7 @@ class MaskLearningModule(pl.LightningModule, ABC):
 
     @override
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        check_finite_step(self.trainer, self._losses_finite, self.learned_parameters())
-        self._losses_finite = True
+        self._finite = check_finite_step(self.trainer, self._finite, self.learned_parameters())
 
     @override
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
@@ -523,6 +524,7 @@ class MaskLearningModule(pl.LightningModule, ABC):
 
     @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        check_finite_so_far(self.trainer, self._finite)
         mark_checkpoint(
             checkpoint,
             self.pattern,

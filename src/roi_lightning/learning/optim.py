@@ -163,35 +163,61 @@ def check_sharded_optimizer(make: OptimizerCallable) -> None:
 
 def check_finite_step(
     trainer: Trainer, finite_losses: Tensor | bool, parameters: Iterable[tuple[str, nn.Parameter]]
-) -> None:
-    """Refuse an optimizer step with a loss or gradient that is NaN or infinite; synchronises with the device once.
+) -> Tensor | bool:
+    """Refuse an optimizer step with a loss or gradient that is NaN or infinite.
 
-    Under `16-mixed` the scaler skips such a step by itself and halves its scale. Only where the scale has fallen
-    below 1 it can't be what the gradients overflow from.
+    A GPU is asked where Lightning logs, and else not waited for. Under `16-mixed` the scaler skips such a step by itself
+    and halves its scale. Only where the scale has fallen below 1 it can't be what the gradients overflow from.
 
     Args:
         trainer: About to step.
-        finite_losses: Whether the losses of all micro-batches of the step were finite.
+        finite_losses: Whether all losses since the last time that this was asked were finite.
         parameters: With their gradients, by name.
+
+    Returns:
+        Whether all was finite that has not been asked for yet, on the device.
 
     Raises:
         UserError: Naming the step, the loss or the first such gradient's parameter, and the checkpoint to go back to.
     """
     gradients = {name: p.grad for name, p in parameters if p.grad is not None}
     norm = full_tensor(nn.utils.get_total_norm(gradients.values()))
+    finite = norm.isfinite() & finite_losses
+    if _is_put_off(trainer, norm):
+        return finite
     # One rank's loss is every rank's: they stop together, or the others would wait forever.
     agree = trainer.strategy.reduce_boolean_decision
-    if agree(bool(norm.isfinite() & finite_losses), all=True) or _left_to_scaler(trainer.precision_plugin):
-        return
+    if agree(bool(finite), all=True) or _left_to_scaler(trainer.precision_plugin):
+        return True
     broken = (f"the gradient of {name}" for name, gradient in gradients.items() if not all_finite(gradient))
     what = next(broken, None) if agree(bool(finite_losses), all=True) else "the loss"
     if what is None:  # only the squares are too large
-        return
+        return True
     raise UserError(
         f"{what} is not finite at optimizer step {trainer.global_step}; {_recovery_hint(trainer)} with a lower "
         "learning rate, or start cooler where the method anneals (model.lam, model.tau); "
         "--trainer.detect_anomaly true names the operation"
     )
+
+
+def _is_put_off(trainer: Trainer, norm: Tensor) -> bool:
+    if not norm.is_cuda or getattr(trainer.precision_plugin, "scaler", None) is not None:
+        return False
+    every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
+    return not every or (trainer.global_step + 1) % every != 0
+
+
+def check_finite_so_far(trainer: Trainer, finite: Tensor | bool) -> None:
+    """Refuse to go on after steps that `check_finite_step` has put off asking about.
+
+    Raises:
+        UserError: If a loss or gradient was not finite.
+    """
+    if not trainer.strategy.reduce_boolean_decision(bool(finite), all=True):
+        raise UserError(
+            f"a loss or gradient was not finite before optimizer step {trainer.global_step}; "
+            f"{_recovery_hint(trainer)} with a lower learning rate"
+        )
 
 
 def _left_to_scaler(precision: Any) -> bool:

@@ -21,7 +21,7 @@ from typing_extensions import override
 
 from roi_lightning.errors import UserError
 from roi_lightning.models.config import GGUF_DTYPE, DType, load_config, load_tokenizer
-from roi_lightning.models.layers import expert_layers
+from roi_lightning.models.layers import expert_layers, named_weights
 from roi_lightning.models.loading import load_language_model
 from roi_lightning.models.source import SIDECAR, ModelSource
 from roi_lightning.models.stored_tensors import INDEX, StoredTensors, read_json, tensor_sha256
@@ -137,13 +137,11 @@ class LoadedBase(BaseTensors):
 
     def __init__(self, source: ModelSource, lm: PreTrainedModel, dtype: torch.dtype | None = None) -> None:
         self.source, self._lm, self._dtype = source, lm, dtype
-        layers = [layer for of_block in expert_layers(lm).items() for layer in of_block[1].items()]
-        self._experts = {f"{name}.weight": layer for name, layer in layers}
-        stacks, buffers = {layer.parameter for _, layer in layers}, dict(lm.named_buffers())
-        own = [name for name, _ in lm.named_parameters() if name not in stacks]
-        own += [name for name in lm.state_dict() if name in buffers]
-        self._buffers = buffers.keys()
-        self._meta = {name: self._as_stored(name).to("meta") for name in (*own, *self._experts)}
+        blocks = expert_layers(lm).values()
+        self._experts = {f"{name}.weight": layer for block in blocks for name, layer in block.items()}
+        self._buffers = dict(lm.named_buffers()).keys()
+        names = [*named_weights(lm), *(name for name in lm.state_dict() if name in self._buffers)]
+        self._meta = {name: self._as_stored(name).to("meta") for name in names}
         split = split_torch_state_dict_into_shards(self._meta, max_shard_size=_SHARD)
         self._index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         self._sharded = split.is_sharded

@@ -165,11 +165,11 @@ def check_masks_fit_model(lm: PreTrainedModel, masks: MaskSet) -> None:
         if tuple(weight.shape) != layer.stored_shape:
             shapes = f"{list(weight.shape)}, not {list(layer.stored_shape)}"
             raise UserError(f"{other} is {shapes}; give the model they were made for")
-        if not has_hash(weight, masks.base.sha256[stored], masks.base.dtype):
+        if not _has_hash(weight, masks.base.sha256[stored], masks.base.dtype):
             raise UserError(_mismatch(weight, layer, other, masks.base.dtype))
 
 
-def has_hash(weight: Tensor, sha256: str, dtypes: str) -> bool:
+def _has_hash(weight: Tensor, sha256: str, dtypes: str) -> bool:
     """Whether a weight, in one of some dtypes (`BaseModel.dtype`) that hold it without loss, is the one of a hash."""
     cast = (weight.to(getattr(torch, name)) for name in dtypes.split(", "))
     return any(torch.equal(x.to(weight.dtype), weight) and tensor_sha256(x) == sha256 for x in cast)

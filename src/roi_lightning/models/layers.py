@@ -113,7 +113,11 @@ def _warn(text: str) -> None:
 
 
 def block_layers(lm: PreTrainedModel) -> dict[str, Layer]:
-    """Every linear layer inside the decoder blocks; see `prunable_layers`."""
+    """Every linear layer inside the decoder blocks, by name, in the model's order; none of a router.
+
+    Raises:
+        UserError: If there are no blocks, or no such layer in them.
+    """
     blocks, stacks = decoder_blocks(lm), expert_layers(lm)
     found: dict[str, Layer] = {}
     for name, module in lm.named_modules():

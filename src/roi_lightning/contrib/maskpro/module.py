@@ -162,7 +162,7 @@ class MaskProModule(RoILightningModule):
             loss = super().training_step(batch, batch_idx)
             self.fill(self._write_reference)
             reference, _ = self.objective(batch)
-        self._losses_finite = self._losses_finite & reference.isfinite()
+        self._finite = self._finite & reference.isfinite()
         self._residuals.append(loss - reference)
         return loss
 
