@@ -166,8 +166,8 @@ def check_finite_step(
 ) -> Tensor | bool:
     """Refuse an optimizer step with a loss or gradient that is NaN or infinite.
 
-    A GPU is asked where Lightning logs, and else not waited for. Under `16-mixed` the scaler skips such a step by itself
-    and halves its scale. Only where the scale has fallen below 1 it can't be what the gradients overflow from.
+    A GPU is asked where Lightning logs, and else not waited for. Under `16-mixed` the scaler skips such a step by
+    itself and halves its scale. Only where the scale has fallen below 1 it can't be what the gradients overflow from.
 
     Args:
         trainer: About to step.
