@@ -20,13 +20,13 @@ from roi_lightning.utils.devices import choose_device
 from roi_lightning.utils.tables import print_table
 from roi_lightning.utils.third_party import plain_errors, silence_warnings
 
-_SHARDED: Final = ("weights", "logits", "gradients", "optimizer")
+_SHARDED: Final = ("weights", "masked_weights", "logits", "gradients", "optimizer")
 _LABELS: Final = {
     "weights": "frozen weights",
     "logits": "{learns}, fp32",
     "gradients": "gradients, fp32",
     "optimizer": "optimizer state",
-    "masked_weights": "masked weights{kept}",
+    "masked_weights": "masked weights",
     "activations": "activations{kept}",
     "loss": "loss: as wide as the vocabulary",
     "total": "peak",

@@ -55,7 +55,7 @@ def shard(models: Iterable[PreTrainedModel], mesh: DeviceMesh, across: Collectio
 
 
 class FSDP2Strategy(ModelParallelStrategy):
-    """Shards weights, logits, gradients and optimizer states over all ranks, each with its own text and masks.
+    """Shards weights, logits, gradients and optimizer states over all ranks, each with its own text.
 
     Args:
         save_distributed_checkpoint: Every rank writes its own shards, into a folder of safetensors files; otherwise
