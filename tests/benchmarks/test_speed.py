@@ -65,9 +65,9 @@ def test_plain_roi_has_the_sampler_s_distribution():
         torch.ones(20_000, 4),
         NMPattern("2:4"),
     )
-    draw = Draw(0, 0, 0.7, 0.05)
+    draw = Draw.of(0, 0, "layer", 0.7, 0.05)
     shares = [
-        sampler.masked_weight(weight, logits, pattern, draw, "layer").mean(0)
+        sampler.masked_weight(weight, logits, pattern, draw).mean(0)
         for sampler in (PlainRoI(), GumbelTopK(compiled=False))
     ]
     torch.testing.assert_close(*shares, atol=0.02, rtol=0)
@@ -77,7 +77,9 @@ def test_plain_maskllm_has_the_softmax_of_its_candidates():
     torch.manual_seed(0)
     logits, pattern = torch.randn(6), NMPattern("2:4")
     many = logits[:, None, None].expand(6, 20_000, 1).contiguous()
-    mask = PlainMaskLLM().masked_weight(torch.ones(20_000, 4), many, pattern, Draw(0, 0, 0.5, 0.01), "layer")
+    mask = PlainMaskLLM().masked_weight(
+        torch.ones(20_000, 4), many, pattern, Draw.of(0, 0, "layer", 0.5, 0.01)
+    )
     wanted = torch.zeros(4)
     for share, kept in zip((logits / 0.5).softmax(0), combinations(range(4), 2), strict=True):
         wanted[list(kept)] += share

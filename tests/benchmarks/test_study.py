@@ -54,7 +54,7 @@ def test_fit_understands_a_cell_as_it_is_meant(lab, texts):
     settled.prior("1:4").mkdir(parents=True)
     write_json(folder / "cell.yaml", fit_settings(settled, cell))
     cli = build(fit_arguments(cell, folder))
-    assert type(cli.model.state.sampler).__name__ == "StraightThrough"
+    assert type(cli.model.sampler).__name__ == "StraightThrough"
     assert (cli.model.lam.start, cli.model.lam.end, cli.model.tau.end) == (0.005, 0.001, 0.05)
     assert (str(cli.model.pattern), cli.model.seed) == ("1:4", 3)
     assert cli.model.start.prior == str(settled.prior("1:4"))

@@ -1,13 +1,24 @@
 """The loss against transformers' own and torchmetrics'."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
-from helpers.tiny_models import VOCAB_SIZE, tiny_llama
+from helpers.device_waits import NoWaits
+from helpers.tiny_models import (
+    VOCAB_SIZE,
+    tiny_gemma2,
+    tiny_gemma3,
+    tiny_gpt2,
+    tiny_llama,
+    tiny_mistral,
+    tiny_mixtral,
+    tiny_qwen2,
+)
 from roi_lightning.evaluation import window_perplexity
 from roi_lightning.learning import losses
 from roi_lightning.learning.losses import next_token_nll
@@ -117,6 +128,41 @@ def test_the_objective_is_the_mean_of_the_windows_means_however_they_are_divided
     torch.testing.assert_close(total.double(), wanted, rtol=1e-4, atol=0)
     ours, theirs = (torch.autograd.grad(loss, lm.lm_head.weight)[0] for loss in (total, wanted))
     torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5)
+
+
+MODELS = [tiny_llama, tiny_qwen2, tiny_gpt2, tiny_gemma2, tiny_gemma3, tiny_mistral, tiny_mixtral]
+
+
+@pytest.mark.parametrize("make", MODELS)
+def test_a_step_never_waits_for_the_device(tmp_path, make):
+    lm, (ids, labels) = AutoModelForCausalLM.from_pretrained(make(tmp_path / "m")), labelled(3, 24)
+    wanted = lm(input_ids=ids, use_cache=False).logits
+    with NoWaits():
+        losses.objective(lm, lm, ids, 0.5, labels)[0].backward()
+        found = losses.next_token_logits(lm, ids)
+    assert torch.equal(found, wanted.flatten(0, 1))
+    assert all(weight.grad is not None for weight in lm.parameters())
+
+
+def test_transformers_alone_would_wait(lm):
+    with NoWaits(), pytest.raises(AssertionError, match="waits"):
+        lm(input_ids=tokens(3, 24), use_cache=False)
+
+
+@pytest.mark.parametrize("distillation", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("tokens_a_slice", [1000, 50])
+def test_a_compiled_loss_is_the_eager_one(lm, monkeypatch, distillation, tokens_a_slice):
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    monkeypatch.setattr(losses, "_COMPILED_SLICE_BYTES", 4 * VOCAB_SIZE * tokens_a_slice)
+    losses._compiled.cache_clear()
+    teacher, (ids, labels) = copy.deepcopy(lm), labelled(5, 24)
+    teacher.lm_head.weight.data *= 1.5
+    results = []
+    for compiled in (False, True):
+        loss, _ = losses.objective(lm, teacher, ids, distillation, labels, compiled)
+        results.append([loss, torch.autograd.grad(loss, lm.lm_head.weight)[0]])
+    losses._compiled.cache_clear()
+    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-7)
 
 
 def test_gradients_come_from_tokens_that_count_alone(lm):

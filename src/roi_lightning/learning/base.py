@@ -6,7 +6,7 @@ everything else happens here, so that two methods differ in nothing but themselv
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import lightning.pytorch as pl
@@ -24,6 +24,7 @@ from transformers.modeling_utils import PreTrainedModel
 from typing_extensions import override
 
 from roi_lightning.errors import UserError, check_at_least
+from roi_lightning.learning.compiling import Compile, Compiler
 from roi_lightning.learning.fsdp import shard
 from roi_lightning.learning.losses import next_token_nll, objective
 from roi_lightning.learning.optim import (
@@ -78,6 +79,8 @@ class MaskLearningModule(pl.LightningModule, ABC):
             term) but the divergence of the masked model's next-token distribution from the dense model's; any
             above 0 costs one more forward pass per micro-batch.
         activation_checkpointing: Recompute activations in the backward pass to save memory.
+        compile: `blocks` compiles the decoder blocks of both models and the loss before the first step, `auto` does
+            so on a GPU that can. Where that fails the run goes on uncompiled, and says so.
         attn_implementation: Passed to transformers (`sdpa`, `eager`, `flash_attention_2`).
         trust_remote_code: Let the model repository's own Python code run.
         seed: Of initial values and noise; linked to `seed_everything` on the command line.
@@ -91,7 +94,8 @@ class MaskLearningModule(pl.LightningModule, ABC):
         teacher: The frozen model.
         student: The same model with pruned tensors of its own; see `learning.student`.
         tensors: These, by name.
-        learned: What is learned for them: all parameters of the first kind, then those of the next.
+        learned: The parameters that are learned for them.
+        compiler: Of the models.
         kept_of_prunable: How many weights the patterns keep, of how many; those of layers left dense are in both.
         dense_layers: The number of weights of each layer that its pattern leaves dense.
         prior_masks: From which the learned parameters started, by layer.
@@ -119,6 +123,7 @@ class MaskLearningModule(pl.LightningModule, ABC):
         lr_warmup: float = 0.0,
         distillation: float = 0.0,
         activation_checkpointing: bool = False,
+        compile: Compile = "auto",
         attn_implementation: str | None = None,
         trust_remote_code: bool = False,
         seed: int = 0,
@@ -140,6 +145,7 @@ class MaskLearningModule(pl.LightningModule, ABC):
         check_at_least(self, "model.", lr_end=0)
         self.distillation, self.activation_checkpointing = distillation, activation_checkpointing
         self.attn_implementation, self.trust_remote_code = attn_implementation, trust_remote_code
+        self.compiler = Compiler(compile)
         self.teacher = self.student = None
         self.tensors: dict[str, PrunedTensor] = {}
         self.learned = nn.ParameterList()
@@ -350,15 +356,35 @@ class MaskLearningModule(pl.LightningModule, ABC):
         teacher, student = self.models()
         self.prepare_step(batch_idx)
         self.fill(self.draw)
-        loss, divergence = objective(
-            student, teacher, batch["input_ids"], self.distillation, batch.get("labels")
-        )
+        self.compiler.prepare((teacher, student), partial(self._attempt, batch))
+        loss, divergence = self.objective(batch)
         # Looked at once per optimizer step: asking here would make the host wait for every micro-batch.
         self._losses_finite = self._losses_finite & loss.detach().isfinite()
         self.log("train/loss", loss.detach(), prog_bar=True, sync_dist=True)
         if divergence is not None:
             self.log("train/divergence", divergence.detach(), sync_dist=True)
         return loss
+
+    def objective(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+        """The loss under the weights that the student has now, and the divergence in it."""
+        teacher, student = self.models()
+        return objective(
+            student,
+            teacher,
+            batch["input_ids"],
+            self.distillation,
+            batch.get("labels"),
+            self.compiler.compiled,
+        )
+
+    def _attempt(self, batch: Mapping[str, Tensor]) -> None:
+        """The passes of a step, for nothing."""
+        try:
+            loss, _ = self.objective(batch)
+            if self.differentiates:
+                loss.backward()
+        finally:
+            self.zero_grad()
 
     @torch.no_grad()
     def fill(self, fill: Callable[[PrunedTensor], None]) -> None:

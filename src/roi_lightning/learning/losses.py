@@ -10,19 +10,23 @@ backward pass too.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from transformers import masking_utils
 from transformers.modeling_utils import PreTrainedModel
 
 from roi_lightning.data.packing import IGNORED
 
 # In fp32. A CPU's allocator returns larger blocks to the system, and waits for new ones the next time; on a GPU
-# smaller ones take longer to launch than to compute.
+# smaller ones take longer to launch than to compute. Compiled code has no fp32 logits in memory.
 _SLICE_BYTES: Final = 24 << 20
 _GPU_SLICE_BYTES: Final = 96 << 20
+_COMPILED_SLICE_BYTES: Final = 1536 << 20
 
 # The fp32 sum over some tokens, of their logits and further constants of each.
 _Loss = Callable[..., Tensor]
@@ -34,6 +38,7 @@ def objective(
     input_ids: Tensor,
     distillation: float,
     labels: Tensor | None = None,
+    compiled: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """(1 − distillation) × cross-entropy + distillation × KL(dense ‖ masked), in nats per predicted token.
 
@@ -43,20 +48,22 @@ def objective(
         input_ids: [batch, seq_len] token ids, seq_len of at least 2.
         distillation: From 0 to 1; above 0 it costs a forward pass of the dense model.
         labels: Like `input_ids`, -100 where a token does not count; None where all do.
+        compiled: Whether what follows the models' logits is compiled.
 
     Returns:
         The loss, fp32 and differentiable, and the divergence in it; None without distillation.
     """
-    count, weights = input_ids[:, 1:].numel(), () if labels is None else (window_weights(labels),)
+    count, weights = input_ids[:, 1:].numel(), None if labels is None else window_weights(labels)
     if not distillation:
-        return nll_sum(next_token_logits(student, input_ids), input_ids, *weights) / count, None
+        logits = next_token_logits(student, input_ids)
+        return nll_sum(logits, input_ids, weights, compiled) / count, None
     with torch.no_grad():
         target = next_token_logits(teacher, input_ids)
     logits = next_token_logits(student, input_ids)
-    kl = kl_sum(logits, target, input_ids, *weights) / count
+    kl = kl_sum(logits, target, input_ids, weights, compiled) / count
     if distillation == 1:
         return kl, kl
-    nll = nll_sum(logits, input_ids, *weights) / count
+    nll = nll_sum(logits, input_ids, weights, compiled) / count
     return nll + distillation * (kl - nll), kl
 
 
@@ -98,25 +105,40 @@ def next_token_logits(lm: PreTrainedModel, input_ids: Tensor) -> Tensor:
         lm: Any causal language model.
         input_ids: [batch, seq_len] token ids.
     """
-    logits: Tensor = lm(input_ids=input_ids, use_cache=False).logits
+    with _one_text_per_window():
+        logits: Tensor = lm(input_ids=input_ids, use_cache=False).logits
     return logits.flatten(0, 1)
 
 
-def nll_sum(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+@contextmanager
+def _one_text_per_window() -> Iterator[None]:
+    """Keep transformers from asking, in every pass, whether positions begin anew in a window: a GPU is waited for."""
+    asks = getattr(masking_utils, "find_packed_sequence_indices", None)
+    masking_utils.find_packed_sequence_indices = lambda position_ids: None
+    try:
+        yield
+    finally:
+        masking_utils.find_packed_sequence_indices = asks  # type: ignore[assignment]
+
+
+def nll_sum(logits: Tensor, labels: Tensor, weights: Tensor | None = None, compiled: bool = False) -> Tensor:
     """Negative log-likelihood of the text, summed over predicted tokens.
 
     Args:
         logits: As `next_token_logits` gives them.
         labels: [batch, seq_len] token ids, -100 where a token does not count.
         weights: fp32 [batch, seq_len - 1], of the predicted tokens; None for 1.
+        compiled: As for `objective`.
 
     Returns:
         fp32 scalar in nats.
     """
-    return _sum_slices(_nll, logits, _targets(labels), *_padded(weights))
+    return _sum_slices(_nll, compiled, logits, _targets(labels), *_padded(weights))
 
 
-def kl_sum(logits: Tensor, dense: Tensor, input_ids: Tensor, weights: Tensor | None = None) -> Tensor:
+def kl_sum(
+    logits: Tensor, dense: Tensor, input_ids: Tensor, weights: Tensor | None = None, compiled: bool = False
+) -> Tensor:
     """KL(dense ‖ masked) of the next-token distributions, summed over predicted tokens.
 
     Args:
@@ -124,11 +146,12 @@ def kl_sum(logits: Tensor, dense: Tensor, input_ids: Tensor, weights: Tensor | N
         dense: Of the dense model, the same shape; a constant.
         input_ids: [batch, seq_len] token ids; they only say which positions count.
         weights: As for `nll_sum`.
+        compiled: As for `objective`.
 
     Returns:
         fp32 scalar in nats.
     """
-    return _sum_slices(_kl, logits, dense, _targets(input_ids), *_padded(weights))
+    return _sum_slices(_kl, compiled, logits, dense, _targets(input_ids), *_padded(weights))
 
 
 def _targets(labels: Tensor) -> Tensor:
@@ -140,41 +163,43 @@ def _padded(weights: Tensor | None) -> tuple[Tensor, ...]:
     return () if weights is None else (F.pad(weights, (0, 1)).flatten(),)
 
 
-def _sum_slices(function: _Loss, logits: Tensor, *constants: Tensor) -> Tensor:
-    total = _SlicedSum.apply(function, logits, *constants)  # type: ignore[no-untyped-call]
-    assert isinstance(total, Tensor)
+def _sum_slices(function: _Loss, compiled: bool, logits: Tensor, *constants: Tensor) -> Tensor:
+    size = _SLICE_BYTES if logits.device.type == "cpu" else _GPU_SLICE_BYTES
+    if compiled:
+        function, size = _compiled(function), _COMPILED_SLICE_BYTES
+    tokens = max(1, size // (logits.shape[1] * torch.float32.itemsize))
+    total: Tensor = _SlicedSum.apply(function, tokens, logits, *constants)  # type: ignore[no-untyped-call]
     return total
+
+
+@cache
+def _compiled(function: _Loss) -> _Loss:
+    return torch.compile(function)
 
 
 class _SlicedSum(torch.autograd.Function):
     """Autograd through slices would keep the gradients of all of them, then join them in a copy."""
 
     @staticmethod
-    def forward(ctx: Any, function: _Loss, logits: Tensor, *constants: Tensor) -> Tensor:
-        ctx.function = function
+    def forward(ctx: Any, function: _Loss, tokens: int, logits: Tensor, *constants: Tensor) -> Tensor:
+        ctx.function, ctx.tokens = function, tokens
         ctx.save_for_backward(logits, *constants)
-        parts = (function(*slices) for slices in _slices(logits, *constants))
+        parts = (function(*slices) for slices in _slices(tokens, logits.detach(), *constants))
         return sum(parts, start=torch.zeros((), device=logits.device))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         logits, *constants = ctx.saved_tensors
         gradient = torch.empty_like(logits)
-        for out, part, *others in _slices(gradient, logits.detach(), *constants):
+        for out, part, *others in _slices(ctx.tokens, gradient, logits.detach(), *constants):
             with torch.enable_grad():
                 loss = ctx.function(part.requires_grad_(), *others)
             out.copy_(torch.autograd.grad(loss, part, grads[0])[0])
-        return None, gradient, *(None for _ in constants)
+        return None, None, gradient, *(None for _ in constants)
 
 
-def _slices(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    tokens = _slice_tokens(tensors[0])
+def _slices(tokens: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     return zip(*(tensor.split(tokens) for tensor in tensors), strict=True)
-
-
-def _slice_tokens(logits: Tensor) -> int:
-    size = _SLICE_BYTES if logits.device.type == "cpu" else _GPU_SLICE_BYTES
-    return max(1, size // (logits.shape[1] * torch.float32.itemsize))
 
 
 def _nll(logits: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:

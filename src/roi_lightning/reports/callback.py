@@ -106,7 +106,8 @@ def _continuations(
         (module.method, module.harden),
     ]
     for label, model in progress(models, "continuing held-out text"):
-        texts[label] = _generate(model(), windows[:, :cut].to(module.device))
+        with module.compiler.eager():
+            texts[label] = _generate(model(), windows[:, :cut].to(module.device))
     tokenizer = data.text_tokenizer
     spelled = {
         label: tokenizer.batch_decode(ids, skip_special_tokens=True)

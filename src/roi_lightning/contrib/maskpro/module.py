@@ -11,7 +11,6 @@ from typing_extensions import override
 
 from roi_lightning.contrib.maskpro.log_probability import log_probability_gradient
 from roi_lightning.errors import UserError
-from roi_lightning.learning.losses import objective
 from roi_lightning.learning.roi import RoILightningModule
 from roi_lightning.learning.student import PrunedTensor
 from roi_lightning.masks.layer_mask import LayerMask
@@ -162,10 +161,7 @@ class MaskProModule(RoILightningModule):
         with torch.no_grad():
             loss = super().training_step(batch, batch_idx)
             self.fill(self._write_reference)
-            teacher, student = self.models()
-            reference, _ = objective(
-                student, teacher, batch["input_ids"], self.distillation, batch.get("labels")
-            )
+            reference, _ = self.objective(batch)
         self._losses_finite = self._losses_finite & reference.isfinite()
         self._residuals.append(loss - reference)
         return loss

@@ -48,7 +48,8 @@ class BaselineSummary(FinishCallback):
         for name, lm in _candidates(pl_module):
             pieces = progress(windows.split(1), f"held-out perplexity, {name}")
             counted = None if labels is None else labels.split(1)
-            perplexity[name] = token_perplexity(lm, pieces, counted)
+            with pl_module.compiler.eager():
+                perplexity[name] = token_perplexity(lm, pieces, counted)
         folder = run_folder(trainer)
         # Every rank has taken part so far: the model may be sharded.
         if not trainer.is_global_zero:
