@@ -16,7 +16,7 @@ from benchmarks.speed.baselines import PlainMaskLLM, PlainRoI
 from benchmarks.speed.script import Row, Script, Table, add_device, numbers, times
 from benchmarks.speed.timing import Ratio, Task, in_turns, peak_bytes
 from roi_lightning.masks.pattern import NMPattern
-from roi_lightning.samplers import Categorical, Draw, GumbelTopK, Sampler
+from roi_lightning.samplers import Categorical, Draw, GumbelTopK, Sampler, on_device
 
 _COLUMNS = 4096
 _DRAW = Draw.of(seed=0, index=0, name="layer", lam=0.004, tau=0.1)
@@ -27,6 +27,8 @@ _LABELS: Final = {
     "maskllm": "MaskLLM",
     "maskllm_published": "published",
 }
+# Straight from the formulas: autograd keeps what it needs.
+_PLAIN: Final = ("_autograd", "_maskllm_published")
 _NOTE: Final = (
     "÷: times one torch.exp (on a GPU torch.add) over as many fp32 values; bytes: peak, per weight; "
     "saved: for the backward pass."
@@ -78,11 +80,17 @@ class SamplerBenchmark:
     ) -> Iterator[Ratio]:
         shape = sampler.logits_shape(tuple(weight.shape), pattern)
         logits = (torch.randn(shape, device=weight.device) * 0.01).requires_grad_()
-        draw = partial(sampler.masked_weight, weight, logits, pattern, _DRAW)
+        (drawing,) = on_device([_DRAW], weight.device)
+        draw = partial(sampler.masked_weight, weight, logits, pattern, drawing)
         saved = _saved_bytes(draw, weight, logits)
-        drawn, gradient = draw(), torch.randn_like(weight)
-        backward = partial(torch.autograd.grad, drawn, logits, gradient, retain_graph=True)
-        passes: dict[str, Task] = {"forward": torch.no_grad()(draw), "backward": backward}
+        out, gradient = torch.empty_like(weight), torch.randn_like(weight)
+        passes: dict[str, Task] = {
+            "forward": partial(sampler.fill, out, weight, logits, pattern, drawing),
+            "backward": partial(sampler.logits_gradient, gradient, weight, logits, pattern, drawing),
+        }
+        if label in _PLAIN:
+            backward = partial(torch.autograd.grad, draw(), logits, gradient, retain_graph=True)
+            passes = {"forward": torch.no_grad()(draw), "backward": backward}
         reference, _ = simple
         times = in_turns(dict([simple]) | passes, self.rounds, weight.device, f"drawing {pattern} masks")
         for name, task in passes.items():

@@ -29,8 +29,7 @@ class IndependentPicks(PerWeightSampler):
 
     @override
     def masked_weight(self, weight: Tensor, logits: Tensor, pattern: NMPattern, draw: Draw) -> Tensor:
-        # The same noise whenever this draw is made again: in the backward pass, or by a resumed run.
-        keys = logits / draw.lam + draw.noise(logits, pattern)
+        keys = logits / draw.lam + draw.noise_like(logits, pattern)
         soft = pattern.n * (pattern.group(keys) * self.sharpness / draw.tau).softmax(-1).flatten(-2)
         mask = pattern.top(keys.detach()) + soft - soft.detach()
         return (weight.float() * mask).to(weight.dtype)

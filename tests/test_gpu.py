@@ -1,5 +1,6 @@
 """What must hold on a CUDA device as well; skipped without one."""
 
+import importlib
 from dataclasses import replace
 
 import pytest
@@ -7,8 +8,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from helpers import led_pruning
-from helpers.lab import draw
-from helpers.sampler_truth import relative, tensors
+from helpers.lab import draw as draw_into
+from helpers.sampler_truth import both_passes, in_shards, relative, tensors
 from helpers.tiny_models import random_masks, tiny_gemma2, tiny_gpt2, tiny_llama
 from roi_lightning.contrib.packed import from_packed, write_packed
 from roi_lightning.contrib.proxsparse.proximal import apply_prox_
@@ -43,34 +44,27 @@ def test_noise_is_the_same_on_every_device():
     assert torch.allclose(gumbel(index, key), gumbel(index.cuda(), key).cpu(), atol=1e-5)
 
 
-@pytest.mark.parametrize("sampler", [GumbelTopK(), StraightThrough(), Categorical(), GumbelSubset()])
-@pytest.mark.parametrize("spec", ["2:4", "2:8", "4:8"])
-def test_masked_weight_agrees_with_the_cpu(sampler, spec):
-    torch.manual_seed(0)
-    pattern, weight, drawn = NMPattern(spec), torch.randn(256, 512), Draw.of(0, 3, "layer", 0.01, 0.3)
-    logits = torch.randn(sampler.logits_shape((256, 512), pattern)) * 0.01
-    results = []
-    for device in ("cpu", "cuda"):
-        parameter = logits.to(device, copy=True).requires_grad_()
-        out = sampler.masked_weight(weight.to(device), parameter, pattern, drawn)
-        out.square().sum().backward()
-        results.append((out.detach().cpu(), parameter.grad.cpu()))
-    for one, other in zip(*results, strict=True):
-        assert torch.allclose(one, other, rtol=1e-3, atol=1e-3 * float(one.abs().max()))
+SAMPLERS = [GumbelTopK(), GumbelTopK("scaled"), StraightThrough(), Categorical(), GumbelSubset()]
 
 
-@pytest.mark.parametrize("sampler", [GumbelTopK(), StraightThrough(), GumbelSubset(), Categorical()], ids=str)
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=str)
+@pytest.mark.parametrize("spec", ["2:4", "2:8", "3:6", "4:8"])
+def test_drawn_weights_and_gradients_are_those_of_the_cpu(sampler, spec):
+    own, draw = tensors(sampler, spec, shape=(336, 240)), Draw.of(0, 3, "layer", 0.05, 0.3, first=1 << 31)
+    here = both_passes(sampler, *own, NMPattern(spec), draw)
+    there = both_passes(sampler, *(x.cuda() for x in own), NMPattern(spec), draw)
+    for one, other in zip(here, there, strict=True):
+        torch.testing.assert_close(one, other.cpu(), rtol=1e-3, atol=1e-3 * float(one.abs().max()))
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=str)
 @pytest.mark.parametrize("spec", ["2:4", "4:8", "3:6"])
 def test_triton_draws_what_the_eager_form_draws(sampler, spec):
-    results, pattern = [], NMPattern(spec)
-    (drawn,) = on_device([Draw.of(3, 7, "layer", 0.3, 0.5, first=1000)], torch.device("cuda"))
+    results = []
+    own = [x.cuda() for x in tensors(sampler, spec, torch.bfloat16, (336, 480))]
+    (draw,) = on_device([Draw.of(3, 7, "layer", 0.3, 0.5)], own[0].device)
     for kind in (sampler, replace(sampler, compiled=False)):
-        weight, upstream, logits = (
-            x.detach().cuda() for x in tensors(sampler, spec, torch.bfloat16, (336, 480))
-        )
-        out = torch.empty_like(weight)
-        kind.fill(out, weight, logits, pattern, drawn)
-        results.append((out, kind.logits_gradient(upstream, weight, logits, pattern, drawn)))
+        results.append(both_passes(kind, *own, NMPattern(spec), draw))
     assert not triton_launch.kernels.disabled
     (fast, of_fast), (slow, of_slow) = results
     torch.testing.assert_close(fast, slow, rtol=2**-7, atol=1e-6)
@@ -78,8 +72,36 @@ def test_triton_draws_what_the_eager_form_draws(sampler, spec):
     assert relative(of_fast, of_slow) < 1e-5
 
 
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=str)
+def test_a_shard_is_drawn_as_a_part_of_the_whole(sampler):
+    own = [x.cuda() for x in tensors(sampler, "2:4", torch.bfloat16, (7, 64, 256))]
+    job = own, NMPattern("2:4"), Draw.of(3, 7, "layer", 0.3, 0.5)
+    whole = both_passes(sampler, *own, *job[1:])
+    for one, other in zip(whole, in_shards(sampler, *job, [4, 0, 2, 1]), strict=True):
+        assert torch.equal(one, other)
+
+
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
-@pytest.mark.parametrize("sampler", [GumbelTopK(), StraightThrough(), Categorical(), GumbelSubset()], ids=str)
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=str)
+def test_other_draws_compile_nothing_and_wait_for_nothing(sampler):
+    own = [x.cuda() for x in tensors(sampler, "2:4", torch.bfloat16)]
+    kernels = importlib.import_module("roi_lightning.samplers.triton_kernels")
+    compiled = []
+    for index in range(4):
+        draw = Draw.of(index, index, "layer", 0.5 / (index + 1), 1 / (index + 1), first=16 * index)
+        torch.cuda.set_sync_debug_mode("error" if index else "default")
+        try:
+            both_passes(sampler, *own, NMPattern("2:4"), *on_device([draw], own[0].device))
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        caches = [getattr(kernels, name).device_caches for name in ("masked_weight", "logits_gradient")]
+        compiled.append(sum(len(cache[0]) for each in caches for cache in each.values()))
+    assert compiled[0] > 0
+    assert compiled == compiled[:1] * 4
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=str)
 def test_a_step_never_waits_for_the_device(tmp_path, sampler):
     learner = RoILightningModule(str(tiny_llama(tmp_path / "m")), sampler=sampler, distillation=0.5)
     learner.configure_model()
@@ -88,7 +110,7 @@ def test_a_step_never_waits_for_the_device(tmp_path, sampler):
     for attempt in ("warm up", "watched"):
         torch.cuda.set_sync_debug_mode("error" if attempt == "watched" else "default")
         try:
-            draw(learner)
+            draw_into(learner)
             objective(learner.student, learner.teacher, ids, 0.5)[0].backward()
         finally:
             torch.cuda.set_sync_debug_mode("default")

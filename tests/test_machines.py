@@ -10,7 +10,7 @@ import pytest
 TESTS = Path(__file__).parent
 # Samplers and packed layers; runs that are held to the bits of others.
 FILES = """
-packed_kernels accelerate packed_checkpoint compute_dtype masked_linear speed_linear samplers cpu_kernels categorical
+packed_kernels accelerate packed_checkpoint compute_dtype speed_linear samplers cpu_kernels categorical
 noise proximal sparsegpt pipeline priors roi objectives losses nonfinite export evaluation loading architectures
 resume interruption maskllm proxsparse joint recover api examples plan
 """

@@ -10,8 +10,8 @@ from typing_extensions import override
 
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.samplers import Categorical, Draw, GumbelTopK, Sampler
-from roi_lightning.samplers.eager import candidates
 from roi_lightning.samplers.reference import relaxed_top_n
+from roi_lightning.samplers.soft_masks import candidates
 
 
 class KeepsGraph(Sampler):
@@ -39,6 +39,8 @@ class KeepsGraph(Sampler):
 class PlainRoI(KeepsGraph, GumbelTopK):
     """The relaxed Gumbel-Top-K written down as in the paper, left to autograd."""
 
+    fill, logits_gradient = KeepsGraph.fill, KeepsGraph.logits_gradient
+
     @override
     def masked_weight(self, weight: Tensor, logits: Tensor, pattern: NMPattern, draw: Draw) -> Tensor:
         grouped = pattern.group(logits)
@@ -51,9 +53,11 @@ class PlainRoI(KeepsGraph, GumbelTopK):
 class PlainMaskLLM(KeepsGraph, Categorical):
     """MaskLLM as its authors wrote it: noise, probabilities and mask are tensors, nothing is fused."""
 
+    fill, logits_gradient = KeepsGraph.fill, KeepsGraph.logits_gradient
+
     @override
     def masked_weight(self, weight: Tensor, logits: Tensor, pattern: NMPattern, draw: Draw) -> Tensor:
         shares = F.gumbel_softmax(logits.movedim(0, -1) / draw.lam, tau=draw.tau)
-        kept = candidates(pattern, logits.device)
+        kept = candidates(pattern.n, pattern.m, logits.device)
         masks = torch.zeros(len(kept), pattern.m, device=logits.device).scatter_(1, kept, 1.0)
         return weight * (shares @ masks).flatten(-2).to(weight.dtype)

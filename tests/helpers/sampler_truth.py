@@ -1,5 +1,6 @@
 """Draws in double precision, by autograd through the definitions: what fast samplers are held against."""
 
+from dataclasses import replace
 from itertools import combinations
 
 import torch
@@ -23,12 +24,32 @@ def tensors(sampler, spec, dtype=torch.float32, shape=SHAPE):
     generator = torch.Generator().manual_seed(5)
     weight, upstream = (torch.randn(shape, generator=generator).to(dtype) for _ in range(2))
     size = sampler.logits_shape(shape, NMPattern(spec))
-    return weight, upstream, (0.05 * torch.randn(size, generator=generator)).requires_grad_()
+    return weight, upstream, 0.05 * torch.randn(size, generator=generator)
+
+
+def both_passes(sampler, weight, upstream, logits, pattern, draw):
+    """The drawn weight and the logits' gradient."""
+    out = torch.empty_like(weight)
+    sampler.fill(out, weight, logits, pattern, draw)
+    return out, sampler.logits_gradient(upstream, weight, logits, pattern, draw)
+
+
+def in_shards(sampler, tensors, pattern, draw, sizes, passes=both_passes):
+    """Both passes on shards along the weight's first axis, of these sizes, put together."""
+    axis, parts, first = int(isinstance(sampler, Categorical)), [], 0
+    weight, upstream, logits = tensors
+    shards = zip(weight.split(sizes), upstream.split(sizes), logits.split(sizes, axis), strict=True)
+    for own, gradient, own_logits in shards:
+        here = replace(draw, first=first)
+        parts.append(passes(sampler, own, gradient, own_logits.contiguous(), pattern, here))
+        first += own.numel() // pattern.m
+    drawn, gradients = zip(*parts, strict=True)
+    return torch.cat(drawn), torch.cat(gradients, axis)
 
 
 def exactly(sampler, spec, draw, shape=SHAPE):
-    """The first two in double precision, by autograd through the definitions."""
-    weight, upstream, logits = (x.detach().double() for x in tensors(sampler, spec, shape=shape))
+    """Both passes on these in double precision, by autograd through the definitions."""
+    weight, upstream, logits = (x.double() for x in tensors(sampler, spec, shape=shape))
     pattern, logits = NMPattern(spec), logits.requires_grad_()
     if isinstance(sampler, Categorical):
         soft = used = _mixture(_candidate_keys(logits, draw), pattern, draw.tau)

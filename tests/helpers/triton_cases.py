@@ -6,27 +6,38 @@ from itertools import product
 
 import torch
 
-from helpers.sampler_truth import exactly, relative, tensors
+from helpers.sampler_truth import both_passes, exactly, in_shards, relative, tensors
 from roi_lightning.masks.pattern import NMPattern
-from roi_lightning.samplers import Categorical, Draw, GumbelSubset, GumbelTopK, StraightThrough, triton_launch
+from roi_lightning.samplers import (
+    Categorical,
+    Draw,
+    GumbelSubset,
+    GumbelTopK,
+    StraightThrough,
+    on_device,
+    triton_launch,
+)
 
 PATTERNS = ("2:4", "3:4", "2:6", "4:8")
 SHAPE = 24, 120
 TEMPERATURES = {"warm": (0.3, 0.5), "cold": (0.002, 0.05)}
+SAMPLERS = GumbelTopK(), GumbelTopK("scaled"), StraightThrough(), GumbelSubset(), Categorical()
 
 
-def both_ways(sampler, spec, draw, dtype=torch.float32, shape=SHAPE):
+def by_kernels(sampler, weight, upstream, logits, pattern, draw):
+    """The drawn weight and the logits' gradient."""
+    if not weight.numel():  # a shard that has nothing
+        return both_passes(sampler, weight, upstream, logits, pattern, draw)
+    kernel, out, gradient = sampler.kernel(pattern), torch.empty_like(weight), torch.empty_like(logits)
+    assert triton_launch.attempt(kernel, "masked_weight", (logits, weight, out), draw), "no kernel"
+    assert triton_launch.attempt(kernel, "logits_gradient", (logits, weight, upstream, gradient), draw)
+    return out, gradient
+
+
+def both_ways(sampler, spec, draw, dtype=torch.float32):
     """The drawn weight and the logits' gradient, of the eager form and of the kernels."""
-    weight, upstream, logits = (x.detach() for x in tensors(sampler, spec, dtype, shape))
-    # What a launch makes itself on a GPU.
-    numbers = torch.tensor([1 / draw.lam, 1 / draw.tau]).view(torch.int32)
-    draw = replace(draw, numbers=torch.cat((torch.tensor(draw.key, dtype=torch.int32), numbers)))
-    inputs = sampler.inputs(weight, logits, NMPattern(spec), draw)
-    for kernel in (sampler.eager, sampler.kernels["cuda"]):
-        out, gradient = torch.empty_like(weight), torch.empty_like(logits)
-        assert kernel.fill(inputs, out), "no kernel"
-        assert kernel.logits_gradient(inputs, upstream, gradient), "no kernel"
-        yield out, gradient
+    arguments = *tensors(sampler, spec, dtype, SHAPE), NMPattern(spec), draw
+    return both_passes(replace(sampler, compiled=False), *arguments), by_kernels(sampler, *arguments)
 
 
 def errors(sampler, spec, draw):
@@ -36,50 +47,54 @@ def errors(sampler, spec, draw):
     return [[relative(one, true) for one, true in zip(way, exact, strict=True)] for way in both]
 
 
-def shard(sampler):
-    """How the kernels' draw of the last rows differs from the last rows of the eager form's draw of all."""
-    draw, rows, dim = Draw.of(3, 7, "layer", 0.3, 0.5), slice(7, 24), int(isinstance(sampler, Categorical))
-    (whole, of_whole), _ = both_ways(sampler, "2:4", draw)
-    weight, upstream, logits = (x.detach() for x in tensors(sampler, "2:4", torch.float32, SHAPE))
-    first, numbers = 7 * SHAPE[1] // 4, torch.tensor([1 / 0.3, 1 / 0.5]).view(torch.int32)
-    numbers = torch.cat((torch.tensor(draw.key, dtype=torch.int32), numbers))
-    own = logits.narrow(dim, 7, 17).contiguous()
-    inputs = sampler.inputs(weight[rows], own, NMPattern("2:4"), replace(draw, first=first, numbers=numbers))
-    out, gradient = torch.empty_like(weight[rows]), torch.empty_like(own)
-    sampler.kernels["cuda"].fill(inputs, out)
-    sampler.kernels["cuda"].logits_gradient(inputs, upstream[rows].contiguous(), gradient)
-    return max(relative(out, whole[rows]), relative(gradient, of_whole.narrow(dim, 7, 17)))
+def shards_are_parts(sampler):
+    """Whether shards of stacked experts are drawn as parts of the whole, bit for bit."""
+    pattern, draw = NMPattern("2:4"), Draw.of(3, 7, "experts", 0.3, 0.5)
+    own = tensors(sampler, "2:4", shape=(7, 6, 20))
+    whole = by_kernels(sampler, *own, pattern, draw)
+    parts = in_shards(sampler, own, pattern, draw, [4, 0, 2, 1], by_kernels)
+    return all(torch.equal(one, other) for one, other in zip(whole, parts, strict=True))
+
+
+def numbers_are_read():
+    """Whether what is read on the device is what a launch would put there itself."""
+    draws = [Draw.of(3, index, "layer", 0.3 / (index + 1), 0.5) for index in range(3)]
+    found = []
+    for draw in (*draws, *on_device(draws, torch.device("cpu"))):
+        own = tensors(GumbelTopK(), "2:4", shape=SHAPE)
+        found.append(by_kernels(GumbelTopK(), *own, NMPattern("2:4"), draw)[0])
+    alike = all(torch.equal(one, other) for one, other in zip(found[:3], found[3:], strict=True))
+    return alike and not torch.equal(found[0], found[1])
+
+
+def shows_nan(sampler):
+    """Whether the whole weight is NaN if all logits are."""
+    weight, upstream, logits = tensors(sampler, "2:4", shape=(4, 8))
+    draw = Draw((1, 2), 1.0, 1.0)
+    drawn, _ = by_kernels(sampler, weight, upstream, logits * torch.nan, NMPattern("2:4"), draw)
+    return bool(drawn.isnan().all())
 
 
 def main(every=False):
-    """All cases, or of each sampler and pattern one of the two settings in turn."""
+    """All cases, or of each sampler and pattern one of the temperatures in turn."""
     found = {}
-    samplers = GumbelTopK(), GumbelTopK("scaled"), StraightThrough(), GumbelSubset(), Categorical()
-    settings = list(TEMPERATURES.items())
-    for number, (sampler, spec) in enumerate(product(samplers, PATTERNS)):
+    for number, (sampler, spec) in enumerate(product(SAMPLERS, PATTERNS)):
         if isinstance(sampler, Categorical) and spec == "4:8":
             spec = "2:8"  # its kernel is for few candidates
-        turn = (number + number // len(PATTERNS)) % len(settings)
-        for name, (lam, tau) in settings if every else settings[turn : turn + 1]:
-            case = f"{sampler} {spec} {name}"
-            found[case] = errors(sampler, spec, Draw.of(3, 7, "layer", lam, tau))
-    eager, ours = both_ways(GumbelTopK(), "2:4", Draw.of(3, 7, "layer", 0.3, 0.5), torch.float16)
-    found["shard"] = [shard(sampler) for sampler in samplers]
+        turn = (number + number // len(PATTERNS)) % 2
+        for name, (lam, tau) in TEMPERATURES.items() if every else [list(TEMPERATURES.items())[turn]]:
+            found[f"{sampler} {spec} {name}"] = errors(sampler, spec, Draw.of(3, 7, "layer", lam, tau))
+    draw = Draw.of(3, 7, "layer", 0.3, 0.5)
+    eager, ours = both_ways(GumbelTopK(), "2:4", draw, torch.float16)
     apart = (ours[0].double() - eager[0].double()).abs() / eager[0].double().abs().clamp(min=2**-14)
-    found["fp16"] = [float((apart > 0).double().mean()), float(apart.max()), relative(ours[1], eager[1])]
-    found["nan"] = []
-    for sampler in (GumbelTopK(), GumbelSubset(), Categorical()):
-        weight, pattern, numbers = (
-            torch.ones(4, 8),
-            NMPattern("2:4"),
-            torch.tensor([1, 2, 1065353216, 1065353216]),
-        )
-        bad = torch.full(sampler.logits_shape((4, 8), pattern), torch.nan)
-        draw, out = Draw((1, 2), 1.0, 1.0, numbers=numbers.int()), torch.zeros(4, 8)
-        sampler.kernels["cuda"].fill(sampler.inputs(weight, bad, pattern, draw), out)
-        found["nan"].append(bool(out.isnan().all()))
-    found["nan"].append(triton_launch.kernels.disabled)
-    print(json.dumps(found))
+    fp16 = [float((apart > 0).double().mean()), float(apart.max()), relative(ours[1], eager[1])]
+    facts = {
+        "shards": [shards_are_parts(sampler) for sampler in SAMPLERS],
+        "numbers": numbers_are_read(),
+        "nan": [shows_nan(sampler) for sampler in SAMPLERS],
+        "disabled": triton_launch.kernels.disabled,
+    }
+    print(json.dumps({"errors": found, "fp16": fp16, **facts}))
 
 
 if __name__ == "__main__":

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers.sampler_truth import normal, relative
+from helpers.sampler_truth import both_passes, normal, relative
 from roi_lightning.errors import UserError
 from roi_lightning.masks.pattern import NMPattern
-from roi_lightning.samplers import Categorical, Draw, GumbelTopK, StraightThrough, eager
-from roi_lightning.samplers.noise import gumbel, noise_key
+from roi_lightning.samplers import Categorical, Draw, GumbelTopK, StraightThrough, relaxation
+from roi_lightning.samplers.noise import gumbel
 
 PATTERNS = ["1:2", "1:4", "2:4", "3:4", "2:8", "4:8"]
 # λ = 1/κ and τ at the start, in the middle and at the end of MaskLLM's schedule, and hot ones.
@@ -36,28 +36,20 @@ def literal_mask(logits: Tensor, pattern: NMPattern, draw: Draw) -> Tensor:
     return (p @ candidate_masks(pattern)).flatten(1)
 
 
-def draw_at(lam: float, tau: float, index: int = 6) -> Draw:
-    return Draw.of(5, index, "layer", lam, tau)
-
-
-def run(sampler, weight, logits, pattern, draw=None, upstream=None):
-    """The masked weight and the logits' gradient."""
-    logits = logits.clone().requires_grad_()
-    drawn = sampler.masked_weight(weight, logits, pattern, draw or draw_at(0.01, 1.0))
-    (grad,) = torch.autograd.grad(drawn, logits, torch.ones_like(drawn) if upstream is None else upstream)
-    return drawn.detach(), grad
+def draw_of(seed, index, lam, tau):
+    return Draw.of(seed, index, "layer", lam, tau)
 
 
 @pytest.mark.parametrize("spec", PATTERNS)
 def test_equals_autograd_through_a_literal_softmax(spec, monkeypatch):
-    monkeypatch.setattr(eager, "_CPU_CHUNK", 1000)
+    monkeypatch.setattr(relaxation, "_CPU_CHUNK", 1000)
     pattern, shape = NMPattern(spec), (48, 64)
     weight, upstream = normal(*shape, seed=3), normal(*shape, seed=4)
     for lam, tau in TEMPERATURES:
-        draw, logits = draw_at(lam, tau), new_logits(shape, pattern).requires_grad_()
+        draw, logits = draw_of(5, 6, lam, tau), new_logits(shape, pattern).requires_grad_()
         wanted = literal_mask(logits, pattern, draw) * weight.double()
         (gradient,) = torch.autograd.grad(wanted, logits, upstream.double())
-        found = run(Categorical(), weight, logits.detach(), pattern, draw, upstream)
+        found = both_passes(Categorical(), weight, upstream, logits.detach(), pattern, draw)
         assert found[0].dtype == found[1].dtype == torch.float32
         assert found[1].shape == logits.shape
         # A key of 17 is known to 2e-6, which τ divides.
@@ -72,9 +64,8 @@ def test_masks_are_mixtures_at_every_temperature(spec):
     for std in (0.01, 1.0, 30.0):
         logits = new_logits((32, 64), pattern, std)
         for lam, tau in TEMPERATURES:
-            mask, grad = run(
-                Categorical(), torch.ones(32, 64), logits, pattern, draw_at(lam, tau, 2), normal(32, 64)
-            )
+            job = torch.ones(32, 64), normal(32, 64), logits, pattern, draw_of(1, 2, lam, tau)
+            mask, grad = both_passes(Categorical(), *job)
             sums = pattern.group(mask.double()).sum(-1)
             assert (sums - pattern.n).abs().max() < 1e-5
             assert mask.max() <= 1 + 1e-6
@@ -93,17 +84,17 @@ def test_one_of_m_is_the_same_thing_as_roi(m):
     pattern, shape = NMPattern(f"1:{m}"), (48, 64)
     weight, upstream = normal(*shape, seed=1), normal(*shape, seed=2)
     for lam, tau in TEMPERATURES:
-        draw, logits = draw_at(lam, tau, 8), new_logits(shape, pattern)
-        ours, gradient = run(Categorical(), weight, logits, pattern, draw, upstream)
-        roi, wanted = run(GumbelTopK(), weight, member_logits(logits), pattern, draw, upstream)
+        draw, logits = draw_of(7, 8, lam, tau), new_logits(shape, pattern)
+        ours, gradient = both_passes(Categorical(), weight, upstream, logits, pattern, draw)
+        roi, wanted = both_passes(GumbelTopK(), weight, upstream, member_logits(logits), pattern, draw)
         # The same noise, or they would have nothing to do with each other; another order of the sums.
         assert relative(ours, roi) < 1e-6 / min(tau, 1), f"λ {lam}, τ {tau}"
         assert relative(member_logits(gradient), wanted) < 1e-6 / min(tau, 1), f"λ {lam}, τ {tau}"
         hard = Categorical().hard_mask(logits, pattern)
         assert torch.equal(hard, GumbelTopK().hard_mask(member_logits(logits), pattern))
-    cold = draw_at(0.01, 1e-6, 8)
-    picked, _ = run(Categorical(), torch.ones(shape), logits, pattern, cold)
-    roi, _ = run(StraightThrough(), torch.ones(shape), member_logits(logits), pattern, cold)
+    ones, cold = torch.ones(shape), draw_of(7, 8, 0.01, 1e-6)
+    picked = Categorical().masked_weight(ones, logits, pattern, cold)
+    roi = StraightThrough().masked_weight(ones, member_logits(logits), pattern, cold)
     assert torch.equal(picked.round(), roi)
 
 
@@ -117,7 +108,7 @@ def test_hard_draws_come_with_the_softmax_of_the_scaled_logits(spec, lam):
         torch.ones(rows, pattern.m),
         phi.view(-1, 1, 1).expand(-1, rows, 1),
         pattern,
-        draw_at(lam, 1e-6, 11),
+        draw_of(11, 0, lam, 1e-6),
     )
     settled = (drawn - drawn.round()).abs().amax(-1) < 1e-6
     assert settled.double().mean() > 0.999
@@ -183,15 +174,3 @@ def test_too_many_candidates_are_refused():
         UserError, match=r"9:18 has 48,620 candidate masks.*20,000.*GumbelTopK, which needs only 18"
     ):
         Categorical().logits_shape((36, 36), NMPattern("9:18"))
-
-
-def test_noise_goes_on_beyond_the_range_of_int32():
-    # The last groups of a tensor with five billion logits.
-    pattern, first = NMPattern("4:8"), (1 << 26) - 3
-    key = noise_key(1, 2, "layer")
-    mask = Categorical().masked_weight(
-        torch.ones(1, 24), torch.zeros(70, 1, 3), pattern, Draw(key, 0.1, 1.0, first)
-    )
-    index = torch.arange(first * 70, (first + 3) * 70).view(3, 70).to(torch.int32)
-    wanted = gumbel(index, key).double().softmax(-1) @ candidate_masks(pattern)
-    torch.testing.assert_close(mask.double(), wanted.view(1, 24), rtol=1e-5, atol=1e-6)

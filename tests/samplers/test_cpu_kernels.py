@@ -2,12 +2,12 @@
 
 import logging
 from dataclasses import replace
-from itertools import pairwise, product
+from itertools import product
 
 import pytest
 import torch
 
-from helpers.sampler_truth import SHAPE, exactly, relative, tensors
+from helpers.sampler_truth import SHAPE, both_passes, exactly, in_shards, relative, tensors
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.samplers import (
     Categorical,
@@ -20,7 +20,7 @@ from roi_lightning.samplers import (
 from roi_lightning.utils import cpp_extension
 from roi_lightning.utils.cpp_extension import Build
 
-WARM, COLD = Draw.of(3, 7, "layer", 0.3, 0.5), Draw.of(3, 7, "layer", 0.002, 0.05)
+WARM = Draw.of(3, 7, "layer", 0.3, 0.5)
 
 
 @pytest.fixture(autouse=True)
@@ -38,16 +38,13 @@ def new_cache(tmp_path, monkeypatch):
 
 def drawn(sampler, spec, draw, dtype=torch.float32, shape=SHAPE):
     """Drawn weight and logits' gradient."""
-    weight, upstream, logits = tensors(sampler, spec, dtype, shape)
-    out = sampler.masked_weight(weight, logits, NMPattern(spec), draw)
-    return out.detach(), *torch.autograd.grad(out, logits, upstream)
+    return both_passes(sampler, *tensors(sampler, spec, dtype, shape), NMPattern(spec), draw)
 
 
 def _errors(sampler, spec, draw):
     """Relative errors of drawn weight and gradient, then those of the eager form."""
     exact = exactly(sampler, spec, draw)
-    fast = drawn(sampler, spec, draw)
-    slow = drawn(replace(sampler, compiled=False), spec, draw)
+    fast, slow = drawn(sampler, spec, draw), drawn(replace(sampler, compiled=False), spec, draw)
     if isinstance(sampler, StraightThrough):
         assert torch.equal(fast[0] != 0, slow[0] != 0)
     return [relative(x, true) for way in (fast, slow) for x, true in zip(way, exact, strict=True)]
@@ -79,8 +76,7 @@ def test_cpp_kernels_are_as_exact_as_the_eager_form(kind, spec):
     assert gradient < 1e-6 + 2 * eager_gradient
     # Cold temperatures magnify the rounding of fp32, in a few groups that are nearly tied, others in every draw: on
     # average it may cost what it costs the eager form.
-    draws = [Draw.of(3, i, "layer", COLD.lam, COLD.tau) for i in range(8)]
-    errors = [_errors(sampler, spec, draw) for draw in draws]
+    errors = [_errors(sampler, spec, Draw.of(3, i, "layer", 0.002, 0.05)) for i in range(8)]
     weight, gradient, eager_weight, eager_gradient = (torch.tensor(errors) + 1e-7).log().mean(0).exp()
     assert weight < 2 * eager_weight
     assert gradient < 2 * eager_gradient
@@ -153,26 +149,18 @@ def test_small_layers_have_no_compiled_code(monkeypatch):
     drawn(GumbelTopK(), "2:4", WARM, shape=(16, 16))
 
 
-# Shards.
-
-
-@pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_shard_draws_what_the_whole_tensor_would(kind, compiled):
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize(("shape", "sizes"), [((7, 8, 64), [4, 0, 2, 1]), ((65, 64), [32, 32, 1])])
+def test_a_shard_is_drawn_as_a_part_of_the_whole(kind, compiled, shape, sizes, monkeypatch):
+    monkeypatch.setattr(cpu_kernels, "_MIN_WEIGHTS", 1)
     sampler, pattern = replace(KINDS[kind], compiled=compiled), NMPattern("2:4")
-    shape, cuts = (7, 96, 368), (0, 3, 5, 7)  # of experts, each part worth compiled code
-    weight, upstream, logits = (x.detach() for x in tensors(sampler, "2:4", shape=shape))
-    dim = 1 if kind == "maskllm" else 0
-    out = sampler.masked_weight(weight, logits, pattern, WARM)
-    gradient = sampler.logits_gradient(upstream, weight, logits, pattern, WARM)
-    for start, end in pairwise(cuts):
-        draw = replace(WARM, first=start * 96 * 368 // 4)
-        own, rows = logits.narrow(dim, start, end - start), slice(start, end)
-        found = sampler.masked_weight(weight[rows], own, pattern, draw)
-        torch.testing.assert_close(found, out[rows], rtol=1e-5, atol=1e-7)
-        of_logits = sampler.logits_gradient(upstream[rows], weight[rows], own, pattern, draw)
-        whole = gradient.narrow(dim, start, end - start)
-        torch.testing.assert_close(of_logits, whole, rtol=1e-4, atol=1e-6)
+    own = tensors(sampler, "2:4", shape=shape)
+    whole, parts = both_passes(sampler, *own, pattern, WARM), in_shards(sampler, own, pattern, WARM, sizes)
+    for one, other in zip(whole, parts, strict=True):
+        assert torch.equal(one, other)
+    # The noise goes on where another rank's ends.
+    assert not torch.equal(whole[0], drawn(sampler, "2:4", replace(WARM, first=1), shape=shape)[0])
 
 
 # Compiling.

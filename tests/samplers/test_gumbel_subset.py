@@ -5,21 +5,20 @@ from dataclasses import replace
 import pytest
 import torch
 
-from helpers.sampler_truth import exactly, relative, tensors
+from helpers.sampler_truth import both_passes, exactly, relative, tensors
 from roi_lightning.errors import UserError
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.samplers import Draw, GumbelSubset, GumbelTopK, StraightThrough
 
 SHAPE = 24, 48
-WARM, COLD = Draw.of(3, 7, "layer", 0.3, 0.5), Draw.of(3, 7, "layer", 0.002, 0.05)
+WARM, COLD = (Draw.of(3, 7, "layer", *temperatures) for temperatures in ((0.3, 0.5), (0.002, 0.05)))
 
 
 def drawn(sampler, spec, draw, ones=False):
     """Drawn weight and the logits' gradient."""
     weight, upstream, logits = tensors(sampler, spec, shape=SHAPE)
     weight = torch.ones_like(weight) if ones else weight
-    out = sampler.masked_weight(weight, logits, NMPattern(spec), draw)
-    return out.detach(), *torch.autograd.grad(out, logits, upstream)
+    return both_passes(sampler, weight, upstream, logits, NMPattern(spec), draw)
 
 
 @pytest.mark.parametrize("spec", ["1:4", "2:4", "3:4", "2:8", "4:8"])

@@ -96,9 +96,8 @@ def test_noise_of_today_stays():
     values = [u * 2**24 for u in uniform(INDEX[:6], KEY).tolist()]
     assert values == [14129375, 13365091, 3934191, 8015983, 15194735, 15161551]
     logits = (torch.arange(16.0) - 8).view(2, 8) / 50
-    pattern = NMPattern("2:4")
     draw = Draw.of(42, 7, "model.layers.0.mlp.up_proj", 0.5, 0.7)
-    mask = GumbelTopK().masked_weight(torch.ones(2, 8), logits, pattern, draw)
+    mask = GumbelTopK().masked_weight(torch.ones(2, 8), logits, NMPattern("2:4"), draw)
     expected = [
         [0.910955, 0.779619, 0.084956, 0.224470, 0.912614, 0.921607, 0.030058, 0.135722],
         [1.144323, 0.027586, 0.528163, 0.299928, 1.140451, 0.719926, 0.019975, 0.119648],
@@ -113,6 +112,14 @@ def test_cutting_up_the_indices_changes_nothing(chunk):
     assert torch.equal(torch.cat(pieces), gumbel(index, KEY))
     shuffled = torch.randperm(3000, generator=torch.Generator().manual_seed(0))
     assert torch.equal(gumbel(index[shuffled].view(50, 60), KEY).flatten(), gumbel(index, KEY)[shuffled])
+
+
+def test_noise_goes_on_beyond_the_range_of_int32():
+    draw, pattern = Draw(KEY, 1.0, 1.0, first=1 << 31), NMPattern("2:4")
+    index = torch.arange(1 << 33, (1 << 33) + 32).to(torch.int32)
+    assert torch.equal(draw.noise_like(torch.empty(2, 16), pattern), gumbel(index.view(2, 16), KEY))
+    index = torch.arange(((1 << 31) + 5) * 70, ((1 << 31) + 8) * 70).to(torch.int32)
+    assert torch.equal(draw.noise(range(5, 8), 70, index.device), gumbel(index.view(3, 70), KEY))
 
 
 @pytest.mark.parametrize("other", OTHERS)

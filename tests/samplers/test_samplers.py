@@ -1,15 +1,25 @@
-import math
+from functools import partial
 from itertools import combinations, permutations
 
 import pytest
 import torch
 from torch import Tensor
 
-from helpers.sampler_truth import normal, relative
+from helpers.sampler_truth import both_passes, normal, relative
+from roi_lightning.errors import UserError
 from roi_lightning.masks.pattern import NMPattern
-from roi_lightning.samplers import Draw, GumbelTopK, StraightThrough, eager, relaxed_top_n
-from roi_lightning.samplers.base import Inputs
-from roi_lightning.samplers.noise import gumbel
+from roi_lightning.samplers import (
+    Categorical,
+    Draw,
+    GumbelSubset,
+    GumbelTopK,
+    PerWeightSampler,
+    StraightThrough,
+    on_device,
+    relaxation,
+    relaxed_top_n,
+)
+from roi_lightning.samplers.soft_masks import candidate_sums, mixed_mask, recursive_mask
 
 PATTERNS = ["1:2", "1:4", "2:4", "3:4", "2:8", "4:8", "8:16"]
 TEMPERATURES = [
@@ -34,39 +44,25 @@ def _one_thread():
     torch.set_num_threads(before)
 
 
-def noise_of(shape: tuple[int, ...], draw: Draw) -> Tensor:
-    index = torch.arange(math.prod(shape), dtype=torch.int32).view(shape)
-    return gumbel(index, draw.key)
-
-
-def draw_at(lam: float, tau: float, index: int = 2, name: str = "a.b", seed: int = 1) -> Draw:
+def draw_of(seed, index, lam, tau, name="layer"):
     return Draw.of(seed, index, name, lam, tau)
 
 
-def relaxed(keys: Tensor, pattern: NMPattern, draw: Draw, scaled: bool, upstream: Tensor):
-    """The fallback's mask of keys [M, groups], and their gradient."""
-    keys = keys.clone().requires_grad_()
-    mask = eager.relaxed_top_n(keys, Inputs(keys, keys, pattern, draw, scaled=scaled))
-    return mask.detach(), torch.autograd.grad(mask, keys, upstream)[0]
-
-
-def run(sampler, weight, logits, pattern, draw=None, upstream=None):
-    """The masked weight and the logits' gradient."""
-    logits = logits.clone().requires_grad_()
-    out = sampler.masked_weight(weight, logits, pattern, draw or draw_at(0.1, 0.3))
-    (grad,) = torch.autograd.grad(out, logits, torch.ones_like(out) if upstream is None else upstream)
-    return out.detach(), grad
-
-
-def reference(sampler, weight, logits, pattern, draw, upstream, dtype=torch.float64):
-    """The same through plain autograd."""
-    noise = noise_of(tuple(logits.shape), draw).to(dtype)
-    logits = logits.to(dtype).requires_grad_()
+def reference(sampler, weight, upstream, logits, pattern, draw, dtype=torch.float64):
+    """Both passes through plain autograd."""
+    noise, logits = draw.noise_like(logits, pattern).to(dtype), logits.to(dtype).requires_grad_()
     groups = pattern.group(logits), pattern.group(noise)
     mask = relaxed_top_n(*groups, pattern.n, draw.lam, draw.tau, sampler.push_down)
     out = mask.flatten(-2) * weight.to(dtype)
     (grad,) = torch.autograd.grad(out, logits, upstream.to(dtype))
     return out.detach(), grad
+
+
+def with_gradient(form, keys, grad):
+    """A mask of keys, and the gradient of <mask, grad> with respect to the keys."""
+    keys = keys.clone().requires_grad_()
+    mask = form(keys)
+    return mask.detach(), *torch.autograd.grad(mask, keys, grad)
 
 
 @pytest.mark.parametrize("spec", PATTERNS)
@@ -76,9 +72,8 @@ def test_mask_sums_to_n_at_every_temperature(spec, std):
     ones, logits, upstream = torch.ones(32, 128), normal(32, 128, std=std), normal(32, 128, seed=1)
     for lam, tau in TEMPERATURES:
         for push_down in ("paper", "scaled"):
-            mask, grad = run(
-                GumbelTopK(push_down), ones, logits, pattern, draw_at(lam, tau), upstream=upstream
-            )
+            draw = draw_of(1, 2, lam, tau)
+            mask, grad = both_passes(GumbelTopK(push_down), ones, upstream, logits, pattern, draw)
             where = f"λ {lam}, τ {tau}, {push_down}"
             assert mask.isfinite().all(), where
             assert grad.isfinite().all(), where
@@ -100,8 +95,9 @@ def test_tied_and_hopelessly_led_groups_stay_finite(spec):
     keys[3, : pattern.n] = 1e4
     grad = normal(4, pattern.m)
     for tau in (1.0, 0.05):
-        for scaled in (False, True):
-            mask, of_keys = relaxed(keys.T, pattern, draw_at(1.0, tau), scaled, grad.T)
+        for push in (1.0, 1 / tau):
+            form = partial(recursive_mask, n=pattern.n, tau=tau, push=push)
+            mask, of_keys = with_gradient(form, keys.T, grad.T)
             assert mask.sum(0).tolist() == pytest.approx([pattern.n] * 4, abs=1e-5)
             assert of_keys.isfinite().all()
 
@@ -109,17 +105,13 @@ def test_tied_and_hopelessly_led_groups_stay_finite(spec):
 @pytest.mark.parametrize("push_down", ["paper", "scaled"])
 @pytest.mark.parametrize("spec", PATTERNS)
 def test_equals_autograd_through_the_reference(spec, push_down, monkeypatch):
-    monkeypatch.setattr(eager, "_CPU_CHUNK", 1 << 10)
+    monkeypatch.setattr(relaxation, "_CPU_CHUNK", 1 << 10)
     pattern, shape, sampler = NMPattern(spec), (48, 64), GumbelTopK(push_down)
     weight, upstream = normal(*shape, seed=3), normal(*shape, seed=4)
     for lam, tau, std in [(1, 1, 1), (0.1, 0.3, 0.1), (0.01, 0.1, 0.05), (*END, 0.01)]:
-        draw, logits = draw_at(lam, tau, 6, seed=5), normal(*shape, std=std)
-        job = (weight, logits, pattern, draw, upstream)
-        exact, single, found = (
-            reference(sampler, *job),
-            reference(sampler, *job, torch.float32),
-            run(sampler, *job),
-        )
+        job = weight, upstream, normal(*shape, std=std), pattern, draw_of(5, 6, lam, tau, "a.b")
+        exact, single = reference(sampler, *job), reference(sampler, *job, torch.float32)
+        found = both_passes(sampler, *job)
         for ours, plain, true in zip(found, single, exact, strict=True):
             assert ours.dtype == torch.float32
             # Cold temperatures magnify the rounding of fp32; it may cost autograd's own error, not much more.
@@ -130,28 +122,61 @@ def test_equals_autograd_through_the_reference(spec, push_down, monkeypatch):
 @pytest.mark.parametrize("spec", PATTERNS)
 def test_unrolled_form_is_the_reference_in_double_precision(spec):
     pattern = NMPattern(spec)
-    noise = noise_of((500, pattern.m), draw_at(1, 1, 1, "x")).double()
     upstream = normal(500, pattern.m, seed=1).double()
+    noise = draw_of(1, 1, 1, 1).noise_like(upstream, pattern).double()
     for lam, tau in TEMPERATURES:
-        for push_down in ("paper", "scaled"):
+        for push_down, push in (("paper", 1.0), ("scaled", 1 / tau)):
             logits = normal(500, pattern.m, std=0.3).double().requires_grad_()
             mask = relaxed_top_n(logits, noise, pattern.n, lam, tau, push_down)
             (grad,) = torch.autograd.grad(mask, logits, upstream)
-            keys = (logits.detach() / lam + noise).T.contiguous()
-            found, of_keys = relaxed(keys, pattern, draw_at(lam, tau), push_down == "scaled", upstream.T)
+            keys = (logits.detach() / lam + noise).T
+            form = partial(recursive_mask, n=pattern.n, tau=tau, push=push)
+            found, found_grad = with_gradient(form, keys, upstream.T)
             where = f"λ {lam}, τ {tau}, {push_down}"
             assert relative(found.T, mask.detach()) < 1e-7, where
-            assert relative(of_keys.T / lam, grad) < 1e-7, where
+            assert relative(found_grad.T / lam, grad) < 1e-7, where
+
+
+@pytest.mark.parametrize("spec", ["2:4", "3:4", "2:6", "4:8"])
+def test_gradients_are_finite_differences(spec):
+    pattern, size = NMPattern(spec), 1e-6
+    n, m = pattern.n, pattern.m
+    keys, grad = normal(m, 6).double(), normal(m, 6, seed=1).double()
+    keys[0, 0] += 3  # 60 τ ahead
+    for tau, push in ((0.7, 1.0), (0.05, 1.0), (0.05, 20.0)):
+        forms = {
+            "recursive": partial(recursive_mask, n=n, tau=tau, push=push),
+            "subset": lambda keys, tau=tau: mixed_mask(candidate_sums(keys, n), n, m, tau),
+        }
+        for name, form in forms.items():
+            _, found = with_gradient(form, keys, grad)
+            for i in range(m):
+                step = torch.zeros_like(keys)
+                step[i] = size
+                rise = ((form(keys + step) - form(keys - step)) * grad).sum(0) / (2 * size)
+                torch.testing.assert_close(found[i], rise, rtol=1e-5, atol=1e-6, msg=f"{name}, τ {tau}")
+
+
+def test_a_lead_counts_in_the_gradient_however_large_it_is():
+    # At τ = 1 the leader is pushed down by its lead over the others together: it is level with them in the second
+    # pick, and stays so when it moves.
+    keys, grad = torch.tensor([[45.0], [0.0], [-0.3], [-2.0]]), normal(4, 1)
+    exact = with_gradient(
+        lambda keys: relaxed_top_n(keys.T, torch.zeros_like(keys.T), 2, 1.0, 1.0).T, keys.double(), grad
+    )
+    for dtype in (torch.float32, torch.float64):
+        form = partial(recursive_mask, n=2, tau=1.0, push=1.0)
+        for ours, true in zip(with_gradient(form, keys.to(dtype), grad.to(dtype)), exact, strict=True):
+            torch.testing.assert_close(ours.double(), true, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("sampler", [GumbelTopK(), GumbelTopK("scaled"), StraightThrough()])
 def test_size_of_chunks_changes_no_bit(sampler, monkeypatch):
     pattern, results = NMPattern("4:8"), []
-    logits, weight = normal(72, 64, std=0.3), normal(72, 64, seed=1)
-    # torch sums the last few groups of a chunk in another order; whole blocks of 32 groups keep every bit.
-    for size in (1 << 16, 1 << 8, 1 << 9, 1 << 11):
-        monkeypatch.setattr(eager, "_CPU_CHUNK", size)
-        results.append(run(sampler, weight, logits, pattern, upstream=weight))
+    logits, weight, draw = normal(72, 64, std=0.3), normal(72, 64, seed=1), draw_of(0, 0, 0.1, 0.3)
+    for size in (1 << 18, 1 << 10, 3000, 1 << 12):
+        monkeypatch.setattr(relaxation, "_CPU_CHUNK", size)
+        results.append(both_passes(sampler, weight, weight, logits, pattern, draw))
     for out, grad in results[1:]:
         assert torch.equal(out, results[0][0])
         assert torch.equal(grad, results[0][1])
@@ -180,7 +205,7 @@ def test_hard_masks_come_with_the_exact_probabilities(spec, lam):
     pattern, rows = NMPattern(spec), 200_000
     phi = normal(pattern.m, std=0.3, seed=9)
     drawn = StraightThrough().masked_weight(
-        torch.ones(rows, pattern.m), phi.expand(rows, -1), pattern, draw_at(lam, 1.0, 0, "layer", 11)
+        torch.ones(rows, pattern.m), phi.expand(rows, -1), pattern, draw_of(11, 0, lam, 1.0)
     )
     counts = drawn.long().mul(2 ** torch.arange(pattern.m)).sum(-1).bincount(minlength=1 << pattern.m)
     exact = subset_probabilities((phi.double() / lam).exp().tolist(), pattern.n)
@@ -194,12 +219,13 @@ def test_hard_masks_come_with_the_exact_probabilities(spec, lam):
 @pytest.mark.parametrize("push_down", ["paper", "scaled"])
 @pytest.mark.parametrize("spec", [*PATTERNS, "64:257"])
 def test_straight_through_is_hard_forward_soft_backward(spec, push_down):
-    pattern, draw = NMPattern(spec), draw_at(0.05, 0.2, 1, "layer")
+    pattern, draw = NMPattern(spec), draw_of(1, 1, 0.05, 0.2)
     shape = (32, 32) if pattern.m <= 32 else (pattern.m, pattern.m)
     logits, weight, upstream = normal(*shape, std=0.1), normal(*shape, seed=1), normal(*shape, seed=2)
-    hard, hard_grad = run(StraightThrough(push_down), weight, logits, pattern, draw, upstream=upstream)
-    _, soft_grad = run(GumbelTopK(push_down), weight, logits, pattern, draw, upstream=upstream)
-    keys = logits / draw.lam + noise_of(shape, draw)
+    job = weight, upstream, logits, pattern, draw
+    hard, hard_grad = both_passes(StraightThrough(push_down), *job)
+    _, soft_grad = both_passes(GumbelTopK(push_down), *job)
+    keys = logits / draw.lam + draw.noise_like(logits, pattern)
     kept = pattern.group(keys).argsort(-1, descending=True)[..., : pattern.n]
     mask = torch.zeros((*kept.shape[:-1], pattern.m)).scatter(-1, kept, 1.0).flatten(-2)
     assert pattern.holds(hard != 0)
@@ -218,7 +244,7 @@ def test_nothing_is_kept_for_backward_but_weight_and_logits(sampler, dtype):
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        sampler.masked_weight(weight, logits, NMPattern("2:4"), draw_at(0.1, 0.3))
+        sampler.masked_weight(weight, logits, NMPattern("2:4"), draw_of(0, 0, 0.1, 0.3))
     assert kept
     assert set(kept) <= {weight.untyped_storage().data_ptr(), logits.untyped_storage().data_ptr()}
 
@@ -227,24 +253,34 @@ def test_nothing_is_kept_for_backward_but_weight_and_logits(sampler, dtype):
 def test_a_draw_is_a_function_of_its_coordinates(sampler):
     pattern, logits, ones = NMPattern("2:4"), normal(64, 64, std=0.1), torch.ones(64, 64)
 
-    def mask(**coordinates):
-        return sampler.masked_weight(ones, logits, pattern, draw_at(0.1, 0.1, **coordinates))
+    def mask(seed=1, index=2, name="a"):
+        return sampler.masked_weight(ones, logits, pattern, draw_of(seed, index, 0.1, 0.1, name))
 
     assert torch.equal(mask(), mask())
     for other in (mask(seed=2), mask(index=3), mask(name="b")):
         assert (mask() - other).abs().amax(-1).min() > 0.1, "some row is drawn alike"
 
 
+def test_numbers_on_a_device_are_those_of_the_draws():
+    draws = [draw_of(1, index, 0.3 / (index + 1), 0.5, name) for index in range(2) for name in "ab"]
+    placed = on_device(draws, torch.device("cpu"))
+    assert placed == draws
+    for draw in placed:
+        assert draw.numbers.dtype == torch.int32
+        assert tuple(draw.numbers[:2].tolist()) == draw.key
+        inverse = draw.numbers[2:].view(torch.float32).tolist()
+        assert inverse == pytest.approx([1 / draw.lam, 1 / draw.tau])
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("sampler", [GumbelTopK(), StraightThrough()])
 def test_low_precision_weights_are_rounded_once(sampler, dtype):
-    pattern, logits, draw = NMPattern("2:4"), normal(32, 32, std=0.1), draw_at(0.2, 0.5)
-    weight = normal(32, 32, seed=1).to(dtype)
-    mask, _ = run(sampler, torch.ones(32, 32), logits, pattern, draw)
-    upstream = normal(32, 32, seed=2).to(dtype)
-    out, grad = run(sampler, weight, logits, pattern, draw, upstream=upstream)
+    job = normal(32, 32, std=0.1), NMPattern("2:4"), draw_of(0, 0, 0.2, 0.5)
+    weight, upstream = (normal(32, 32, seed=seed).to(dtype) for seed in (1, 2))
+    mask = sampler.masked_weight(torch.ones(32, 32), *job)
+    out, grad = both_passes(sampler, weight, upstream, *job)
     assert torch.equal(out, (mask * weight.float()).to(dtype))
-    _, expected = run(sampler, weight.float(), logits, pattern, draw, upstream=upstream.float())
+    _, expected = both_passes(sampler, weight.float(), upstream.float(), *job)
     assert grad.dtype == torch.float32
     assert torch.equal(grad, expected)
 
@@ -271,8 +307,8 @@ def literal(logits: Tensor, noise: Tensor, n: int, lam: float, tau: float, push_
 @pytest.mark.parametrize("spec", PATTERNS)
 def test_the_reference_is_the_literal_recursion_where_that_is_finite(spec, push_down):
     pattern = NMPattern(spec)
-    noise = noise_of((300, pattern.m), draw_at(1, 1, 3, "x", 2)).double()
     upstream = normal(300, pattern.m, seed=1).double()
+    noise = draw_of(2, 3, 1, 1).noise_like(upstream, pattern).double()
     for lam, tau in [(1.0, 1.0), (2.0, 1.0), (1.0, 3.0), (0.5, 0.7)]:
         logits = normal(300, pattern.m, std=0.3).double().requires_grad_()
         found, expected = (
@@ -282,3 +318,65 @@ def test_the_reference_is_the_literal_recursion_where_that_is_finite(spec, push_
             )
         )
         torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-9)
+
+
+SHIPPED = [GumbelTopK(), StraightThrough(), GumbelSubset(), Categorical()]
+
+
+@pytest.mark.parametrize("sampler", SHIPPED, ids=str)
+def test_masked_weights_are_what_is_filled_with_the_same_gradient(sampler):
+    pattern, draw, upstream = NMPattern("2:4"), draw_of(0, 0, 0.1, 0.3), normal(4, 8, 16, seed=1)
+    weight = normal(4, 8, 16).transpose(1, 2)  # any layout
+    logits = normal(*sampler.logits_shape((4, 16, 8), pattern), std=0.1).requires_grad_()
+    out = sampler.masked_weight(weight, logits, pattern, draw)
+    out.backward(upstream.transpose(1, 2))
+    job = logits.detach(), pattern, draw
+    expected = both_passes(sampler, weight.contiguous(), upstream.transpose(1, 2), *job)
+    assert torch.equal(out.detach(), expected[0])
+    assert torch.equal(logits.grad, expected[1])
+
+
+class Independent(PerWeightSampler):
+    """A sampler as one first writes it: `masked_weight`, and autograd for the rest."""
+
+    method = "independent"
+    rows = slice(None)
+
+    def masked_weight(self, weight, logits, pattern, draw):
+        keys = logits / draw.lam + draw.noise_like(logits, pattern)
+        soft = pattern.n * (pattern.group(keys) / draw.tau).softmax(-1).flatten(-2)
+        return (weight * soft).to(weight.dtype)[self.rows]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_sampler_of_one_s_own_fills_and_has_autograd_s_gradient(dtype):
+    sampler, pattern, draw = Independent(), NMPattern("2:4"), draw_of(0, 0, 0.1, 0.3)
+    weight, upstream = (normal(6, 8, seed=seed).to(dtype) for seed in (0, 1))
+    logits = normal(6, 8, std=0.1).requires_grad_()
+    out = sampler.masked_weight(weight, logits, pattern, draw)
+    out.backward(upstream)
+    found = both_passes(sampler, weight, upstream, logits.detach(), pattern, draw)
+    assert torch.equal(found[0], out.detach())
+    assert torch.equal(found[1], logits.grad)
+    assert found[1].dtype == torch.float32
+
+
+def test_a_sampler_that_gives_another_shape_is_named():
+    sampler, zeros = Independent(), torch.zeros(4, 8)
+    sampler.rows = slice(1)
+    with pytest.raises(UserError, match=r"Independent\.masked_weight made \[1, 8\] of .* \[4, 8\]"):
+        both_passes(sampler, zeros, zeros, zeros, NMPattern("2:4"), draw_of(0, 0, 1.0, 1.0))
+
+
+class Half(GumbelTopK):
+    """A sampler that changes what another draws."""
+
+    def masked_weight(self, *args):
+        return super().masked_weight(*args) / 2
+
+
+def test_a_masked_weight_of_one_s_own_is_what_is_filled():
+    pattern, draw = NMPattern("2:4"), draw_of(0, 0, 0.1, 0.3)
+    job = normal(6, 8), normal(6, 8, seed=1), normal(6, 8, std=0.1), pattern, draw
+    for half, whole in zip(both_passes(Half(), *job), both_passes(GumbelTopK(), *job), strict=True):
+        torch.testing.assert_close(2 * half, whole)

@@ -81,11 +81,13 @@ def _compiler() -> Finding:
 def _kernels() -> Finding:
     import torch
 
+    from roi_lightning.masks.pattern import NMPattern
     from roi_lightning.models.config import compute_dtype
-    from roi_lightning.samplers.cpu_kernels import top_k
+    from roi_lightning.samplers.cpu_kernels import build
     from roi_lightning.utils.cpp_extension import load, openmp
 
-    load(top_k.build(4, 2, compute_dtype(torch.bfloat16, torch.device("cpu"))))
+    dtype = compute_dtype(torch.bfloat16, torch.device("cpu"))
+    load(build("gumbel_top_k", NMPattern("2:4"), dtype))
     means = "draw masks on the CPU" if openmp() else "run in one thread: this torch lacks GNU's OpenMP"
     return Finding(bool(openmp()), "compile and load", means)
 

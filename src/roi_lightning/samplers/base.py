@@ -1,98 +1,100 @@
 """What every sampler offers: logits in, a masked weight or a hard mask out.
 
-A weight is [out, in] here, or [experts, out, in], and contiguous: the groups of a pattern lie along its last axis.
+A weight is one tensor of a model, or the shard of it that is here: [out, in] or, of experts, [experts, out, in],
+contiguous. The groups of a pattern lie along its last axis.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple, Self
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import override
 
 from roi_lightning.errors import UserError
 from roi_lightning.masks.pattern import NMPattern
-from roi_lightning.samplers.noise import gumbel, noise_key, to_int32
+from roi_lightning.samplers.noise import gumbel, noise_key, signed
 
 
 @dataclass(frozen=True)
 class Draw:
-    """The coordinates of one random mask of a tensor; the same draw always gives the same mask.
+    """One random mask of one tensor; the same draw always gives the same mask.
 
     Attributes:
-        key: Of the noise, two numbers in the range of int32; see `noise_key`.
+        key: Of the noise, from `noise_key`.
         lam: Sampling temperature λ, above 0; the logits are divided by it.
         tau: Softmax temperature τ, above 0.
-        first: The first group of the whole tensor that is here, where the tensor is sharded.
-        numbers: On a GPU the key and the bits of 1/λ and 1/τ, int32 [4]; see `on_device`.
+        first: The first group that is here, where the tensor is sharded.
+        groups: How many the whole tensor has; None if all are here.
+        numbers: On a GPU, int32 [4]: the key and the bits of 1/λ and 1/τ, see `on_device`.
     """
 
     key: tuple[int, int]
     lam: float
     tau: float
     first: int = 0
-    numbers: Tensor | None = None
+    groups: int | None = None
+    numbers: Tensor | None = field(default=None, repr=False, compare=False)
 
     @classmethod
-    def of(cls, seed: int, index: int, name: str, lam: float, tau: float, first: int = 0) -> Self:
-        """The draw of a tensor.
+    def of(
+        cls,
+        seed: int,
+        index: int,
+        name: str,
+        lam: float,
+        tau: float,
+        first: int = 0,
+        groups: int | None = None,
+    ) -> "Draw":
+        """The draw of the tensor `name` at micro-batch `index` of a run with this seed."""
+        return cls(noise_key(seed, index, name), lam, tau, first, groups)
 
-        Args:
-            seed: Of the run.
-            index: The global micro-batch index.
-            name: The tensor's.
-            lam: Sampling temperature λ.
-            tau: Softmax temperature τ.
-            first: The first group that is here.
-        """
-        return cls(noise_key(seed, index, name), lam, tau, first)
+    def noise(self, groups: range, choices: int, device: torch.device) -> Tensor:
+        """Standard Gumbel noise for some of the groups that are here, fp32 [groups, choices]."""
+        start = signed((self.first + groups.start) * choices)
+        index = torch.arange(len(groups) * choices, dtype=torch.int32, device=device).add_(start)
+        return gumbel(index, self.key).view(len(groups), choices)
 
-    def noise(self, logits: Tensor, pattern: NMPattern) -> Tensor:
-        """Standard Gumbel noise for logits, one per weight: fp32, of their shape."""
-        index = torch.arange(logits.numel(), dtype=torch.int32, device=logits.device)
-        return gumbel(index + to_int32(self.first * pattern.m), self.key).view(logits.shape)
+    def noise_like(self, logits: Tensor, pattern: NMPattern) -> Tensor:
+        """Standard Gumbel noise for logits of the weight's shape, one a weight; fp32."""
+        groups = range(logits.numel() // pattern.m)
+        return self.noise(groups, pattern.m, logits.device).view_as(logits)
 
 
 def on_device(draws: Sequence[Draw], device: torch.device) -> list[Draw]:
-    """Draws whose numbers kernels read on the device, copied there at once and without waiting for it."""
-    if device.type != "cuda":
-        return list(draws)
-    floats = np.array([(1 / draw.lam, 1 / draw.tau) for draw in draws], dtype=np.float32).view(np.int32)
-    keys = np.array([draw.key for draw in draws], dtype=np.int32)
-    numbers = torch.from_numpy(np.hstack((keys, floats))).pin_memory().to(device, non_blocking=True)
-    return [replace(draw, numbers=own) for draw, own in zip(draws, numbers, strict=True)]
+    """The draws with their numbers on a device: one copy for all, and no wait for it."""
+    keys = torch.tensor([draw.key for draw in draws], dtype=torch.int32)
+    inverse = torch.tensor([(1 / draw.lam, 1 / draw.tau) for draw in draws], dtype=torch.float32)
+    rows = torch.cat([keys, inverse.view(torch.int32)], 1)
+    if device.type == "cuda":
+        rows = rows.pin_memory().to(device, non_blocking=True)
+    return [replace(draw, numbers=row) for draw, row in zip(draws, rows, strict=True)]
 
 
-class Inputs(NamedTuple):
-    """What both passes of a sampler of this package need; tensors are contiguous.
+@dataclass(frozen=True)
+class Kernel:
+    """Both passes of one sampler at one pattern.
 
     Attributes:
-        weight: [..., out, in], any float dtype.
-        logits: fp32.
+        name: `gumbel_top_k`, `gumbel_subset` or `categorical`.
         pattern: The N:M pattern.
-        draw: Which mask to draw.
+        size: Values that a group goes through, with which the code grows.
+        scaled: Whether log(1 - μ) is divided by τ between the picks of the recursion.
         hard: Whether the forward pass takes the hard mask.
-        scaled: Whether log(1 - μ) is divided by τ between the picks of the relaxed Gumbel-Top-K.
     """
 
-    weight: Tensor
-    logits: Tensor
+    name: str
     pattern: NMPattern
-    draw: Draw
-    hard: bool = False
+    size: int
     scaled: bool = False
-
-    @property
-    def push(self) -> float:
-        """The factor on log(1 - μ)."""
-        return 1 / self.draw.tau if self.scaled else 1.0
+    hard: bool = False
 
 
 class Sampler(ABC):
-    """Turns the logits of a tensor into masks.
+    """Turns the logits of one tensor into masks.
 
     Attributes:
         method: Short name of the method that learns with it, in tables and files.
@@ -140,28 +142,35 @@ class Sampler(ABC):
         """
 
     def fill(self, out: Tensor, weight: Tensor, logits: Tensor, pattern: NMPattern, draw: Draw) -> None:
-        """Write the weight under a randomly drawn mask into `out`, which is like it, without autograd.
+        """Write what `masked_weight` gives into `out`, a tensor like the weight.
 
         Raises:
-            UserError: If `masked_weight` gives another shape.
+            UserError: If it gives another shape.
         """
         with torch.no_grad():
-            drawn = self.masked_weight(weight, logits, pattern, draw)
-        if drawn.shape != weight.shape:
-            raise UserError(
-                f"{type(self).__name__}.masked_weight made {list(drawn.shape)} of a weight {list(weight.shape)}; "
-                "return a tensor of the weight's shape"
-            )
-        out.copy_(drawn)
+            out.copy_(self._drawn(weight, logits, pattern, draw))
 
     def logits_gradient(
         self, gradient: Tensor, weight: Tensor, logits: Tensor, pattern: NMPattern, draw: Draw
     ) -> Tensor:
-        """The gradient of the logits, fp32, by that of the masked weight, which is made again."""
-        own = logits.detach().requires_grad_()
+        """The gradient of the logits, given that of the masked weight; fp32, the logits' shape.
+
+        Raises:
+            UserError: If `masked_weight` gives another shape than the weight's.
+        """
         with torch.enable_grad():
-            drawn = self.masked_weight(weight, own, pattern, draw)
-        return torch.autograd.grad(drawn, own, gradient)[0]
+            own = logits.detach().requires_grad_()
+            drawn = self._drawn(weight, own, pattern, draw)
+        return torch.autograd.grad(drawn, own, gradient.to(drawn.dtype))[0]
+
+    def _drawn(self, weight: Tensor, logits: Tensor, pattern: NMPattern, draw: Draw) -> Tensor:
+        drawn = self.masked_weight(weight, logits, pattern, draw)
+        if drawn.shape != weight.shape:
+            raise UserError(
+                f"{type(self).__name__}.masked_weight made {list(drawn.shape)} of a weight of {list(weight.shape)}; "
+                "return a tensor of the weight's shape"
+            )
+        return drawn
 
     @abstractmethod
     def hard_mask(self, logits: Tensor, pattern: NMPattern) -> Tensor:

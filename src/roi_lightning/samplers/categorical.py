@@ -2,8 +2,8 @@
 
 The candidates are the N-subsets of a group in lexicographic order. With κ = 1/λ and standard Gumbel noise g, a
 draw gives candidate c the probability p_c = softmax((κ φ + g) / τ)_c and the group the mask Σ_c p_c · candidate_c,
-soft at all times; the hard mask is the candidate of the largest logit. Logits are laid out candidate-major, [C,
-..., out, in/M], so that every pass runs along groups.
+soft at all times; the hard mask is the candidate of the largest logit. Logits are laid out candidate-major, [C, ...,
+in/M], so that every pass runs along groups.
 
 At 1:M the candidates are the elements, and this is the same thing as `GumbelTopK`, draw by draw.
 """
@@ -11,7 +11,7 @@ At 1:M the candidates are the elements, and this is the same thing as `GumbelTop
 from dataclasses import dataclass
 from itertools import combinations
 from math import comb
-from typing import ClassVar, Final
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -19,30 +19,28 @@ from typing_extensions import override
 
 from roi_lightning.errors import UserError
 from roi_lightning.masks.pattern import NMPattern
-from roi_lightning.samplers import cpu_kernels, triton_launch
-from roi_lightning.samplers.eager import Eager, candidates, relaxed_candidates
-from roi_lightning.samplers.kernels import KernelSampler
+from roi_lightning.samplers.base import Kernel
+from roi_lightning.samplers.relaxation import Relaxation
+from roi_lightning.samplers.soft_masks import candidates, mixed_mask
 
 _MAX_CANDIDATES: Final = 20_000
 
 
 @dataclass(frozen=True)
-class Categorical(KernelSampler):
+class Categorical(Relaxation):
     """MaskLLM's relaxation: soft masks in training.
 
     Args:
-        compiled: Whether large tensors may go through compiled code; the same masks up to rounding.
+        compiled: Whether tensors may go through kernels; the same masks up to rounding.
     """
 
     method = "maskllm"
-    eager = Eager(relaxed_candidates, by_candidate=True)
-    kernels: ClassVar = {"cpu": cpu_kernels.categorical, "cuda": triton_launch.categorical}
 
     compiled: bool = True
 
     @override
     def logits_shape(self, weight: tuple[int, ...], pattern: NMPattern) -> tuple[int, ...]:
-        """One logit per candidate of every group: [C, out, in/M].
+        """One logit per candidate of every group: [C, ..., in/M].
 
         Raises:
             UserError: If the pattern has more than 20,000 candidates.
@@ -74,6 +72,14 @@ class Categorical(KernelSampler):
         return logits
 
     @override
+    def kernel(self, pattern: NMPattern) -> Kernel:
+        return Kernel("categorical", pattern, comb(pattern.m, pattern.n))
+
+    @override
+    def soft_mask(self, keys: Tensor, pattern: NMPattern, tau: float) -> Tensor:
+        return mixed_mask(keys, pattern.n, pattern.m, tau)
+
+    @override
     def hard_mask(self, logits: Tensor, pattern: NMPattern) -> Tensor:
         """The candidate of the largest logit; among equals the earlier one."""
         best = logits[0].detach().clone()
@@ -81,7 +87,7 @@ class Categorical(KernelSampler):
         for c, candidate in enumerate(logits.detach()):
             chosen.masked_fill_(candidate > best, c)
             torch.maximum(best, candidate, out=best)
-        kept = candidates(pattern, logits.device)
+        kept = candidates(pattern.n, pattern.m, logits.device)
         keeps = torch.zeros(len(kept), pattern.m, dtype=torch.bool, device=logits.device)
         return keeps.scatter_(1, kept, value=True)[chosen].flatten(-2)
 

@@ -7,28 +7,30 @@ in all.
 
 import ctypes
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
 from math import comb
-from operator import mul
 from pathlib import Path
 from typing import ClassVar, Final
 
 import torch
 from torch import Tensor
 
-from roi_lightning.samplers.base import Inputs
+from roi_lightning.masks.pattern import NMPattern
+from roi_lightning.samplers.base import Draw, Kernel
 from roi_lightning.utils.cpp_extension import Build, FastPath, load, share_out
 
 kernels = FastPath("the samplers' C++ kernels can't be compiled here", logging.INFO)
 SOURCES: Final = Path(__file__).with_name("cpp")
 _DTYPES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+# Beyond, compiling would take more than half a minute.
+_MAX_SIZES: Final = {"gumbel_top_k": 256, "gumbel_subset": 512, "categorical": 512}
+# With fewer weights a tensor takes less time than starting compiled code is worth.
+_MIN_WEIGHTS: Final = 1 << 16
 # Groups that one thread works on at least.
 _MIN_GROUPS: Final = 1 << 13
 
 
 class _Draw(ctypes.Structure):
-    """The `Draw` of cpp/entries.hpp."""
+    """The `Draw` of cpp/memory.hpp."""
 
     _fields_: ClassVar = [
         ("groups", ctypes.c_int64),
@@ -42,44 +44,34 @@ class _Draw(ctypes.Structure):
     ]
 
 
-@dataclass(frozen=True)
-class CPUKernel:
-    """The passes of one sampler; see `kernels.Kernel`.
+def attempt(kernel: Kernel, name: str, tensors: tuple[Tensor, ...], draw: Draw) -> bool:
+    """Run one pass of a sampler, if that can be done and is worth it; whether it was.
 
-    Attributes:
-        source: The file in `cpp`.
-        code_size: What the code grows with, by M and N.
-        max_size: Beyond, compiling would take more than half a minute.
+    Args:
+        kernel: Of the sampler.
+        name: `masked_weight` or `logits_gradient`.
+        tensors: Contiguous: the logits, the weight, for a gradient that of the masked weight, and what is written.
+        draw: The draw.
     """
+    weight = tensors[1]
+    if weight.numel() < _MIN_WEIGHTS or weight.dtype not in _DTYPES or kernel.size > _MAX_SIZES[kernel.name]:
+        return False
+    functions = library(build(kernel.name, kernel.pattern, weight.dtype))
+    if functions is None:
+        return False
+    groups, push = weight.numel() // kernel.pattern.m, 1 / draw.tau if kernel.scaled else 1.0
+    run(
+        functions[name],
+        tensors,
+        _Draw(groups, draw.first, *draw.key, 1 / draw.lam, 1 / draw.tau, push, kernel.hard),
+    )
+    return True
 
-    source: str
-    code_size: Callable[[int, int], int]
-    max_size: int
 
-    def fill(self, inputs: Inputs, out: Tensor) -> bool:
-        """Write weight * mask into `out`."""
-        return self._run("masked_weight", inputs, out)
-
-    def logits_gradient(self, inputs: Inputs, gradient: Tensor, out: Tensor) -> bool:
-        """Write the gradient of the logits into `out`."""
-        return self._run("logits_gradient", inputs, gradient, out)
-
-    def build(self, m: int, n: int, dtype: torch.dtype) -> Build:
-        """What to compile for a pattern, N kept of M, and the weights' dtype."""
-        constants = {"M": m, "N": n, "C": comb(m, n), "WEIGHT": _DTYPES[dtype]}
-        return Build(SOURCES / self.source, tuple(constants.items()))
-
-    def _run(self, name: str, inputs: Inputs, *tensors: Tensor) -> bool:
-        weight, pattern, draw = inputs.weight, inputs.pattern, inputs.draw
-        if weight.dtype not in _DTYPES or self.code_size(pattern.m, pattern.n) > self.max_size:
-            return False
-        functions = library(self.build(pattern.m, pattern.n, weight.dtype))
-        if functions is None:
-            return False
-        groups, inverse = weight.numel() // pattern.m, (1 / draw.lam, 1 / draw.tau)
-        shared = _Draw(groups, draw.first, *draw.key, *inverse, inputs.push, inputs.hard)
-        run(functions[name], (inputs.logits, weight, *tensors), shared)
-        return True
+def build(name: str, pattern: NMPattern, dtype: torch.dtype) -> Build:
+    """What to compile for a pattern and the weights' dtype."""
+    constants = {"M": pattern.m, "N": pattern.n, "C": comb(pattern.m, pattern.n), "WEIGHT": _DTYPES[dtype]}
+    return Build(SOURCES / f"{name}.cpp", tuple(constants.items()))
 
 
 def library(build: Build) -> ctypes.CDLL | None:
@@ -96,6 +88,7 @@ def run(function: "ctypes._NamedFuncPointer", tensors: tuple[Tensor, ...], draw:
         tensors: Contiguous.
         draw: What all groups share.
     """
+    assert all(tensor.is_contiguous() for tensor in tensors)
     addresses = [ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors]
 
     def work(start: int, end: int, openmp: int, threads: int) -> None:
@@ -103,8 +96,3 @@ def run(function: "ctypes._NamedFuncPointer", tensors: tuple[Tensor, ...], draw:
         function(*addresses, ctypes.c_int64(start), ctypes.c_int64(end), *shared)
 
     share_out(work, draw.groups, _MIN_GROUPS)
-
-
-top_k = CPUKernel("gumbel_top_k.cpp", mul, 256)
-categorical = CPUKernel("categorical.cpp", comb, 512)
-subset = CPUKernel("gumbel_subset.cpp", comb, 512)

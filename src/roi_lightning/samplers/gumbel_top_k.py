@@ -13,36 +13,32 @@ from typing_extensions import override
 
 from roi_lightning.errors import UserError
 from roi_lightning.masks.pattern import NMPattern
-from roi_lightning.samplers import cpu_kernels, triton_launch
-from roi_lightning.samplers.base import Draw, Inputs, PerWeightSampler
-from roi_lightning.samplers.eager import Eager, relaxed_subset, relaxed_top_n
-from roi_lightning.samplers.kernels import KernelSampler
+from roi_lightning.samplers.base import Kernel, PerWeightSampler
 from roi_lightning.samplers.reference import PushDown
+from roi_lightning.samplers.relaxation import Relaxation
+from roi_lightning.samplers.soft_masks import candidate_sums, mixed_mask, recursive_mask
 
 MAX_CANDIDATES: Final = 512
 
 
 @dataclass(frozen=True)
-class GumbelTopK(KernelSampler, PerWeightSampler):
+class GumbelTopK(PerWeightSampler, Relaxation):
     """The paper's relaxation: soft masks in training.
 
     Args:
         push_down: `paper`, or `scaled` for a push-down divided by τ, which keeps an element from being picked
             twice when N >= 3 (see `relaxed_top_n`) and is recommended there.
-        compiled: Whether large tensors may go through compiled code; the same masks up to rounding.
+        compiled: Whether tensors may go through kernels; the same masks up to rounding.
+
+    Attributes:
+        hard_forward: Whether the forward pass sees a hard mask.
     """
 
     method = "roi"
-    eager = Eager(relaxed_top_n)
-    kernels: ClassVar = {"cpu": cpu_kernels.top_k, "cuda": triton_launch.top_k}
+    hard_forward: ClassVar[bool] = False
 
     push_down: PushDown = "paper"
     compiled: bool = True
-
-    @property
-    def hard_forward(self) -> bool:
-        """Whether the forward pass sees a hard mask."""
-        return False
 
     @override
     def advice(self, pattern: NMPattern, tau: float) -> str | None:
@@ -59,9 +55,13 @@ class GumbelTopK(KernelSampler, PerWeightSampler):
         )
 
     @override
-    def inputs(self, weight: Tensor, logits: Tensor, pattern: NMPattern, draw: Draw) -> Inputs:
-        inputs = super().inputs(weight, logits, pattern, draw)
-        return inputs._replace(hard=self.hard_forward, scaled=self.push_down == "scaled")
+    def kernel(self, pattern: NMPattern) -> Kernel:
+        scaled = self.push_down == "scaled"
+        return Kernel("gumbel_top_k", pattern, pattern.n * pattern.m, scaled, self.hard_forward)
+
+    @override
+    def soft_mask(self, keys: Tensor, pattern: NMPattern, tau: float) -> Tensor:
+        return recursive_mask(keys, pattern.n, tau, 1.0 if self.push_down == "paper" else 1 / tau)
 
 
 @dataclass(frozen=True)
@@ -73,14 +73,11 @@ class StraightThrough(GumbelTopK):
         compiled: As in `GumbelTopK`.
     """
 
-    @property
-    @override
-    def hard_forward(self) -> bool:
-        return True
+    hard_forward = True
 
 
 @dataclass(frozen=True)
-class GumbelSubset(KernelSampler, PerWeightSampler):
+class GumbelSubset(PerWeightSampler, Relaxation):
     """RoI's logits and draws under a relaxation over whole masks; not in the paper.
 
     The keys κ φ + g of a draw are those of `GumbelTopK`, and so is the hard mask that they stand for, the N largest
@@ -91,12 +88,10 @@ class GumbelSubset(KernelSampler, PerWeightSampler):
     `GumbelTopK` there.
 
     Args:
-        compiled: Whether large tensors may go through compiled code; the same masks up to rounding.
+        compiled: Whether tensors may go through kernels; the same masks up to rounding.
     """
 
     method = "roi"
-    eager = Eager(relaxed_subset)
-    kernels: ClassVar = {"cpu": cpu_kernels.subset, "cuda": triton_launch.subset}
 
     compiled: bool = True
 
@@ -114,3 +109,11 @@ class GumbelSubset(KernelSampler, PerWeightSampler):
                 f"every group (at most {MAX_CANDIDATES}); use GumbelTopK"
             )
         return weight
+
+    @override
+    def kernel(self, pattern: NMPattern) -> Kernel:
+        return Kernel("gumbel_subset", pattern, comb(pattern.m, pattern.n))
+
+    @override
+    def soft_mask(self, keys: Tensor, pattern: NMPattern, tau: float) -> Tensor:
+        return mixed_mask(candidate_sums(keys, pattern.n), pattern.n, pattern.m, tau)

@@ -18,31 +18,31 @@ MIX_A: Final = 0x7FEB352D
 MIX_B: Final = 0x846CA68B - (1 << 32)
 
 
-def noise_key(seed: int, draw: int, name: str) -> tuple[int, int]:
+def noise_key(seed: int, draw: int, layer: str) -> tuple[int, int]:
     """Fold the coordinates of a draw into two 32-bit keys.
 
     Args:
         seed: Of the run.
         draw: The global micro-batch index.
-        name: The tensor's dotted name; its noise stays the same when others are left out.
+        layer: The layer's dotted name; its noise stays the same when other layers are left out.
 
     Returns:
         Two integers in the range of int32.
     """
-    key = _splitmix(_splitmix(_splitmix(seed & _MASK64) ^ (draw & _MASK64)) ^ crc32(name.encode()))
-    return _signed(key >> 32), _signed(key & 0xFFFFFFFF)
+    key = _splitmix(_splitmix(_splitmix(seed & _MASK64) ^ (draw & _MASK64)) ^ crc32(layer.encode()))
+    return signed(key >> 32), signed(key)
 
 
-def to_int32(x: int) -> int:
-    """A number's lowest 32 bits as int32 has them: the place of an element, as the noise counts."""
-    return _signed(x & 0xFFFFFFFF)
+def signed(x: int) -> int:
+    """The int32 with the last 32 bits of an integer."""
+    return (x + (1 << 31)) % (1 << 32) - (1 << 31)
 
 
 def uniform(index: Tensor, key: tuple[int, int]) -> Tensor:
     """Uniform numbers in (0, 1), neither end ever reached.
 
     Args:
-        index: int32, any shape: the element's position in the whole tensor.
+        index: int32, any shape: the element's position in the layer's weight.
         key: From `noise_key`.
 
     Returns:
@@ -75,7 +75,3 @@ def _splitmix(x: int) -> int:
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK64
     return x ^ (x >> 31)
-
-
-def _signed(x: int) -> int:
-    return x - (1 << 32) if x >= 1 << 31 else x

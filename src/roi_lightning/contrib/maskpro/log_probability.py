@@ -12,7 +12,7 @@ from torch import Tensor
 
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.samplers import Draw
-from roi_lightning.samplers.eager import chunk_size
+from roi_lightning.samplers.relaxation import chunk_size
 
 
 def log_probability_gradient(logits: Tensor, pattern: NMPattern, draw: Draw) -> Tensor:
@@ -33,7 +33,7 @@ def log_probability_gradient(logits: Tensor, pattern: NMPattern, draw: Draw) -> 
     step = chunk_size(logits) // pattern.m
     for first in range(0, len(groups), step):
         part = groups[first : first + step]
-        noise = replace(draw, first=draw.first + first).noise(part, pattern)
+        noise = replace(draw, first=draw.first + first).noise_like(part, pattern)
         # Elements along the first axis: reductions over a short last one cost an order of magnitude more.
         own = part.T.clone(memory_format=torch.contiguous_format)
         drawn[first : first + step] = _of_groups(own, noise.T, pattern.n).T

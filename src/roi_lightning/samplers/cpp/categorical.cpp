@@ -1,8 +1,9 @@
-/* MaskLLM's sampler in one pass over memory each way: the arithmetic of `eager`, sixteen groups at a time.
+/* MaskLLM's sampler in one pass over memory each way: the arithmetic of `mixed_mask` in soft_masks.py, sixteen groups at
+ * a time.
  *
  * Compiled by utils/cpp_extension.py, as gumbel_top_k.cpp is, and with -DC= candidates of a group, in lexicographic
  * order.
- * The logit of candidate c of group g is at c * groups + g, and its noise has the index (first + g) * C + c.
+ * The logit of candidate c of group g is at c * groups + g, and its noise has the index g * C + c.
  */
 #include "candidates.hpp"
 

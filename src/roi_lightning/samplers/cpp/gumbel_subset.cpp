@@ -1,4 +1,5 @@
-/* One logit per weight, a softmax over the candidate masks: the arithmetic of `eager`, sixteen groups at a time.
+/* One logit per weight, a softmax over the candidate masks: the arithmetic of `mixed_mask` in soft_masks.py, sixteen
+ * groups at a time.
  *
  * Compiled by utils/cpp_extension.py, as gumbel_top_k.cpp is, and with -DC= candidates of a group.
  */

@@ -1,11 +1,12 @@
-/* RoI's sampler in one pass over memory each way: the arithmetic of `eager`, sixteen groups at a time.
+/* RoI's sampler in one pass over memory each way: the arithmetic of `recursive_mask` in soft_masks.py, sixteen groups at
+ * a time.
  *
  * Compiled by utils/cpp_extension.py for one pattern and dtype: -DM= elements of a group, -DN= picks, -DWEIGHT= 0 float,
  * 1 bfloat16, 2 float16.
  */
 #include "keys.hpp"
 
-/* Of a pick, after dividing by tau: see `eager`. */
+/* Of a pick, after dividing by tau: see `soft_masks.py`. */
 #define MAX_LEAD (40.0f * LOG2_E)
 
 struct Pick {

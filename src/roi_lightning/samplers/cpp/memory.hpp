@@ -2,9 +2,9 @@
 #pragma once
 #include "numbers.hpp"
 
-/* What all groups share: see `Draw` and `Inputs` in base.py. */
+/* What all groups share: see `Draw` in base.py. */
 struct Draw {
-    int64_t groups, first; /* here; the first of them in the whole tensor */
+    int64_t groups, first; /* how many are here, and how many of the tensor come before */
     uint32_t key0, key1;
     float over_lam, over_tau, push;
     int32_t hard;
