@@ -50,20 +50,22 @@ def in_shards(sampler, tensors, pattern, draw, sizes, passes=both_passes):
 def exactly(sampler, spec, draw, shape=SHAPE):
     """Both passes on these in double precision, by autograd through the definitions."""
     weight, upstream, logits = (x.double() for x in tensors(sampler, spec, shape=shape))
-    pattern, logits = NMPattern(spec), logits.requires_grad_()
+    drawn = exact_mask(sampler, logits.requires_grad_(), NMPattern(spec), draw) * weight
+    return drawn.detach(), torch.autograd.grad(drawn, logits, upstream)[0]
+
+
+def exact_mask(sampler, logits, pattern, draw):
+    """The mask of double logits; a hard one has the relaxation's gradient."""
     if isinstance(sampler, Categorical):
-        soft = used = _mixture(_candidate_keys(logits, draw), pattern, draw.tau)
-    elif isinstance(sampler, GumbelSubset):
-        soft = used = _mixture(_sums_of_keys(logits, pattern, draw), pattern, draw.tau)
-    else:
-        noise = _noise(torch.arange(weight.numel()).view(weight.shape), draw)
-        keys = pattern.group(logits), pattern.group(noise)
-        soft = relaxed_top_n(*keys, pattern.n, draw.lam, draw.tau, sampler.push_down)
-        soft = used = soft.flatten(-2)
-        if sampler.hard_forward:
-            used = pattern.top((logits / draw.lam + noise).detach()).double()
-    (gradient,) = torch.autograd.grad(soft, logits, upstream * weight)
-    return (used * weight).detach(), gradient
+        return _mixture(_candidate_keys(logits, draw), pattern, draw.tau)
+    if isinstance(sampler, GumbelSubset):
+        return _mixture(_sums_of_keys(logits, pattern, draw), pattern, draw.tau)
+    noise = _noise(torch.arange(logits.numel()).view(logits.shape), draw)
+    keys = pattern.group(logits), pattern.group(noise)
+    soft = relaxed_top_n(*keys, pattern.n, draw.lam, draw.tau, sampler.push_down).flatten(-2)
+    if not sampler.hard_forward:
+        return soft
+    return pattern.top((logits / draw.lam + noise).detach()) + soft - soft.detach()
 
 
 def _noise(index, draw):
@@ -86,7 +88,7 @@ def _mixture(scores, pattern, tau):
     candidates = torch.zeros(len(scores), pattern.m, dtype=torch.double)
     for row, kept in zip(candidates, combinations(range(pattern.m), pattern.n), strict=True):
         row[list(kept)] = 1
-    return ((scores / tau).softmax(0).movedim(0, -1) @ candidates).flatten(1)
+    return ((scores / tau).softmax(0).movedim(0, -1) @ candidates).flatten(-2)
 
 
 def relative(ours, theirs):
