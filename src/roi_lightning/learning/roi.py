@@ -150,15 +150,17 @@ class RoILightningModule(MaskLearningModule):
     @override
     def prepare_step(self, batch_idx: int) -> None:
         step, total = self.trainer.global_step, self.trainer.max_steps
-        index, temperatures = (
+        index, lam, tau = (
             self._draw_index(step, batch_idx),
-            (self.lam.at(step, total), self.tau.at(step, total)),
+            self.lam.at(step, total),
+            self.tau.at(step, total),
         )
         draws = [
-            Draw.of(self.seed, index, name, *temperatures, tensor.first_group)
+            Draw.of(self.seed, index, name, lam, tau, tensor.first_group)
             for name, tensor in self.tensors.items()
         ]
-        self.draws = dict(zip(self.tensors, on_device(draws, self.device), strict=True))
+        device = next(iter(self.tensors.values())).teacher.device
+        self.draws = dict(zip(self.tensors, on_device(draws, device), strict=True))
 
     def _draw_index(self, step: int, batch_idx: int) -> int:
         parts = self.trainer.accumulate_grad_batches
@@ -181,7 +183,7 @@ class RoILightningModule(MaskLearningModule):
 
     @override
     def draw(self, tensor: PrunedTensor) -> None:
-        drawn = tensor.masked  # its memory, where that is contiguous
+        drawn = tensor.masked  # the student's memory, where that is contiguous
         arguments = self._weight(tensor), tensor.here("logits"), tensor.pattern, self.draws[tensor.name]
         self.current_sampler.fill(drawn, *arguments)
         tensor.write(drawn)

@@ -81,8 +81,10 @@ class PrunedTensor:
         return self.part(self.student.detach()).contiguous()
 
     def write(self, weight: Tensor) -> None:
-        """Give the student a weight, this rank's part of it."""
-        self.part(self.student.detach()).copy_(weight)
+        """Give the student a weight, this rank's part of it; nothing is left to do where it was made in place."""
+        own = self.part(self.student.detach())
+        if own.data_ptr() != weight.data_ptr():
+            own.copy_(weight)
 
     @property
     def rows(self) -> slice:
