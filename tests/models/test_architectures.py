@@ -295,7 +295,7 @@ def test_a_run_with_idle_experts_resumes_to_the_same_bits(lab):
 @pytest.mark.parametrize("method", ["wanda", pytest.param("sparsegpt", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("architecture", ["mixtral", pytest.param("qwen3_moe", marks=pytest.mark.slow)])
 def test_prune_walks_through_experts(lab, reloaded, architecture, method):
-    """What it measures is compared with whole forward passes in test_layerwise.py."""
+    """What it measures is compared with whole forward passes in test_pipeline.py."""
     build, blocks, layers = BLOCKS[architecture]
     model, out = build(lab.folder / "m"), lab.folder / "out"
     text = ["--corpora", lab.corpus, "--windows", 3, "--seq_len", 32]

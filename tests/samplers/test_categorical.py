@@ -6,11 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers.sampler_truth import both_passes, normal, relative
+from helpers.sampler_truth import both_passes, exact_mask, normal, relative
 from roi_lightning.errors import UserError
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.samplers import Categorical, Draw, GumbelTopK, StraightThrough, relaxation
-from roi_lightning.samplers.noise import gumbel
 
 PATTERNS = ["1:2", "1:4", "2:4", "3:4", "2:8", "4:8"]
 # λ = 1/κ and τ at the start, in the middle and at the end of MaskLLM's schedule, and hot ones.
@@ -27,15 +26,6 @@ def candidate_masks(pattern: NMPattern) -> Tensor:
     return torch.tensor([[float(i in members) for i in range(pattern.m)] for members in kept]).double()
 
 
-def literal_mask(logits: Tensor, pattern: NMPattern, draw: Draw) -> Tensor:
-    """Σ_c p_c · candidate_c with candidate c of group g under the noise of number g * C + c; double."""
-    rows = logits.double().movedim(0, -1)
-    index = torch.arange(logits.numel(), dtype=torch.int32).view(rows.shape)
-    noise = gumbel(index, draw.key).double()
-    p = ((rows / draw.lam + noise) / draw.tau).softmax(-1)
-    return (p @ candidate_masks(pattern)).flatten(1)
-
-
 def draw_of(seed, index, lam, tau):
     return Draw.of(seed, index, "layer", lam, tau)
 
@@ -47,7 +37,7 @@ def test_equals_autograd_through_a_literal_softmax(spec, monkeypatch):
     weight, upstream = normal(*shape, seed=3), normal(*shape, seed=4)
     for lam, tau in TEMPERATURES:
         draw, logits = draw_of(5, 6, lam, tau), new_logits(shape, pattern).requires_grad_()
-        wanted = literal_mask(logits, pattern, draw) * weight.double()
+        wanted = exact_mask(Categorical(), logits.double(), pattern, draw) * weight.double()
         (gradient,) = torch.autograd.grad(wanted, logits, upstream.double())
         found = both_passes(Categorical(), weight, upstream, logits.detach(), pattern, draw)
         assert found[0].dtype == found[1].dtype == torch.float32

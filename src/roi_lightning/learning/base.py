@@ -150,7 +150,6 @@ class MaskLearningModule(pl.LightningModule, ABC):
         self.teacher = self.student = None
         self.tensors: dict[str, PrunedTensor] = {}
         self.learned = nn.ParameterList()
-        self._in_parameter: dict[int, list[PrunedTensor]] = {}
         # In a tuple, or torch would take it for a part of this module.
         self._in_memory: tuple[PreTrainedModel, ...] = ()
         self.dense_layers: dict[str, int] = {}
@@ -312,7 +311,9 @@ class MaskLearningModule(pl.LightningModule, ABC):
             self._learn_on(tensor)
         self.learned.extend(parameter for _, parameter in self.learned_parameters())
         for name in pruned:
-            student.get_parameter(name).register_post_accumulate_grad_hook(self._take_gradient)
+            parameter = student.get_parameter(name)
+            inside = [tensor for tensor in self.tensors.values() if tensor.student is parameter]
+            parameter.register_post_accumulate_grad_hook(partial(self._take_gradient, inside))
         self._let_ddp_ignore_models()
         learned = sum(parameter.numel() for parameter in self.learned)
         kept, prunable = self.kept_of_prunable
@@ -323,7 +324,6 @@ class MaskLearningModule(pl.LightningModule, ABC):
         )
 
     def _learn_on(self, tensor: PrunedTensor) -> None:
-        self._in_parameter.setdefault(id(tensor.student), []).append(tensor)
         own = tensor.part(tensor.teacher)
         here = self.shapes(tuple(own.shape), tensor.pattern)
         for kind, whole in self.shapes(tensor.shape, tensor.pattern).items():
@@ -400,11 +400,11 @@ class MaskLearningModule(pl.LightningModule, ABC):
         learned = {kind: tensor.here(kind) for kind in tensor.learned}
         tensor.write(self.training_weight(tensor, **learned))
 
-    def _take_gradient(self, parameter: Tensor) -> None:
-        """Pass the gradient of one of the student's parameters on to what is learned, and free it."""
+    def _take_gradient(self, tensors: Sequence[PrunedTensor], parameter: Tensor) -> None:
+        """Pass the gradient of one of the student's parameters on to what is learned in it, and free it."""
         gradient, parameter.grad = parameter.grad, None
         assert gradient is not None
-        for tensor in self._in_parameter[id(parameter)]:
+        for tensor in tensors:
             self.collect(tensor, tensor.part(gradient).contiguous())
 
     def collect(self, tensor: PrunedTensor, gradient: Tensor) -> None:
@@ -547,7 +547,8 @@ class MaskLearningModule(pl.LightningModule, ABC):
     def hard_masks(self) -> Iterator[tuple[str, LayerMask]]:
         """The hard masks of all layers by name; every rank has to ask, and gets all."""
         for tensor in self.tensors.values():
-            yield from tensor.matrices(self.hard_mask(tensor).cpu())
+            for name, layer, mask in tensor.matrices(self.hard_mask(tensor).cpu()):
+                yield name, LayerMask.from_rows(mask, layer.transposed)
 
     def harden(self, masks: Mapping[str, LayerMask] | None = None) -> PreTrainedModel:
         """Give the student pruned weights, which it keeps until the next training step.
@@ -595,10 +596,7 @@ class MaskLearningModule(pl.LightningModule, ABC):
         """
         found = {}
         for tensor in self.tensors.values():
-            whole = tensor.gathered(weight(tensor)).cpu()
-            for (name, layer), own in zip(
-                tensor.layers.items(), whole.view(-1, *whole.shape[-2:]), strict=True
-            ):
+            for name, layer, own in tensor.matrices(tensor.gathered(weight(tensor)).cpu()):
                 stored = self.stored_weights[name]
                 oriented = own.T if layer.transposed else own
                 found[stored] = oriented.to(dtype(stored)).contiguous()

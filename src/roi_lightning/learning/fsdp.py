@@ -3,7 +3,7 @@
 Lightning's strategy for it, data-parallel over all ranks, with this project's checkpoints.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from roi_lightning.models.layers import decoder_blocks
 from roi_lightning.utils.dtensor import distribute_like
 
 
-def shard(models: Iterable[PreTrainedModel], mesh: DeviceMesh, across: Collection[str]) -> None:
+def shard(models: Sequence[PreTrainedModel], mesh: DeviceMesh, across: Collection[str]) -> None:
     """Shard models in place: each decoder block by itself, then what is outside.
 
     Args:
@@ -37,18 +37,18 @@ def shard(models: Iterable[PreTrainedModel], mesh: DeviceMesh, across: Collectio
         UserError: If one of these can't be divided evenly.
     """
     ranks, reduced = mesh["data_parallel"], MixedPrecisionPolicy(reduce_dtype=torch.float32)
+    turned = {lm.get_parameter(name): name for lm in models for name in across}
+    for weight, name in turned.items():
+        if weight.shape[1] % ranks.size():
+            raise UserError(
+                f"{name!r} has {weight.shape[1]} outputs, which {ranks.size()} devices can't share evenly; run on "
+                "another number of devices"
+            )
+
+    def cut(parameter: nn.Parameter) -> Shard | None:
+        return Shard(1) if parameter in turned else None
+
     for lm in models:
-        turned = {lm.get_parameter(name) for name in across}
-
-        def cut(parameter: nn.Parameter, turned: set[nn.Parameter] = turned) -> Shard | None:
-            return Shard(1) if parameter in turned else None
-
-        for name in across:
-            if lm.get_parameter(name).shape[1] % ranks.size():
-                raise UserError(
-                    f"{name!r} has {lm.get_parameter(name).shape[1]} outputs, which {ranks.size()} devices can't "
-                    "share evenly; run on another number of devices"
-                )
         for block in lm.get_submodule(decoder_blocks(lm)).children():
             fully_shard(block, mesh=ranks, shard_placement_fn=cut, mp_policy=reduced)
         fully_shard(lm, mesh=ranks, mp_policy=reduced)

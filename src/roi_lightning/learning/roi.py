@@ -190,17 +190,17 @@ class RoILightningModule(MaskLearningModule):
 
     @override
     def collect(self, tensor: PrunedTensor, gradient: Tensor) -> None:
-        weight, logits, draw = self._weight(tensor), tensor.here("logits"), self.draws[tensor.name]
-        own = self.current_sampler.logits_gradient(gradient, weight, logits, tensor.pattern, draw)
-        drawn = tensor.masked
+        weight = self._weight(tensor)
+        job = weight, tensor.here("logits"), tensor.pattern, self.draws[tensor.name]
+        own = self.current_sampler.logits_gradient(gradient, *job)
         if self._reward is not None:
             assert self._reward.grad is not None
             # The norm's own gradient is twice the drawn weight; in bfloat16 it would be lost in `gradient`.
-            of_norm = self.current_sampler.logits_gradient(drawn, weight, logits, tensor.pattern, draw)
+            of_norm = self.current_sampler.logits_gradient(tensor.masked, *job)
             own.addcmul_(of_norm, self._reward.grad, value=2)
         tensor.add_gradient("logits", own)
         if self.lr_weights is not None:
-            mask = (drawn / weight).masked_fill_(weight == 0, 0)
+            mask = (tensor.masked / weight).masked_fill_(weight == 0, 0)
             tensor.add_gradient("trained", mask.mul_(gradient).float())
 
     @override

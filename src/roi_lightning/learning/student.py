@@ -134,10 +134,11 @@ class PrunedTensor:
         else:
             parameter.grad = gradient
 
-    def matrices(self, mask: Tensor) -> Iterator[tuple[str, LayerMask]]:
-        """A boolean mask of the whole tensor, layer by layer."""
-        for (name, layer), own in zip(self.layers.items(), mask.view(-1, *self.shape[-2:]), strict=True):
-            yield name, LayerMask.from_rows(own, layer.transposed)
+    def matrices(self, whole: Tensor) -> Iterator[tuple[str, Layer, Tensor]]:
+        """The layers by name, each with its part [out, in] of a tensor of the whole one's shape."""
+        parts = whole.view(-1, *self.shape[-2:])
+        for (name, layer), part in zip(self.layers.items(), parts, strict=True):
+            yield name, layer, part
 
     def mask(self, masks: Mapping[str, LayerMask]) -> Tensor:
         """The boolean mask of the whole tensor, of those of its layers by name; on a CPU."""

@@ -27,7 +27,6 @@ class Draw:
         lam: Sampling temperature λ, above 0; the logits are divided by it.
         tau: Softmax temperature τ, above 0.
         first: The first group that is here, where the tensor is sharded.
-        groups: How many the whole tensor has; None if all are here.
         numbers: On a GPU, int32 [4]: the key and the bits of 1/λ and 1/τ, see `on_device`.
     """
 
@@ -35,22 +34,12 @@ class Draw:
     lam: float
     tau: float
     first: int = 0
-    groups: int | None = None
     numbers: Tensor | None = field(default=None, repr=False, compare=False)
 
     @classmethod
-    def of(
-        cls,
-        seed: int,
-        index: int,
-        name: str,
-        lam: float,
-        tau: float,
-        first: int = 0,
-        groups: int | None = None,
-    ) -> "Draw":
+    def of(cls, seed: int, index: int, name: str, lam: float, tau: float, first: int = 0) -> "Draw":
         """The draw of the tensor `name` at micro-batch `index` of a run with this seed."""
-        return cls(noise_key(seed, index, name), lam, tau, first, groups)
+        return cls(noise_key(seed, index, name), lam, tau, first)
 
     def noise(self, groups: range, choices: int, device: torch.device) -> Tensor:
         """Standard Gumbel noise for some of the groups that are here, fp32 [groups, choices]."""

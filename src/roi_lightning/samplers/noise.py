@@ -1,4 +1,4 @@
-"""Gumbel noise as a pure function of (seed, draw, layer, element).
+"""Gumbel noise as a pure function of (seed, draw, tensor, element).
 
 A counter-based generator needs no state: the backward pass makes the same noise again instead of keeping it,
 a resumed run draws what an uninterrupted one would have drawn, and an element's noise does not depend on how
@@ -18,18 +18,18 @@ MIX_A: Final = 0x7FEB352D
 MIX_B: Final = 0x846CA68B - (1 << 32)
 
 
-def noise_key(seed: int, draw: int, layer: str) -> tuple[int, int]:
+def noise_key(seed: int, draw: int, name: str) -> tuple[int, int]:
     """Fold the coordinates of a draw into two 32-bit keys.
 
     Args:
         seed: Of the run.
         draw: The global micro-batch index.
-        layer: The layer's dotted name; its noise stays the same when other layers are left out.
+        name: The tensor's; its noise stays the same when others are left out.
 
     Returns:
         Two integers in the range of int32.
     """
-    key = _splitmix(_splitmix(_splitmix(seed & _MASK64) ^ (draw & _MASK64)) ^ crc32(layer.encode()))
+    key = _splitmix(_splitmix(_splitmix(seed & _MASK64) ^ (draw & _MASK64)) ^ crc32(name.encode()))
     return signed(key >> 32), signed(key)
 
 
@@ -42,7 +42,7 @@ def uniform(index: Tensor, key: tuple[int, int]) -> Tensor:
     """Uniform numbers in (0, 1), neither end ever reached.
 
     Args:
-        index: int32, any shape: the element's position in the layer's weight.
+        index: int32, any shape: the element's position in the tensor.
         key: From `noise_key`.
 
     Returns:

@@ -24,9 +24,8 @@ def attempt(kernel: Kernel, name: str, tensors: tuple[Tensor, ...], draw: Draw) 
         return False
 
     def launch() -> None:
-        from roi_lightning.samplers import (
-            triton_kernels,
-        )  # needs Triton, which machines without a GPU may lack
+        # Here, since machines without a GPU may lack Triton.
+        from roi_lightning.samplers import triton_kernels
 
         numbers = draw.numbers if draw.numbers is not None else on_device([draw], device)[0].numbers
         fixed = constants(kernel)
