@@ -3,15 +3,24 @@
 import gzip
 import importlib.util
 import math
+from functools import partial
 
 import pytest
 import torch
 from datasets import Dataset
-from transformers import Gemma2Config, Gemma2ForCausalLM, OPTConfig, OPTForCausalLM
 
 from helpers.slow_perplexity import by_a_loop
 from helpers.text_files import byte_tokenizer, write_jsonl
-from helpers.tiny_models import VOCAB_SIZE, random_masks, tiny_gguf, tiny_gpt2, tiny_llama, tiny_qwen2
+from helpers.tiny_models import (
+    VOCAB_SIZE,
+    random_masks,
+    tiny_gemma2,
+    tiny_gguf,
+    tiny_gpt2,
+    tiny_llama,
+    tiny_opt,
+    tiny_qwen2,
+)
 from helpers.watched import LargestTensor
 from roi_lightning.data import Corpus
 from roi_lightning.errors import UserError
@@ -37,27 +46,23 @@ def tokens(*shape):
 
 
 @pytest.mark.parametrize(
-    ("length", "batch_size"), [(300, 1), (300, 4), (256, 2), (257, 3), (258, 5), (20, 2)]
+    ("length", "batch_size", "shortest"),
+    [*((x, y, 2) for x, y in ((300, 1), (300, 4), (256, 2), (257, 3), (258, 5), (20, 2))), (300, 3, 64)],
 )
-def test_token_perplexity_is_the_mean_loss_over_windows_and_their_tail(lm, length, batch_size):
+def test_token_perplexity_is_the_mean_loss_over_windows_and_their_tail(lm, length, batch_size, shortest):
     ids = tokens(length)
-    windows = [window for window in ids.split(64) if len(window) > 1]
-    found = token_perplexity(lm, Cut(64).batches(ids, batch_size))
+    windows = [window for window in ids.split(64) if len(window) >= shortest]
+    found = token_perplexity(lm, Cut(64, keep_tail=shortest < 64).batches(ids, batch_size))
     assert found == pytest.approx(by_a_loop(lm, windows), rel=1e-5)
 
 
-def test_a_dropped_tail_does_not_count(lm):
-    ids = tokens(300)
-    assert token_perplexity(lm, Cut(64, keep_tail=False).batches(ids, 3)) == pytest.approx(
-        by_a_loop(lm, ids[:256].split(64)), rel=1e-5
-    )
-
-
 @pytest.mark.parametrize(
-    ("limit", "expected"), [(1, [64]), (4, [64] * 4), (5, [64] * 4 + [44]), (9, [64] * 4 + [44])]
+    ("limit", "windows"), [(1, 1), (4, 4), (5, 5), (9, 5), (0.01, 1), (0.5, 3), (0.99, 5), (1.0, 1)]
 )
-def test_the_limit_counts_windows_and_the_tail_is_the_last(limit, expected):
-    batches = Cut(64, limit=limit).batches(tokens(300), 3)
+def test_the_limit_counts_windows_and_the_tail_is_the_last(limit, windows):
+    """A fraction is rounded up."""
+    batches = Cut(64, limit=EvalConfig(limit=limit).first).batches(tokens(300), 3)
+    expected = [64, 64, 64, 64, 44][:windows]
     assert [len(window) for batch in batches for window in batch] == expected
     assert torch.equal(torch.cat([batch.flatten() for batch in batches]), tokens(300)[: sum(expected)])
 
@@ -79,26 +84,13 @@ def test_a_hopeless_model_is_infinitely_perplexed(lm):
     assert window_perplexity(lm, tokens(1, 16)) == math.inf
 
 
-def gemma2():
-    sizes = {"vocab_size": VOCAB_SIZE, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "pad_token_id": 0}
-    return Gemma2ForCausalLM(Gemma2Config(**sizes, final_logit_softcapping=0.5))
+CAPPED = partial(tiny_gemma2, final_logit_softcapping=0.5)
+PROJECTED = partial(tiny_opt, word_embed_proj_dim=16)
 
 
-def opt():
-    sizes = {"vocab_size": VOCAB_SIZE, "hidden_size": 32, "ffn_dim": 64, "num_hidden_layers": 2}
-    return OPTForCausalLM(OPTConfig(**sizes, num_attention_heads=2, word_embed_proj_dim=16, dropout=0.0))
-
-
-def saved(make):
-    return lambda folder: load_language_model(resolve_model(str(make(folder))))
-
-
-@pytest.mark.parametrize(
-    "make", [saved(tiny_llama), saved(tiny_qwen2), saved(tiny_gpt2), lambda _: gemma2(), lambda _: opt()]
-)
+@pytest.mark.parametrize("make", [tiny_llama, tiny_qwen2, tiny_gpt2, CAPPED, PROJECTED])
 def test_predictions_are_the_models_own_and_its_body_runs_once(make, tmp_path):
-    lm = make(tmp_path / "lm")
+    lm = load_language_model(resolve_model(str(make(tmp_path / "lm"))))
     ids = tokens(3, 100)
     with torch.no_grad():
         whole = lm(input_ids=ids).logits
@@ -139,9 +131,7 @@ def test_windows_never_make_a_tensor_of_tokens_times_vocabulary(tmp_path):
     assert watched.elements <= 5000 * _SLICE_TOKENS < 5000 * 8 * 127 / 3
 
 
-@pytest.mark.parametrize(
-    "make", [tiny_llama, tiny_qwen2, tiny_gpt2, lambda path: tiny_gpt2(path, prefix=False)]
-)
+@pytest.mark.parametrize("make", [tiny_qwen2, partial(tiny_gpt2, prefix=False)])
 def test_masks_applied_in_memory_make_the_exported_model(make, tmp_path):
     source = resolve_model(str(make(tmp_path / "base")))
     masks = random_masks(source)
@@ -219,9 +209,3 @@ def test_a_text_is_tokenised_once_with_the_tokenizers_own_special_tokens():
 def test_tasks_come_in_the_order_of_the_table():
     config = EvalConfig(tasks=" my_task,arc_easy,word_perplexity ,arc_easy, arc_challenge")
     assert config.names == ["word_perplexity", "arc_challenge", "arc_easy", "my_task"]
-
-
-@pytest.mark.parametrize(("limit", "windows"), [(0.01, 1), (0.5, 3), (0.99, 5), (1.0, 1), (2, 2), (9, 5)])
-def test_a_fraction_of_the_windows_is_rounded_up(limit, windows):
-    cut = Cut(64, limit=EvalConfig(limit=limit).first)
-    assert sum(len(batch) for batch in cut.batches(torch.arange(64 * 4 + 9), 2)) == windows

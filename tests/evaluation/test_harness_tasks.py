@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from test_harness import by_hand, write_rows
 
 from helpers.lab import run
 from helpers.tiny_models import tiny_llama, tiny_tokenizer
@@ -74,9 +75,9 @@ CHOICE = {
 }
 
 
-def write_rows(file, pairs):
-    file.write_text("".join(json.dumps({"question": q, "answer": a}) + "\n" for q, a in pairs))
-    return str(file)
+def write_pairs(folder, name, pairs):
+    write_rows(folder, name, [{"question": q, "answer": a} for q, a in pairs])
+    return str(folder / f"{name}.jsonl")
 
 
 def write_task(file, content, **files):
@@ -90,13 +91,11 @@ class Place:
 
     def __init__(self, folder):
         self.folder = folder
-        test, train = (
-            write_rows(folder / name, rows) for name, rows in (("a.jsonl", FACTS), ("b.jsonl", EXAMPLES))
-        )
+        test, train = write_pairs(folder, "a", FACTS), write_pairs(folder, "b", EXAMPLES)
         self.facts = write_task(folder / "facts.yaml", WRITTEN, test=test, train=train)
         rows = [(q, a) for q, a in FACTS if a in CHOICE["doc_to_choice"]]
         for name, part in (("one", rows[:1] * 3 + rows[1:2]), ("other", rows[1:])):
-            file = write_rows(folder / f"choice_{name}.jsonl", part)
+            file = write_pairs(folder, f"choice_{name}", part)
             write_task(folder / f"choice_{name}.yaml", CHOICE | {"task": f"choice_{name}"}, test=file)
         group = {"group": "choices", "task": ["choice_one", "choice_other"], "metadata": {"version": 1}}
         figures = {"aggregate_metric_list": [{"metric": "acc", "weight_by_size": True}]}
@@ -184,13 +183,10 @@ ARC = [
 
 
 def test_examples_come_from_the_training_file_as_the_harness_draws_them(lm, base, tmp_path):
-    for name, rows in (("arc_easy.jsonl", ARC[:3]), ("arc_easy.train.jsonl", ARC[3:])):
-        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    files = {"test": str(tmp_path / "arc_easy.jsonl"), "train": str(tmp_path / "arc_easy.train.jsonl")}
-    lines = {"include": str(STOCK / "arc/arc_easy.yaml"), "task": "by_hand", "tag": None}
-    lines |= {"dataset_path": "json", "dataset_name": None, "validation_split": None}
-    write_task(tmp_path / "by_hand.yaml", lines, **files)
-    manager = TaskManager(include_path=str(tmp_path), include_defaults=False)
+    write_rows(tmp_path, "arc_easy", ARC[:3])
+    write_rows(tmp_path, "arc_easy.train", ARC[3:])
+    files = {"test": tmp_path / "arc_easy.jsonl", "train": tmp_path / "arc_easy.train.jsonl"}
+    manager = by_hand(tmp_path, "arc_easy", **files)
     wanted, found = {}, {}
     for shots in (0, 3):
         wanted[shots] = numbers(theirs(lm, base, manager, ["by_hand"], num_fewshot=shots)["by_hand"])
@@ -210,8 +206,8 @@ def test_a_task_group_has_a_figure_and_those_of_its_members(lm, base, known):
 
 def test_a_tasks_own_number_of_examples_holds_unless_another_is_asked_for(place, tmp_path):
     rows = [{"question": q, "answer": f"Well. #### {i}"} for i, (q, _) in enumerate(FACTS)]
-    for name in ("gsm8k.jsonl", "gsm8k.train.jsonl"):
-        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for name in ("gsm8k", "gsm8k.train"):
+        write_rows(tmp_path, name, rows)
     for asked, shots in ((None, 5), (0, 0), (2, 2)):
         assert open_tasks(["gsm8k"], tmp_path, asked)["tasks"]["gsm8k"].config.num_fewshot == shots
     (tmp_path / "gsm8k.train.jsonl").unlink()

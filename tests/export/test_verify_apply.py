@@ -1,15 +1,16 @@
 import json
 import shutil
+from itertools import product
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
+from helpers.directories import change, failed, flipped_bit, reseal
 from helpers.tiny_models import random_masks, tiny_gguf, tiny_llama, tiny_qwen2
 from roi_lightning.cli import apply, verify
 from roi_lightning.errors import UserError
 from roi_lightning.export import verify_export, write_export
-from roi_lightning.export.sidecar import read_sidecar, write_sidecar
+from roi_lightning.export.sidecar import read_sidecar
 from roi_lightning.models.source import resolve_model
 
 
@@ -26,25 +27,8 @@ def export(original, tmp_path):
     return shutil.copytree(original, tmp_path / "out")
 
 
-def failed(directory, base=None):
-    return {check.name for check in verify_export(directory, base).failures}
-
-
-def reseal(directory):
-    """Make the sidecar fit again, as a careless tool might."""
-    content = read_sidecar(directory)
-    write_sidecar(directory, {k: v for k, v in content.items() if k not in ("files", "checksum")})
-
-
 def base_of(original):
     return resolve_model(str(original.parent / "base"))
-
-
-def change(directory, name, edit):
-    file = next(f for f in directory.glob("model*.safetensors") if name in load_file(f))
-    tensors = {key: value.clone() for key, value in load_file(file).items()}
-    tensors[name] = edit(tensors[name])
-    save_file(tensors, file, {"format": "pt"})
 
 
 def test_an_untouched_export_verifies(original):
@@ -58,25 +42,17 @@ def test_a_flipped_bit_in_any_file_is_noticed(export):
     files = [path for path in export.rglob("*") if path.is_file()]
     assert len(files) > 8
     for file in files:
-        good = file.read_bytes()
-        for where in (0, len(good) // 3, len(good) // 2, len(good) - 1):
-            for bit in (0, 5):
-                bad = bytearray(good)
-                bad[where] ^= 1 << bit
-                file.write_bytes(bad)
-                assert failed(export), f"bit {bit} of byte {where} of {file.name}"
-        file.write_bytes(good)
-    assert not failed(export)
+        size = file.stat().st_size
+        for where, bit in product((0, size // 3, size // 2, size - 1), (0, 5)):
+            with flipped_bit(file, 8 * where + bit):
+                assert not verify_export(export).ok, f"bit {bit} of byte {where} of {file.name}"
+    assert verify_export(export).ok
 
 
 def test_every_bit_of_the_sidecar_counts(export):
     file = export / "roi_sparsity.json"
-    good = file.read_bytes()
-    for where in range(0, len(good), 3):
-        bad = bytearray(good)
-        bad[where] ^= 1 << where % 8
-        file.write_bytes(bad)
-        with pytest.raises(UserError):
+    for where in range(0, file.stat().st_size, 3):
+        with flipped_bit(file, 8 * where + where % 8), pytest.raises(UserError):
             read_sidecar(export)
 
 
@@ -86,11 +62,11 @@ def test_missing_and_extra_files_are_noticed(export):
     assert "tokenizer.json" in report["files"]
     (export / "token.json").rename(export / "tokenizer.json")
     (export / "extra.txt").write_text("")
-    assert failed(export) == {"files"}
+    assert failed(verify_export(export)) == {"files"}
     (export / "extra.txt").unlink()
     (export / "folder").mkdir()
     (export / "folder" / "hidden").write_text("")
-    assert failed(export) == {"files"}
+    assert failed(verify_export(export)) == {"files"}
 
 
 @pytest.mark.parametrize(
@@ -98,7 +74,7 @@ def test_missing_and_extra_files_are_noticed(export):
 )
 def test_a_missing_file_fails_and_does_not_crash(export, original, file):
     (export / file).unlink()
-    assert "files" in failed(export, base_of(original)) or file == "roi_sparsity.json"
+    assert "files" in failed(verify_export(export, base_of(original))) or file == "roi_sparsity.json"
     assert not verify_export(export).ok
 
 
@@ -106,7 +82,7 @@ def test_zeros_must_be_plus_zero_where_the_mask_says(export):
     name = next(iter(read_sidecar(export)["layers"]))
     change(export, name, lambda weight: torch.where(weight == 0, -0.0, weight))
     reseal(export)
-    assert failed(export) == {"zeros"}
+    assert failed(verify_export(export)) == {"zeros"}
 
 
 def test_a_kept_zero_is_no_fault(tmp_path):
@@ -121,35 +97,34 @@ def test_changed_kept_weights_need_the_base_to_be_noticed(export, original):
     name = next(iter(read_sidecar(export)["layers"]))
     change(export, name, lambda weight: weight * 2)
     reseal(export)
-    assert not failed(export)
-    assert failed(export, base_of(original)) == {"survivors"}
+    assert verify_export(export).ok
+    assert failed(verify_export(export, base_of(original))) == {"survivors"}
 
 
 def test_other_changes_need_the_base_to_be_noticed(export, original):
     change(export, "model.norm.weight", lambda weight: weight + 1)
     (export / "LICENSE").write_text("do as I say")
     reseal(export)
-    assert not failed(export)
-    assert failed(export, base_of(original)) == {"other tensors", "copied files"}
+    assert verify_export(export).ok
+    assert failed(verify_export(export, base_of(original))) == {"other tensors", "copied files"}
 
 
 def test_another_base_is_noticed(original, tmp_path):
     other = resolve_model(str(tiny_llama(tmp_path / "other", seed=1, max_shard_size="150KB")))
-    assert {"base hashes", "survivors", "other tensors"} <= failed(original, other)
+    assert {"base hashes", "survivors", "other tensors"} <= failed(verify_export(original, other))
 
 
 def test_compression_entries_are_noticed(export):
     config = json.loads((export / "config.json").read_text())
     (export / "config.json").write_text(json.dumps(config | {"quantization_config": {}}))
     reseal(export)
-    assert failed(export) == {"config"}
+    assert failed(verify_export(export)) == {"config"}
 
 
 @pytest.mark.parametrize(("key", "value"), [("zero_fraction", 0.4), ("pattern", "1:4"), ("updated", ["x"])])
 def test_a_sidecar_that_says_other_things_than_the_mask_file_is_noticed(export, key, value):
-    content = {k: v for k, v in read_sidecar(export).items() if k not in ("files", "checksum")}
-    write_sidecar(export, content | {key: value})
-    assert failed(export) == {"mask"}
+    reseal(export, **{key: value})
+    assert failed(verify_export(export)) == {"mask"}
 
 
 def test_the_verify_command(export, original, capsys):

@@ -16,7 +16,7 @@ from helpers.refusals import (
     spoiled,
     text,
 )
-from helpers.tiny_models import random_masks, tiny_llama
+from helpers.tiny_models import random_masks, tiny_llama, tiny_qwen2
 from roi_lightning.models.source import resolve_model
 
 bench = pytest.fixture(make_bench)
@@ -50,10 +50,15 @@ def metadata(**entries):
     return lambda header: entries
 
 
-def strangers(bench):
-    path = bench.folder / "strange.safetensors"
-    random_masks(resolve_model(str(tiny_llama(bench.folder / "other")))).save(path)
-    return path
+def strangers(builder, **sizes):
+    """The masks of another model."""
+
+    def make(bench):
+        path = bench.folder / "strange.safetensors"
+        random_masks(resolve_model(str(builder(bench.folder / "other", **sizes)))).save(path)
+        return path
+
+    return make
 
 
 def without(*names):
@@ -89,8 +94,14 @@ TABLE = {
     "flipped in the bits": (spoiled("mask", flipped(0.9)), apply, "damaged"),
     "a model's weights": (lambda bench: bench.model / "model.safetensors", apply, "did not write it"),
     "a packed directory": (lambda bench: bench.packed, apply, "has no roi_mask.safetensors.*packed from"),
-    "of another model, evaluated": (strangers, evaluate, "another model"),
+    "of another model, evaluated": (strangers(tiny_llama), evaluate, "another model"),
+    "of a wider model": (
+        strangers(tiny_qwen2, intermediate_size=256),
+        apply,
+        r"another model.* is \[64, 128\], not \[64, 256\]",
+    ),
     "N is M": (resealed(metadata(n="4")), apply, "pattern 4:4 is impossible"),
+    "another format": (resealed(metadata(format="other")), apply, "format is 'other'"),
     "a version to come": (resealed(metadata(version="3")), apply, "version is '3'"),
     "layers: no JSON": (resealed(metadata(layers="{")), apply, "makes no sense"),
     "hashes: a list": (resealed(metadata(sha256="[]")), apply, "makes no sense .*not a mapping"),

@@ -3,12 +3,13 @@ import random
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 
+from helpers.directories import flipped_bit
 from roi_lightning.errors import UserError
 from roi_lightning.masks.layer_mask import LayerMask
 from roi_lightning.masks.mask_set import BaseModel, MaskSet
 from roi_lightning.masks.pattern import NMPattern
+from roi_lightning.utils.checksummed import read_checksummed, write_checksummed
 
 
 def masks_of(bools, pattern="2:4", transposed=()):
@@ -78,14 +79,9 @@ def test_the_file_is_safetensors_that_describes_itself(tmp_path):
 def test_every_flipped_bit_is_noticed(tmp_path):
     path = tmp_path / "m"
     masks_of(random_bools(0)).save(path)
-    good = path.read_bytes()
-    chance = random.Random(0)
-    data = range(8 * len(good) - 8 * 300, 8 * len(good))
-    for bit in [*chance.sample(range(8 * len(good)), 400), *chance.sample(data, 100), *range(64)]:
-        bad = bytearray(good)
-        bad[bit // 8] ^= 1 << bit % 8
-        path.write_bytes(bad)
-        with pytest.raises(UserError, match="mask file"):
+    chance, every = random.Random(0), range(8 * path.stat().st_size)
+    for bit in [*chance.sample(every, 400), *chance.sample(every[-8 * 300 :], 100), *range(64)]:
+        with flipped_bit(path, bit), pytest.raises(UserError, match="mask file"):
             MaskSet.load(path)
 
 
@@ -102,49 +98,14 @@ def test_truncated_files_are_refused(tmp_path):
         MaskSet.load(path)
 
 
-def test_other_files_are_refused(tmp_path):
-    with pytest.raises(UserError, match="absent"):
-        MaskSet.load(tmp_path / "absent")
-    save_file({"w": torch.zeros(4)}, tmp_path / "weights")
-    with pytest.raises(UserError, match="did not write it"):
-        MaskSet.load(tmp_path / "weights")
-    (tmp_path / "text").write_text("hello, this is no mask file at all")
-    with pytest.raises(UserError, match="can't be read"):
-        MaskSet.load(tmp_path / "text")
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"version": "3"}, "version is '3'"),
-        ({"format": "other"}, "format"),
-        ({"layers": "{}"}, "other layers"),
-        ({"layers": "["}, "makes no sense"),
-        ({"n": "4"}, "impossible"),
-        ({"n": "1"}, "does not keep exactly 1:4"),
-        ({"sha256": "{}"}, "hash"),
-    ],
-)
-def test_wrong_headers_are_refused_even_when_sealed(tmp_path, change, reason):
-    from roi_lightning.utils.checksummed import read_checksummed, write_checksummed
-
+@pytest.mark.parametrize("missing", ["version", "format", "layers", "n", "sha256"])
+def test_a_header_without_an_entry_is_refused(tmp_path, missing):
     masks_of(random_bools(0)).save(tmp_path / "m")
     tensors, header = read_checksummed(tmp_path / "m")
-    write_checksummed(tmp_path / "m", tensors, header | change)
-    with pytest.raises(UserError, match=reason):
-        MaskSet.load(tmp_path / "m")
-    write_checksummed(tmp_path / "m", tensors, {k: v for k, v in header.items() if k not in change})
+    del header[missing]
+    write_checksummed(tmp_path / "m", tensors, header)
     with pytest.raises(UserError, match="makes no sense"):
         MaskSet.load(tmp_path / "m")
-
-
-def test_padding_bits_and_wrong_sizes_are_refused():
-    packed = LayerMask.from_bool(torch.ones(2, 12, dtype=torch.bool)).packed
-    packed[1, 1] |= 0x80
-    with pytest.raises(UserError, match="past its last input"):
-        LayerMask(packed, (2, 12), False)
-    with pytest.raises(UserError, match="uint8"):
-        LayerMask(packed, (2, 20), False)
 
 
 def test_a_mask_that_breaks_its_pattern_is_never_saved(tmp_path):

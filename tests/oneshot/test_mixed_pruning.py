@@ -8,11 +8,12 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from helpers.directories import reseal
 from helpers.lab import brute_top, make_lab, run
 from helpers.tiny_models import tiny_gpt2
 from roi_lightning.api import prune
 from roi_lightning.errors import UserError
-from roi_lightning.export.sidecar import read_sidecar, write_sidecar
+from roi_lightning.export.sidecar import read_sidecar
 from roi_lightning.masks.mask_set import MaskSet
 
 lab = pytest.fixture(make_lab)
@@ -61,9 +62,8 @@ def test_a_pruned_directory_has_the_zeros_of_every_layers_own_pattern(lab, capsy
     ).read_bytes()
     assert run("pack", "pruned", "--out", "packed") != 0
     assert "only 2:4 can be packed, beside layers left dense" in capsys.readouterr().err
-    content = {key: x for key, x in sidecar.items() if key not in ("files", "checksum")}
-    content["layers"]["model.layers.0.mlp.up_proj.weight"]["pattern"] = "4:8"
-    write_sidecar(lab.folder / "pruned", content)
+    sidecar["layers"]["model.layers.0.mlp.up_proj.weight"]["pattern"] = "4:8"
+    reseal(lab.folder / "pruned", layers=sidecar["layers"])
     assert run("verify", "pruned") != 0
     assert "different things of" in " ".join(capsys.readouterr().out.split())
 

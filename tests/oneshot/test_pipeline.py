@@ -53,6 +53,11 @@ def lm(request, tmp_path):
 
 
 @pytest.fixture
+def llama(tmp_path):
+    return load_language_model(resolve_model(str(tiny_llama(tmp_path / "m"))))
+
+
+@pytest.fixture
 def windows():
     return torch.randint(0, 250, (3, 24), generator=torch.Generator().manual_seed(0))
 
@@ -120,15 +125,14 @@ def test_wanda_equals_whole_forward_passes(lm, windows, activations):
                 layer.of(lm).masked_fill_(~got[name], 0)
 
 
-def test_sparsegpt_equals_whole_forward_passes_and_slow_solves(tmp_path, windows):
-    lm = freeze(AutoModelForCausalLM.from_pretrained(tiny_llama(tmp_path / "m")))
-    layers = prunable_layers(lm, ["k_proj", "v_proj"])
+def test_sparsegpt_equals_whole_forward_passes_and_slow_solves(llama, windows):
+    layers = prunable_layers(llama, ["k_proj", "v_proj"])
     calibration = Calibration(windows)
-    got = dict(prune_layers(lm, layers, SparseGPT(), PATTERN, calibration))
+    got = dict(prune_layers(llama, layers, SparseGPT(), PATTERN, calibration))
     for block in by_block(layers):
-        inputs = inputs_of(lm, windows, block)
+        inputs = inputs_of(llama, windows, block)
         for name, layer in block.items():
-            weight = layer.of(lm)
+            weight = layer.of(llama)
             mask, wanted = slow_sparsegpt(weight, inputs[name], 2, 4)
             assert alike(got[name].mask, mask), name
             same = (got[name].mask == mask).all(1)
@@ -137,7 +141,7 @@ def test_sparsegpt_equals_whole_forward_passes_and_slow_solves(tmp_path, windows
             assert same.double().mean() > 0.9
             assert (got[name].weight.double() - wanted)[same].abs().max() < 1e-4
         for name, layer in block.items():
-            layer.of(lm).copy_(got[name].weight)
+            layer.of(llama).copy_(got[name].weight)
 
 
 MAMBA = {"vocab_size": 256, "hidden_size": 64, "num_hidden_layers": 2, "pad_token_id": 0}
@@ -217,25 +221,23 @@ def test_hidden_states_on_disk_give_the_same_as_in_memory(lm, windows, tmp_path)
     assert list(offload_dir.iterdir()) == []
 
 
-def test_calls_that_differ_from_window_to_window_are_followed(tmp_path, windows):
+def test_calls_that_differ_from_window_to_window_are_followed(llama, windows):
     """Positions that depend on the text: what a block is called with can't be taken from one window."""
-    lm = freeze(AutoModelForCausalLM.from_pretrained(tiny_llama(tmp_path / "m")))
 
     def shift(_module, _args, kwargs):
         ids = kwargs["input_ids"]
         return (), kwargs | {"position_ids": torch.arange(ids.shape[1])[None] * (1 + int(ids[0, 0]) % 5)}
 
-    lm.model.register_forward_pre_hook(shift, with_kwargs=True)
-    layers = prunable_layers(lm, ["o_proj"])
-    inputs = inputs_of(lm, windows, layers)
-    for name, pruned in prune_layers(lm, layers, Wanda(), PATTERN, Calibration(windows, "dense")):
-        assert alike(pruned.mask, wanda_mask(layers[name].of(lm), inputs[name])), name
+    llama.model.register_forward_pre_hook(shift, with_kwargs=True)
+    layers = prunable_layers(llama, ["o_proj"])
+    inputs = inputs_of(llama, windows, layers)
+    for name, pruned in prune_layers(llama, layers, Wanda(), PATTERN, Calibration(windows, "dense")):
+        assert alike(pruned.mask, wanda_mask(layers[name].of(llama), inputs[name])), name
 
 
-def test_a_model_that_works_between_its_blocks_is_refused(tmp_path, windows):
-    lm = freeze(AutoModelForCausalLM.from_pretrained(tiny_llama(tmp_path / "m")))
-    second = lm.model.layers[1]
-    forward = lm.model.forward
+def test_a_model_that_works_between_its_blocks_is_refused(llama, windows):
+    second = llama.model.layers[1]
+    forward = llama.model.forward
 
     def between(*args, **kwargs):
         handle = second.register_forward_pre_hook(
@@ -246,46 +248,44 @@ def test_a_model_that_works_between_its_blocks_is_refused(tmp_path, windows):
         finally:
             handle.remove()
 
-    lm.model.forward = between
-    layers = prunable_layers(lm)
+    llama.model.forward = between
+    layers = prunable_layers(llama)
     with pytest.raises(UserError, match="changes the hidden states between its blocks"):
-        list(prune_layers(lm, layers, Wanda(), PATTERN, Calibration(windows)))
-    inputs = inputs_of(lm, windows, layers)
-    for name, pruned in prune_layers(lm, layers, Wanda(), PATTERN, Calibration(windows, "dense")):
-        assert alike(pruned.mask, wanda_mask(layers[name].of(lm), inputs[name])), name
+        list(prune_layers(llama, layers, Wanda(), PATTERN, Calibration(windows)))
+    inputs = inputs_of(llama, windows, layers)
+    for name, pruned in prune_layers(llama, layers, Wanda(), PATTERN, Calibration(windows, "dense")):
+        assert alike(pruned.mask, wanda_mask(layers[name].of(llama), inputs[name])), name
 
 
-def test_one_pass_of_the_whole_model_keeps_no_inputs(tmp_path, windows):
-    lm = freeze(AutoModelForCausalLM.from_pretrained(tiny_llama(tmp_path / "m")))
-    layers, seen = prunable_layers(lm), []
+def test_one_pass_of_the_whole_model_keeps_no_inputs(llama, windows):
+    layers, seen = prunable_layers(llama), []
 
     def look(name, _layer, args):
         assert not [n for n, x in seen if x() is not None and block_of(n) != block_of(name)], name
         seen.append((name, ref(args[0])))
 
     for name in layers:
-        lm.get_submodule(name).register_forward_pre_hook(partial(look, name))
-    for _ in prune_layers(lm, layers, Wanda(), PATTERN, Calibration(windows, "dense")):
+        llama.get_submodule(name).register_forward_pre_hook(partial(look, name))
+    for _ in prune_layers(llama, layers, Wanda(), PATTERN, Calibration(windows, "dense")):
         assert not any(x() is not None for _, x in seen)
     assert len(seen) == len(windows) * len(layers), "one pass, and no other"
 
 
-def test_blocks_that_share_something_that_grows_are_refused(tmp_path, windows):
-    lm = freeze(AutoModelForCausalLM.from_pretrained(tiny_llama(tmp_path / "m")))
+def test_blocks_that_share_something_that_grows_are_refused(llama, windows):
     shared = {}
 
     class Notes(dict):
         """No plain value: what a block finds in it depends on the blocks before."""
 
     notes = Notes(shared)
-    for block in lm.model.layers:
+    for block in llama.model.layers:
         forward = block.forward
         block.forward = lambda *args, forward=forward, **kwargs: forward(
             *args, **{name: value for name, value in kwargs.items() if name != "notes"}
         )
         block.register_forward_pre_hook(lambda _, a, k: (a, k | {"notes": notes}), with_kwargs=True)
     with pytest.raises(UserError, match="hands a Notes from block to block"):
-        list(prune_layers(lm, prunable_layers(lm), Wanda(), PATTERN, Calibration(windows)))
+        list(prune_layers(llama, prunable_layers(llama), Wanda(), PATTERN, Calibration(windows)))
 
 
 def test_a_layer_by_itself_is_pruned_along_its_inputs(tmp_path):

@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 import torch
+from test_accelerate import prune
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from helpers.tiny_models import tiny_llama, tiny_mistral, tiny_qwen2, tiny_qwen3
@@ -13,7 +14,6 @@ from roi_lightning.contrib.packed import PackedLinear, accelerate
 from roi_lightning.contrib.packed import token_decoder as token
 from roi_lightning.contrib.packed.cache import PreallocatedLayer
 from roi_lightning.contrib.packed.format import quantize
-from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.layers import prunable_layers
 from roi_lightning.utils import cpp_extension
 
@@ -34,11 +34,8 @@ MODELS = {
 def dense(builder, folder, dtype=torch.float32):
     """A model whose layers are 2:4 but for the first one's queries."""
     lm = AutoModelForCausalLM.from_pretrained(builder(folder), dtype=dtype).eval()
-    rule = NMPattern("2:4")
+    prune(lm, layers={name: x for name, x in prunable_layers(lm).items() if "0.self_attn.q_proj" not in name})
     with torch.no_grad():
-        for name, layer in prunable_layers(lm).items():
-            if "layers.0.self_attn.q_proj" not in name:
-                layer.of(lm).masked_fill_(~rule.top(layer.of(lm).abs()), 0)
         for parameter in lm.parameters():  # norms and biases that do something
             if parameter.ndim == 1:
                 parameter.add_(torch.linspace(-0.3, 0.3, len(parameter)))

@@ -7,35 +7,18 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from test_packed_checkpoint import Q, logits, pruned_and_packed
 from transformers import AutoModelForCausalLM
 
-from helpers.lab import run
-from helpers.tiny_models import random_masks, tiny_gpt2, tiny_llama, tiny_mixtral, tiny_qwen2
+from helpers.directories import change, failed, reseal
+from helpers.tiny_models import random_masks, tiny_qwen2
 from roi_lightning.contrib.packed import PackedLinear, from_packed, verify_packed, write_packed
-from roi_lightning.contrib.packed.tensors import PACKED, VERSION, PackedTensors
-from roi_lightning.errors import UserError
+from roi_lightning.contrib.packed.tensors import PackedTensors
 from roi_lightning.export import write_export
-from roi_lightning.export.sidecar import read_sidecar, write_sidecar
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.models.source import resolve_model
 from roi_lightning.models.stored_tensors import tensor_sha256
-
-ARCHITECTURES = {
-    "llama": (tiny_llama, []),
-    "gpt2": (tiny_gpt2, []),
-    "mixtral, some experts dense": (tiny_mixtral, ["w1", "experts.2.*"]),
-}
-Q = "model.layers.0.self_attn.q_proj"
-
-
-def ids():
-    return torch.arange(24).reshape(2, 12) * 7 % 256
-
-
-@torch.no_grad()
-def logits(lm):
-    return lm(ids()).logits
 
 
 def rounded(weight, dim):
@@ -48,24 +31,15 @@ def rounded(weight, dim):
 def rounded_directory(dense, out):
     """A copy of an export, an ordinary model, whose masked weights are rounded."""
     shutil.copytree(dense, out)
-    masks = MaskSet.load(dense).layers
-    for file in out.glob("model*.safetensors"):
-        held = load_file(file)
-        for name in held.keys() & masks.keys():
-            held[name] = rounded(held[name], 0 if masks[name].transposed else 1)[0]
-        save_file(held, file, {"format": "pt"})
+    for name, mask in MaskSet.load(dense).layers.items():
+        change(out, name, lambda x, dim=0 if mask.transposed else 1: rounded(x, dim)[0])
     (out / "roi_sparsity.json").unlink()
     return out
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", ["llama", "gpt2", "mixtral, some experts dense"])
 def test_logits_are_those_of_the_rounded_weights(tmp_path, architecture):
-    build, dense_layers = ARCHITECTURES[architecture]
-    ignore = ["--ignore", *dense_layers] if dense_layers else []
-    base, dense, packed = build(tmp_path / "base"), tmp_path / "dense", tmp_path / "packed"
-    assert run("prune", base, "--method", "magnitude", *ignore, "--out", dense) == 0
-    assert run("pack", dense, "--out", packed, "--weights", "int8") == 0
-    assert verify_packed(packed, resolve_model(str(base))).ok
+    dense, packed = pruned_and_packed(tmp_path, architecture, "int8")
     lm = from_packed(packed, dtype="float32")
     layers = [module for module in lm.modules() if isinstance(module, PackedLinear)]
     assert len(layers) == len(MaskSet.load(dense).layers)
@@ -93,19 +67,6 @@ def made(tmp_path_factory):
 @pytest.fixture
 def copy(made, tmp_path):
     return shutil.copytree(made.packed, tmp_path / "copy")
-
-
-def change(directory, name, edit):
-    """Change a tensor, and make the sidecar fit again."""
-    file = directory / "model.safetensors"
-    held = load_file(file)
-    save_file(held | {name: edit(held[name])}, file, {"format": PACKED})
-    content = read_sidecar(directory, PACKED, VERSION)
-    write_sidecar(directory, {key: x for key, x in content.items() if key not in ("files", "checksum")})
-
-
-def failed(directory, base=None):
-    return {check.name for check in verify_packed(directory, base).failures}
 
 
 def test_unpacking_goes_to_the_original_dtype_with_exact_zeros(made):
@@ -153,8 +114,9 @@ def test_activations_have_the_dtype_that_is_asked_for(made, dtype):
 )
 def test_changes_need_the_base_to_be_noticed(copy, made, part, edit):
     change(copy, f"{Q}.{part}", edit)
-    assert not failed(copy)
-    assert failed(copy, made.source) == {"survivors"}
+    reseal(copy)
+    assert verify_packed(copy).ok
+    assert failed(verify_packed(copy, made.source)) == {"survivors"}
 
 
 def test_updates_without_a_mask_are_compared(made, tmp_path):
@@ -165,24 +127,10 @@ def test_updates_without_a_mask_are_compared(made, tmp_path):
     updated = MaskSet(made.masks.pattern, made.masks.layers, made.masks.base, hashes)
     dense = write_export(made.source, updated, tmp_path / "dense", updates=new)
     write_packed(dense, tmp_path / "packed", weights="int8")
-    assert not failed(tmp_path / "packed", made.source)
+    assert verify_packed(tmp_path / "packed", made.source).ok
     change(tmp_path / "packed", "model.norm.weight", lambda x: -x)
-    assert failed(tmp_path / "packed", made.source) == {"updates"}
-
-
-def test_what_is_more_than_half_a_step_off_is_not_kept(made, tmp_path, monkeypatch):
-    from roi_lightning.contrib.packed import tensors
-
-    def careless(packed):
-        made = quantize(packed)
-        made.values[0, 0] -= made.values[0, 0].sign()
-        return made
-
-    quantize = tensors.quantize
-    monkeypatch.setattr(tensors, "quantize", careless)
-    with pytest.raises(UserError, match="does not come out"):
-        write_packed(made.dense, tmp_path / "out", weights="int8")
-    assert not list(tmp_path.iterdir())
+    reseal(tmp_path / "packed")
+    assert failed(verify_packed(tmp_path / "packed", made.source)) == {"updates"}
 
 
 # The other commands, and another library.

@@ -116,27 +116,20 @@ def test_products_are_those_of_the_dense_matrix(dtype, int8, outputs, inputs):
         assert_exact(product(x, packed, given), x, exact_matrix(packed), given, inputs // 2)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("inputs", [12, 128, 212])
-def test_sums_are_in_the_stated_order(dtype, inputs):
-    packed, bias = packed_matrix(dtype, 3, inputs), numbers(dtype, 3, seed=3)
-    dense, every = numbers(dtype, 3, inputs - 1, seed=4), torch.arange(inputs - 1).expand(3, -1)
-    for rows, given in ((1, bias), (5, None)):
-        x = numbers(dtype, rows, inputs)
-        slow = in_stated_order(x, unpack(packed), packed_inputs(packed), given)
-        assert torch.equal(product(x, packed, given), slow)
-        slow = in_stated_order(x[:, 1:], dense, every, given)
-        assert torch.equal(dense_product(x[:, 1:], dense, given), slow)
-
-
-def test_sums_with_int8_weights_are_in_the_stated_order():
-    dtype, inputs = torch.bfloat16, 212
-    packed, bias = packed_matrix(dtype, 3, inputs, int8=True), numbers(dtype, 3, seed=3)
+@pytest.mark.parametrize(
+    ("dtype", "inputs", "int8"),
+    [*((x, size, False) for x in DTYPES[1:] for size in (12, 128, 212)), (torch.bfloat16, 212, True)],
+)
+def test_sums_are_in_the_stated_order(dtype, inputs, int8):
+    packed, bias = packed_matrix(dtype, 3, inputs, int8), numbers(dtype, 3, seed=3)
     whole = unpack(packed._replace(scales=None))
+    dense, every = numbers(dtype, 3, inputs - 1, seed=4), torch.arange(inputs - 1).expand(3, -1)
     for rows, given in ((1, bias), (5, None)):
         x = numbers(dtype, rows, inputs)
         slow = in_stated_order(x, whole, packed_inputs(packed), given, packed.scales)
         assert torch.equal(product(x, packed, given), slow)
+        slow = in_stated_order(x[:, 1:], dense, every, given)
+        assert torch.equal(dense_product(x[:, 1:], dense, given), slow)
 
 
 @pytest.mark.parametrize("int8", [False, True])

@@ -10,7 +10,17 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
-from helpers.lab import QUICK_TRAINER, Batches, brute_top, fit, make_lab, oriented, run, whole_and_resumed
+from helpers.lab import (
+    GOING_ON,
+    QUICK_TRAINER,
+    Batches,
+    brute_top,
+    fit,
+    make_lab,
+    oriented,
+    run,
+    whole_and_resumed,
+)
 from helpers.tiny_models import tiny_gpt2, tiny_qwen2
 from roi_lightning.cli.lightning import build
 from roi_lightning.contrib.proxsparse import ProxSparseModule
@@ -126,16 +136,6 @@ def test_the_mask_is_the_top_two_of_the_copies_on_the_original_weights(lab, kind
     learner.harden()
     with torch.no_grad():
         assert torch.equal(learner.student(ids).logits, exported(ids).logits)
-
-
-def test_training_runs_the_copies_and_validation_the_mask(lab):
-    learner, _ = learn(lab, 1, dtype="float32")
-    for tensor in learner.tensors.values():
-        learner.draw(tensor)
-        assert torch.equal(tensor.masked, tensor.learned["master"])
-    learner.harden()
-    for tensor in learner.tensors.values():
-        assert torch.equal(tensor.masked, tensor.dense * learner.hard_mask(tensor))
 
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")

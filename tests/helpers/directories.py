@@ -1,0 +1,50 @@
+"""What is in a written directory, and what a careless tool might do to it."""
+
+from contextlib import contextmanager
+
+from safetensors.torch import load_file, save_file
+
+from roi_lightning.export.sidecar import read_sidecar, write_sidecar
+
+
+def weight_files(directory):
+    return sorted(directory.glob("model*.safetensors"))
+
+
+def tensors_of(directory):
+    """The stored tensors of all files, by name."""
+    return {name: x for file in weight_files(directory) for name, x in load_file(file).items()}
+
+
+def change(directory, name, edit):
+    """Put what a function makes of a tensor in its place."""
+    file = next(file for file in weight_files(directory) if name in load_file(file))
+    held = {key: x.clone() for key, x in load_file(file).items()}
+    save_file(held | {name: edit(held[name])}, file, {"format": "pt"})
+
+
+def reseal(directory, **other):
+    """Make the sidecar fit the files again; some of what it says may become something other."""
+    content = {k: x for k, x in read_sidecar(directory, None).items() if k not in ("files", "checksum")}
+    write_sidecar(directory, content | other)
+
+
+def failed(report):
+    """The names of the checks that do not hold."""
+    return {check.name for check in report.failures}
+
+
+@contextmanager
+def flipped_bit(file, number):
+    """One bit of a file the other way round while the block runs; where it lies, as nothing is faster."""
+
+    def flip():
+        with file.open("r+b") as stream:
+            stream.seek(number // 8)
+            (byte,) = stream.read(1)
+            stream.seek(number // 8)
+            stream.write(bytes([byte ^ 1 << number % 8]))
+
+    flip()
+    yield
+    flip()
