@@ -9,23 +9,22 @@ from safetensors.torch import load_file
 from torch.nn.utils.parametrizations import weight_norm
 from transformers import AutoModelForCausalLM
 
+from helpers.directories import export_of
 from helpers.lab import make_lab, run
-from helpers.tiny_models import random_masks, tiny_gpt2, tiny_mixtral, tiny_qwen2
+from helpers.tiny_models import tiny_gpt2, tiny_mixtral, tiny_qwen2
 from roi_lightning.api import keep_zeros
 from roi_lightning.errors import UserError
-from roi_lightning.export import write_export
 from roi_lightning.masks.mask_set import MaskSet
-from roi_lightning.models.source import resolve_model
 
 lab = pytest.fixture(make_lab)
 STEADY = {"attn_pdrop": 0, "resid_pdrop": 0, "embd_pdrop": 0}
 
 
-def pruned(lab, builder=tiny_qwen2, dtype=torch.float32, **options):
+def pruned(lab, builder=tiny_qwen2):
     """A base model, and an export of it under a random mask."""
-    options |= STEADY if builder is tiny_gpt2 else {}
-    source = resolve_model(str(builder(lab.folder / "base", dtype=dtype, **options)))
-    return source.path, write_export(source, random_masks(source), lab.folder / "pruned")
+    options = STEADY if builder is tiny_gpt2 else {}
+    source, _, export = export_of(builder(lab.folder / "base", dtype=torch.float32, **options))
+    return source.path, export
 
 
 def load(directory, dtype="auto"):
@@ -103,12 +102,12 @@ def test_a_bare_loop_trains_as_with_masks_by_hand(lab, builder, parts):
     assert_zeros(mine, export)
     before = dict(load(export).named_parameters())
     assert all(not torch.equal(x, before[name]) for name, x in mine.named_parameters())
-    zeros.save(lab.folder / "out")
-    assert run("verify", lab.folder / "out") == 0
-    assert run("verify", lab.folder / "out", "--base", base) == 0
+    zeros.save(lab.folder / "trained")
+    assert run("verify", lab.folder / "trained") == 0
+    assert run("verify", lab.folder / "trained", "--base", base) == 0
     with torch.no_grad():
         ids = batches(1)[0]
-        assert torch.equal(loss_of(mine.eval(), ids), loss_of(load(lab.folder / "out"), ids))
+        assert torch.equal(loss_of(mine.eval(), ids), loss_of(load(lab.folder / "trained"), ids))
 
 
 def test_a_kept_weight_that_is_zero_is_trained(lab):
@@ -181,10 +180,10 @@ def test_hugging_face_trainer(lab):
     trainer.save_model(str(lab.folder / "plain"))
     again = keep_zeros(load(lab.folder / "plain"), export)
     again.remove()
-    for handle, name in ((zeros, "out"), (again, "again")):
+    for handle, name in ((zeros, "trained"), (again, "again")):
         handle.save(lab.folder / name)
         assert run("verify", lab.folder / name, "--base", base) == 0
-    one, other = (load_file(lab.folder / name / "model.safetensors") for name in ("out", "again"))
+    one, other = (load_file(lab.folder / name / "model.safetensors") for name in ("trained", "again"))
     assert all(torch.equal(one[name], other[name]) for name in one)
     assert run("verify", lab.folder / "plain") == 1, "what says so in docs"
 
@@ -202,8 +201,8 @@ def test_a_removed_handle_leaves_the_model_alone(lab):
     with pytest.raises(UserError, match="not zero where its mask"):
         zeros.check()
     with pytest.raises(UserError, match="not zero where its mask"):
-        zeros.save(lab.folder / "out")
-    assert not (lab.folder / "out").exists()
+        zeros.save(lab.folder / "trained")
+    assert not (lab.folder / "trained").exists()
 
 
 def test_a_weight_that_is_replaced_inside_is_refused(lab):

@@ -28,19 +28,18 @@ from lm_eval.tasks import TaskManager  # noqa: E402
 from roi_lightning.evaluation.harness_model import SlicedHFLM  # noqa: E402
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
+
+
+def arc(question, right, **answers):
+    choices = {"text": list(answers.values()), "label": list(answers)}
+    return {"question": question, "choices": choices, "answerKey": right}
+
+
 QUESTIONS = {
     "arc_easy": [
-        {
-            "question": "Which is a fruit?",
-            "choices": {"text": ["a stone", "an apple", "tin"], "label": ["A", "B", "C"]},
-            "answerKey": "B",
-        },
-        {
-            "question": "What is wet?",
-            "choices": {"text": ["water", "sand"], "label": ["1", "2"]},
-            "answerKey": "1",
-        },
-        {"question": "2 + 2?", "choices": {"text": ["4", "fiver"], "label": ["A", "B"]}, "answerKey": "A"},
+        arc("Which is a fruit?", "B", A="a stone", B="an apple", C="tin"),
+        arc("What is wet?", "1", **{"1": "water", "2": "sand"}),
+        arc("2 + 2?", "A", A="4", B="fiver"),
     ],
     "boolq": [
         {"passage": "Grass is green.", "question": "is grass green", "label": 1},

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from test_harness import by_hand, write_rows
+from test_harness import arc, by_hand, write_rows
 
 from helpers.lab import run
 from helpers.tiny_models import tiny_llama, tiny_tokenizer
@@ -176,10 +176,7 @@ def test_written_answers_are_the_harness_own(lm, base, place, known, options):
     assert figures["samples"] == (2 if "limit" in options else 8)
 
 
-ARC = [
-    {"question": f"{q}?", "choices": {"text": [right, "none"], "label": ["A", "B"]}, "answerKey": "A"}
-    for q, right in (*FACTS, *EXAMPLES)
-]
+ARC = [arc(f"{q}?", "A", A=right, B="none") for q, right in (*FACTS, *EXAMPLES)]
 
 
 def test_examples_come_from_the_training_file_as_the_harness_draws_them(lm, base, tmp_path):

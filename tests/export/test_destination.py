@@ -1,16 +1,11 @@
 import pytest
 
+from helpers.directories import export_of
 from helpers.tiny_models import random_masks, tiny_qwen2
 from roi_lightning.errors import UserError
 from roi_lightning.export import check_destination, write_export
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.models.source import resolve_model
-
-
-def export_of(builder, folder):
-    source = resolve_model(str(builder(folder / "base")))
-    masks = random_masks(source)
-    return source, masks, write_export(source, masks, folder / "out")
 
 
 def test_foreign_indices_are_refused(tmp_path):
@@ -31,7 +26,7 @@ def test_foreign_indices_are_refused(tmp_path):
 
 
 def test_an_earlier_export_is_replaced_when_asked_and_a_stranger_s_file_in_it_saved(tmp_path):
-    source, masks, out = export_of(tiny_qwen2, tmp_path)
+    source, masks, out = export_of(tiny_qwen2(tmp_path / "base"))
     other = random_masks(source, "1:4")
     with pytest.raises(UserError, match="earlier export; pass --overwrite"):
         write_export(source, other, out)
@@ -46,8 +41,7 @@ def test_an_earlier_export_is_replaced_when_asked_and_a_stranger_s_file_in_it_sa
 
 
 def test_a_runs_own_earlier_export_is_replaced(tmp_path):
-    source = resolve_model(str(tiny_qwen2(tmp_path / "base")))
-    out = write_export(source, random_masks(source), tmp_path / "out", training={"fingerprint": "a"})
+    source, _, out = export_of(tiny_qwen2(tmp_path / "base"), training={"fingerprint": "a"})
     for run in (None, "b"):
         with pytest.raises(UserError, match="earlier export"):
             write_export(source, random_masks(source, "1:4"), out, run=run)
@@ -56,7 +50,7 @@ def test_a_runs_own_earlier_export_is_replaced(tmp_path):
 
 
 def test_the_base_itself_is_never_replaced(tmp_path):
-    _, _, out = export_of(tiny_qwen2, tmp_path)
+    _, _, out = export_of(tiny_qwen2(tmp_path / "base"))
     source = resolve_model(str(out))
     with pytest.raises(UserError, match="base model itself"):
         write_export(source, random_masks(source), out, overwrite=True)
@@ -65,7 +59,7 @@ def test_the_base_itself_is_never_replaced(tmp_path):
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")], ids=repr)
 @pytest.mark.parametrize("step", ["model_card", "write_sidecar", "check_masks_fit"])
 def test_a_failure_leaves_what_was_there(tmp_path, monkeypatch, error, step):
-    source, _, out = export_of(tiny_qwen2, tmp_path)
+    source, _, out = export_of(tiny_qwen2(tmp_path / "base"))
     before = {path.name: path.read_bytes() for path in out.iterdir()}
 
     def fail(*args):
@@ -81,15 +75,15 @@ def test_a_failure_leaves_what_was_there(tmp_path, monkeypatch, error, step):
 
 
 def test_an_export_that_does_not_verify_is_not_kept(tmp_path, monkeypatch):
-    source = resolve_model(str(tiny_qwen2(tmp_path / "base")))
+    base = tiny_qwen2(tmp_path / "base")
     monkeypatch.setattr("roi_lightning.export.write.overwrite_tensors", lambda path, tensors: None)
     with pytest.raises(UserError, match=r"does not verify.*zeros"):
-        write_export(source, random_masks(source), tmp_path / "out")
+        export_of(base)
     assert [path.name for path in tmp_path.iterdir()] == ["base"]
 
 
 def test_a_failed_rename_puts_the_old_export_back(tmp_path, monkeypatch):
-    source, _, out = export_of(tiny_qwen2, tmp_path)
+    source, _, out = export_of(tiny_qwen2(tmp_path / "base"))
     before = (out / "roi_sparsity.json").read_bytes()
     rename = type(out).rename
 

@@ -7,7 +7,7 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from helpers.directories import tensors_of
+from helpers.directories import export_of, tensors_of
 from helpers.tiny_models import random_masks, tiny_gguf, tiny_gpt2, tiny_llama, tiny_qwen2
 from roi_lightning.data.corpora import FORMATS
 from roi_lightning.errors import UserError
@@ -26,12 +26,6 @@ BUILDERS = {
 }
 
 
-def export_of(builder, folder, pattern="2:4", **facts):
-    source = resolve_model(str(builder(folder / "base")))
-    masks = random_masks(source, pattern)
-    return source, masks, write_export(source, masks, folder / "out", **facts)
-
-
 def logits(lm):
     tokens = torch.arange(24).reshape(2, 12) * 7 % 256
     with torch.no_grad():
@@ -41,7 +35,7 @@ def logits(lm):
 @pytest.mark.parametrize("builder", BUILDERS.values(), ids=BUILDERS)
 @pytest.mark.parametrize("pattern", ["2:4", "1:8"])
 def test_the_export_computes_what_the_masked_base_computes(tmp_path, builder, pattern):
-    source, masks, out = export_of(builder, tmp_path, pattern)
+    source, masks, out = export_of(builder(tmp_path / "base"), pattern)
     lm = AutoModelForCausalLM.from_pretrained(source.path)
     parameters = dict(lm.named_parameters())
     for name, layer in masks.layers.items():
@@ -59,7 +53,7 @@ def test_the_export_computes_what_the_masked_base_computes(tmp_path, builder, pa
 
 @pytest.mark.parametrize("builder", BUILDERS.values(), ids=BUILDERS)
 def test_kept_weights_and_all_else_are_the_bytes_of_the_base(tmp_path, builder):
-    source, masks, out = export_of(builder, tmp_path)
+    source, masks, out = export_of(builder(tmp_path / "base"))
     base, exported = tensors_of(source.path), tensors_of(out)
     assert list(base) == list(exported)
     for name in base:
@@ -79,7 +73,7 @@ def test_kept_weights_and_all_else_are_the_bytes_of_the_base(tmp_path, builder):
 
 
 def test_shards_keep_their_names_and_headers(tmp_path):
-    source, _, out = export_of(BUILDERS["llama, sharded"], tmp_path)
+    source, _, out = export_of(BUILDERS["llama, sharded"](tmp_path / "base"))
     shards = sorted(path.name for path in source.path.glob("*.safetensors"))
     assert len(shards) > 2
     assert shards == sorted(path.name for path in out.glob("model*.safetensors"))
@@ -99,8 +93,7 @@ def test_only_the_base_model_s_own_companions_come_along(tmp_path):
     for name in [*copied, *left, *written]:
         (base / name).parent.mkdir(exist_ok=True)
         (base / name).write_text(f"text of {name}")
-    source = resolve_model(str(base))
-    out = write_export(source, random_masks(source), tmp_path / "out")
+    _, _, out = export_of(base)
     assert all((out / name).read_text() == f"text of {name}" for name in copied)
     assert not any((out / name).exists() for name in left)
     assert not any("text of" in (out / name).read_text() for name in written)
@@ -108,7 +101,8 @@ def test_only_the_base_model_s_own_companions_come_along(tmp_path):
 
 def test_the_sidecar_and_the_card_say_what_was_done(tmp_path):
     training = {"steps": 3, "loss": float("nan"), "sampler": "topk"}
-    source, masks, out = export_of(tiny_qwen2, tmp_path, training=training, perplexity={"dense": 12.5})
+    facts = {"training": training, "perplexity": {"dense": 12.5}}
+    source, masks, out = export_of(tiny_qwen2(tmp_path / "base"), **facts)
     sidecar = json.loads((out / "roi_sparsity.json").read_text())
     tensors = tensors_of(out)
     assert (sidecar["pattern"], sidecar["n"], sidecar["m"]) == ("2:4", 2, 4)
@@ -169,10 +163,8 @@ def test_names_of_others_stay_and_folders_go():
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_a_gguf_base_becomes_an_ordinary_directory(tmp_path, dtype):
-    source = resolve_model(str(tiny_gguf(tmp_path / "base.gguf")))
-    masks = random_masks(source, dtype=dtype)
+    source, masks, out = export_of(tiny_gguf(tmp_path / "base.gguf"), dtype=dtype)
     assert masks.base.dtype == dtype
-    out = write_export(source, masks, tmp_path / "out")
     lm = load_language_model(source, "float32")
     for parameter in lm.parameters():  # not the buffers: transformers keeps rotary frequencies in fp32
         parameter.data = parameter.data.to(getattr(torch, dtype))

@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 import torch
 
-from helpers.directories import change, failed, flipped_bit, reseal
+from helpers.directories import change, export_of, failed, flipped_bit, reseal
 from helpers.tiny_models import random_masks, tiny_gguf, tiny_llama, tiny_qwen2
 from roi_lightning.cli import apply, verify
 from roi_lightning.errors import UserError
@@ -16,10 +16,9 @@ from roi_lightning.models.source import resolve_model
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("export")
-    source = resolve_model(str(tiny_llama(folder / "base", max_shard_size="150KB")))
-    (folder / "base" / "LICENSE").write_text("do as you like")
-    return write_export(source, random_masks(source), folder / "out", training={"steps": 7, "rate": 1e-5})
+    base = tiny_llama(tmp_path_factory.mktemp("export") / "base", max_shard_size="150KB")
+    (base / "LICENSE").write_text("do as you like")
+    return export_of(base, training={"steps": 7, "rate": 1e-5})[2]
 
 
 @pytest.fixture
@@ -88,8 +87,7 @@ def test_zeros_must_be_plus_zero_where_the_mask_says(export):
 def test_a_kept_zero_is_no_fault(tmp_path):
     base = tiny_qwen2(tmp_path / "base")
     change(base, "model.layers.0.mlp.up_proj.weight", torch.zeros_like)
-    source = resolve_model(str(base))
-    out = write_export(source, random_masks(source), tmp_path / "out")
+    source, _, out = export_of(base)
     assert verify_export(out, source).ok
 
 
@@ -156,9 +154,8 @@ def test_apply_makes_the_same_directory(original, tmp_path, capsys):
 
 
 def test_apply_to_a_gguf_base(tmp_path):
-    gguf = str(tiny_gguf(tmp_path / "base.gguf"))
-    source = resolve_model(gguf)
-    out = write_export(source, random_masks(source, dtype="float16"), tmp_path / "out")
+    source, _, out = export_of(tiny_gguf(tmp_path / "base.gguf"), dtype="float16")
+    gguf = source.spec
     assert apply.main([gguf, str(out), "--out", str(tmp_path / "again")]) == 0
     for file in out.iterdir():
         assert file.read_bytes() == (tmp_path / "again" / file.name).read_bytes()

@@ -1,10 +1,20 @@
-"""What is in a written directory, and what a careless tool might do to it."""
+"""Exports under random masks, what is in a written directory, and what a careless tool might do to it."""
 
 from contextlib import contextmanager
 
 from safetensors.torch import load_file, save_file
 
+from helpers.tiny_models import random_masks
+from roi_lightning.export import write_export
 from roi_lightning.export.sidecar import read_sidecar, write_sidecar
+from roi_lightning.models.source import resolve_model
+
+
+def export_of(model, pattern="2:4", dtype="auto", **options):
+    """A model, random masks for it, and its export under them beside it, as `out`."""
+    source = resolve_model(str(model))
+    masks = random_masks(source, pattern, dtype=dtype)
+    return source, masks, write_export(source, masks, model.parent / "out", **options)
 
 
 def weight_files(directory):

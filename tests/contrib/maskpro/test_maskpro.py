@@ -12,15 +12,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
-from helpers.lab import (
-    GOING_ON,
-    QUICK_TRAINER,
-    brute_top,
-    fit,
-    make_lab,
-    run,
-    whole_and_resumed,
-)
+from helpers.lab import GOING_ON, QUICK_TRAINER, brute_top, fit, make_lab, run, whole_and_resumed
 from helpers.tiny_models import tiny_gpt2, tiny_llama, tiny_qwen2
 from roi_lightning.contrib.maskpro import MaskProModule
 from roi_lightning.errors import UserError

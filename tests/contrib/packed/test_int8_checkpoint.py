@@ -11,13 +11,12 @@ from safetensors.torch import load_file
 from test_packed_checkpoint import Q, logits, pruned_and_packed
 from transformers import AutoModelForCausalLM
 
-from helpers.directories import change, failed, reseal
-from helpers.tiny_models import random_masks, tiny_qwen2
+from helpers.directories import change, export_of, failed, reseal
+from helpers.tiny_models import tiny_qwen2
 from roi_lightning.contrib.packed import PackedLinear, from_packed, verify_packed, write_packed
 from roi_lightning.contrib.packed.tensors import PackedTensors
 from roi_lightning.export import write_export
 from roi_lightning.masks.mask_set import MaskSet
-from roi_lightning.models.source import resolve_model
 from roi_lightning.models.stored_tensors import tensor_sha256
 
 
@@ -56,10 +55,7 @@ def test_logits_are_those_of_the_rounded_weights(tmp_path, architecture):
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("int8")
-    base = tiny_qwen2(folder / "base", max_position_embeddings=4096)
-    source = resolve_model(str(base))
-    masks = random_masks(source)
-    dense = write_export(source, masks, folder / "dense")
+    source, masks, dense = export_of(tiny_qwen2(folder / "base", max_position_embeddings=4096))
     sizes = write_packed(dense, folder / "packed", weights="int8")
     return SimpleNamespace(source=source, masks=masks, dense=dense, packed=folder / "packed", sizes=sizes)
 

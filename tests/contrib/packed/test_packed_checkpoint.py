@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from helpers.directories import change, failed, reseal, tensors_of
+from helpers.directories import change, export_of, failed, reseal, tensors_of
 from helpers.lab import run
 from helpers.tiny_models import (
     random_masks,
@@ -104,9 +104,7 @@ def made(tmp_path_factory):
     base = tiny_llama(folder / "base", max_shard_size="150KB")
     (base / "LICENSE").write_text("do as you like")
     (base / "generation_config.json").write_text('{"max_new_tokens": 3, "eos_token_id": 256}')
-    source = resolve_model(str(base))
-    masks = random_masks(source)
-    dense = write_export(source, masks, folder / "dense", training={"steps": 7})
+    source, masks, dense = export_of(base, training={"steps": 7})
     write_packed(dense, folder / "packed")
     return SimpleNamespace(source=source, masks=masks, dense=dense, packed=folder / "packed", folder=folder)
 
@@ -291,8 +289,8 @@ def test_updated_weights_are_packed_and_hashed(tmp_path):
 def test_kept_zeros_keep_their_indices(tmp_path):
     base = tiny_qwen2(tmp_path / "base")
     change(base, "model.layers.0.mlp.up_proj.weight", lambda x: x.fill_(-0.0))
-    source = resolve_model(str(base))
-    write_packed(write_export(source, random_masks(source), tmp_path / "dense"), tmp_path / "packed")
+    source, _, dense = export_of(base)
+    write_packed(dense, tmp_path / "packed")
     assert verify_packed(tmp_path / "packed", source).ok
 
 

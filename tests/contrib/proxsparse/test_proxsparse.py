@@ -10,17 +10,7 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
-from helpers.lab import (
-    GOING_ON,
-    QUICK_TRAINER,
-    Batches,
-    brute_top,
-    fit,
-    make_lab,
-    oriented,
-    run,
-    whole_and_resumed,
-)
+from helpers.lab import QUICK_TRAINER, Batches, brute_top, fit, make_lab, oriented, run, whole_and_resumed
 from helpers.tiny_models import tiny_gpt2, tiny_qwen2
 from roi_lightning.cli.lightning import build
 from roi_lightning.contrib.proxsparse import ProxSparseModule

@@ -10,24 +10,24 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
+from helpers.directories import export_of
 from helpers.lab import QUICK_TRAINER, Batches, fit, make_lab, run, whole_and_resumed
-from helpers.tiny_models import random_masks, tiny_gpt2, tiny_qwen2
+from helpers.tiny_models import tiny_gpt2, tiny_qwen2
 from roi_lightning.contrib.recover import RecoveryModule
 from roi_lightning.errors import UserError
-from roi_lightning.export import write_export
 from roi_lightning.learning.callbacks import SparseExport
 from roi_lightning.learning.trainer import RoITrainer
 from roi_lightning.masks.mask_set import MaskSet
-from roi_lightning.models.source import SIDECAR, resolve_model
+from roi_lightning.models.source import SIDECAR
 
 lab = pytest.fixture(make_lab)
 RATE, DECAY, CLIP = 1e-2, 0.1, 0.5
 
 
-def pruned(lab, builder=tiny_qwen2, pattern="2:4", **options):
+def pruned(lab, builder=tiny_qwen2, **options):
     """A base model, and an export of it under a random mask."""
-    source = resolve_model(str(builder(lab.folder / "base", dtype=torch.float32, **options)))
-    return source.path, write_export(source, random_masks(source, pattern), lab.folder / "pruned")
+    source, _, export = export_of(builder(lab.folder / "base", dtype=torch.float32, **options))
+    return source.path, export
 
 
 def recover(lab, export, steps, callbacks=(), trainer=None, ckpt_path=None, **options):
@@ -70,7 +70,7 @@ def reference(base, export, batches, parts, steps, distillation):
 def test_kept_weights_are_trained_as_by_hand(lab, builder, parts):
     off = {"attn_pdrop": 0, "resid_pdrop": 0, "embd_pdrop": 0} if builder is tiny_gpt2 else {}
     base, export = pruned(lab, builder, **off)
-    batches, out = Batches(), lab.folder / "out"
+    batches, out = Batches(), lab.folder / "recovered"
     steps = {"accumulate_grad_batches": parts}
     learner = recover(lab, export, 4, [batches, SparseExport(str(out))], steps, distillation=0.6)
     wanted = reference(base, export, batches.seen, parts, 4, 0.6)
@@ -101,8 +101,9 @@ def test_zeros_are_exact_at_every_step(lab):
 
     zeros = Zeros()
     noisy = partial(torch.optim.SGD, lr=RATE, momentum=0.9, weight_decay=DECAY, nesterov=True)
-    recover(lab, pruned(lab)[1], 5, [zeros], optimizer=noisy)
-    assert len(zeros.seen) == 5 * len(set(MaskSet.load(lab.folder / "pruned").layers))
+    _, export = pruned(lab)
+    recover(lab, export, 5, [zeros], optimizer=noisy)
+    assert len(zeros.seen) == 5 * len(MaskSet.load(export).layers)
 
 
 def test_mixed_patterns_and_layers_left_alone_stay_as_they_are(lab):
