@@ -16,7 +16,7 @@ from helpers.refusals import (
     spoiled,
     text,
 )
-from helpers.tiny_models import random_masks, tiny_llama, tiny_qwen2
+from helpers.tiny_models import random_masks, tiny_gpt2, tiny_llama, tiny_qwen2
 from roi_lightning.models.source import resolve_model
 
 bench = pytest.fixture(make_bench)
@@ -95,6 +95,11 @@ TABLE = {
     "a model's weights": (lambda bench: bench.model / "model.safetensors", apply, "did not write it"),
     "a packed directory": (lambda bench: bench.packed, apply, "has no roi_mask.safetensors.*packed from"),
     "of another model, evaluated": (strangers(tiny_llama), evaluate, "another model"),
+    "of a model with other names": (
+        strangers(tiny_gpt2),
+        apply,
+        "another model.* there is no tensor 'transformer",
+    ),
     "of a wider model": (
         strangers(tiny_qwen2, intermediate_size=256),
         apply,
