@@ -84,8 +84,7 @@ def adamw(lm, **options):
     return torch.optim.AdamW(weights, **{"lr": 1e-2, "weight_decay": 0.1} | options)
 
 
-@pytest.mark.parametrize("builder", [tiny_qwen2, tiny_gpt2, tiny_mixtral])
-@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize(("builder", "parts"), [(tiny_qwen2, 1), (tiny_gpt2, 3), (tiny_mixtral, 3)])
 def test_a_bare_loop_trains_as_with_masks_by_hand(lab, builder, parts):
     base, export = pruned(lab, builder)
     mine, theirs = load(export), load(export)

@@ -1,54 +1,61 @@
 """Exports under random masks, what is in a written directory, and what a careless tool might do to it."""
 
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from helpers.tiny_models import random_masks
-from roi_lightning.export import write_export
+from roi_lightning.export import VerifyReport, write_export
 from roi_lightning.export.sidecar import read_sidecar, write_sidecar
-from roi_lightning.models.source import resolve_model
+from roi_lightning.masks.mask_set import MaskSet
+from roi_lightning.models.source import ModelSource, resolve_model
 
 
-def export_of(model, pattern="2:4", dtype="auto", **options):
+def export_of(
+    model: Path, pattern: str = "2:4", dtype: str = "auto", **options: Any
+) -> tuple[ModelSource, MaskSet, Path]:
     """A model, random masks for it, and its export under them beside it, as `out`."""
     source = resolve_model(str(model))
     masks = random_masks(source, pattern, dtype=dtype)
     return source, masks, write_export(source, masks, model.parent / "out", **options)
 
 
-def weight_files(directory):
+def weight_files(directory: Path) -> list[Path]:
     return sorted(directory.glob("model*.safetensors"))
 
 
-def tensors_of(directory):
+def tensors_of(directory: Path) -> dict[str, Tensor]:
     """The stored tensors of all files, by name."""
     return {name: x for file in weight_files(directory) for name, x in load_file(file).items()}
 
 
-def change(directory, name, edit):
+def change(directory: Path, name: str, edit: Callable[[Tensor], Tensor]) -> None:
     """Put what a function makes of a tensor in its place."""
     file = next(file for file in weight_files(directory) if name in load_file(file))
     held = {key: x.clone() for key, x in load_file(file).items()}
     save_file(held | {name: edit(held[name])}, file, {"format": "pt"})
 
 
-def reseal(directory, **other):
+def reseal(directory: Path, **other: Any) -> None:
     """Make the sidecar fit the files again; some of what it says may become something other."""
     content = {k: x for k, x in read_sidecar(directory, None).items() if k not in ("files", "checksum")}
     write_sidecar(directory, content | other)
 
 
-def failed(report):
+def failed(report: VerifyReport) -> set[str]:
     """The names of the checks that do not hold."""
     return {check.name for check in report.failures}
 
 
 @contextmanager
-def flipped_bit(file, number):
+def flipped_bit(file: Path, number: int) -> Iterator[None]:
     """One bit of a file the other way round while the block runs; where it lies, as nothing is faster."""
 
-    def flip():
+    def flip() -> None:
         with file.open("r+b") as stream:
             stream.seek(number // 8)
             (byte,) = stream.read(1)

@@ -208,6 +208,7 @@ def test_the_model_is_left_as_it_was(lm, windows, method):
         assert hooks_of(lm) == hooks
 
 
+@pytest.mark.parametrize("lm", ["gemma2", "mixtral"], indirect=True)
 def test_hidden_states_on_disk_give_the_same_as_in_memory(lm, windows, tmp_path):
     layers = prunable_layers(lm)
     offload_dir = tmp_path / "deep" / "offload_dir"

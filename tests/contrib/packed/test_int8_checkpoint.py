@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from test_packed_checkpoint import Q, logits, pruned_and_packed
 from transformers import AutoModelForCausalLM
 
-from helpers.directories import change, export_of, failed, reseal
+from helpers.directories import change, export_of, failed, reseal, tensors_of
 from helpers.tiny_models import tiny_qwen2
 from roi_lightning.contrib.packed import PackedLinear, from_packed, verify_packed, write_packed
 from roi_lightning.contrib.packed.tensors import PackedTensors
@@ -30,8 +30,10 @@ def rounded(weight, dim):
 def rounded_directory(dense, out):
     """A copy of an export, an ordinary model, whose masked weights are rounded."""
     shutil.copytree(dense, out)
+    held = tensors_of(dense)
     for name, mask in MaskSet.load(dense).layers.items():
-        change(out, name, lambda x, dim=0 if mask.transposed else 1: rounded(x, dim)[0])
+        held[name] = rounded(held[name], 0 if mask.transposed else 1)[0]
+    save_file(held, out / "model.safetensors", {"format": "pt"})
     (out / "roi_sparsity.json").unlink()
     return out
 
