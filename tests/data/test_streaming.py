@@ -12,6 +12,7 @@ import torch
 from lightning.pytorch import Callback
 
 from helpers.text_files import (
+    LIGHTNING_REMARKS,
     Recorder,
     TinyData,
     byte_tokenizer,
@@ -24,11 +25,7 @@ from helpers.tiny_models import tiny_tokenizer
 from roi_lightning.data import Corpus, files
 from roi_lightning.data.packing import belongs
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
-    pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
-    pytest.mark.filterwarnings("ignore:The dirpath has changed"),
-]
+pytestmark = LIGHTNING_REMARKS
 SHARDS = 32
 TEXT_FEATURES = datasets.Features({"text": datasets.Value("string")})
 READ = []

@@ -4,6 +4,7 @@ import json
 import random
 from pathlib import Path
 
+import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -13,6 +14,14 @@ from transformers import PreTrainedTokenizerFast
 from roi_lightning.data import CalibrationDataModule
 
 END, BOS = 256, 257
+LIGHTNING_REMARKS = [
+    pytest.mark.filterwarnings(f"ignore:{remark}")
+    for remark in (
+        ".*does not have many workers",
+        "Checkpoint directory .* exists and is not empty",
+        "The dirpath has changed",
+    )
+]
 CHAT_TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
