@@ -1,7 +1,6 @@
 """Whole runs from the command line, and the files they leave."""
 
 import json
-import math
 import re
 import shutil
 import subprocess
@@ -9,11 +8,11 @@ import sys
 
 import pytest
 import torch
-import torch.nn.functional as F
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from helpers.lab import Lab, make_lab, plain_text, run
+from helpers.slow_perplexity import by_a_loop
 from roi_lightning.cli.commands import COMMANDS
 from roi_lightning.cli.lightning import build
 from roi_lightning.masks.mask_set import MaskSet
@@ -40,9 +39,7 @@ def held_out_perplexity(lab, model):
     data = build([str(word) for word in lab.quick()]).datamodule
     data.setup("validate")
     ids = data.windows("val", data.val_tokens // data.seq_len)
-    with torch.no_grad():
-        logits = AutoModelForCausalLM.from_pretrained(model)(ids).logits[:, :-1].float()
-    return math.exp(F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()))
+    return by_a_loop(AutoModelForCausalLM.from_pretrained(model), ids)
 
 
 def test_quickstart_leaves_its_summary(quick, capsys):

@@ -260,9 +260,9 @@ def test_the_page_s_example_of_a_file_of_one_s_own(lab):
     assert Path(cli.trainer.default_root_dir) == Path("runs/mine")
 
 
-@pytest.mark.parametrize(("pattern", "quote"), [("2:4", ""), ("16:32", ""), ("16:32", '"')])
-def test_a_pattern_means_the_same_with_and_without_quotes(lab, pattern, quote):
-    own = lab.folder / "own.yaml"
+@pytest.mark.parametrize("quote", ["", '"'])
+def test_a_pattern_means_the_same_with_and_without_quotes(lab, quote):
+    pattern, own = "16:32", lab.folder / "own.yaml"
     own.write_text(f"model:\n  init_args:\n    pattern: {quote}{pattern}{quote}\n")
     start = ["-c", "quickstart.yaml", "--model.lm", lab.model]
     assert instantiate(*start, "--model.pattern", pattern).model.pattern == NMPattern(pattern)

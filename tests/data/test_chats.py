@@ -1,6 +1,5 @@
 """Chats: rendered as transformers renders them, answers found as by a slow reading, packed and resumed like text."""
 
-import gzip
 import json
 import random
 from dataclasses import replace
@@ -192,17 +191,14 @@ def test_windows_and_labels_equal_a_slow_packing(tmp_path, bos, streaming, loss_
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-@pytest.mark.parametrize("kind", ["jsonl", "json", "jsonl.gz", "parquet"])
-def test_every_kind_of_file_holds_chats(tmp_path, kind, streaming):
-    chats = make_chats(5)
+@pytest.mark.parametrize("kind", ["json", "parquet"])
+def test_other_files_hold_chats_too(tmp_path, kind, streaming):
+    chats, path = make_chats(5), tmp_path / f"c.{kind}"
     rows = [{"n": i, "talk": chat} for i, chat in enumerate(chats)]
-    lines = "".join(json.dumps(row) + "\n" for row in rows)
-    path = tmp_path / f"c.{kind}"
     if kind == "parquet":
         datasets.Dataset.from_list(rows).to_parquet(path)
     else:
-        content = json.dumps(rows) if kind == "json" else lines
-        path.write_bytes(gzip.compress(content.encode()) if kind == "jsonl.gz" else content.encode())
+        path.write_text(json.dumps(rows))
     corpus = Corpus(str(path), messages_field="talk", streaming=streaming)
     loaded = load_documents(corpus, str(tmp_path / "cache"))
     assert list(loaded.features) == ["text"]

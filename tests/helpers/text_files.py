@@ -62,12 +62,6 @@ def write_jsonl(path: Path, texts, field="text"):
     return str(path)
 
 
-def decode(windows):
-    """Text of each window, with the end-of-text mark spelled out."""
-    tokenizer = byte_tokenizer()
-    return [tokenizer.decode(row.tolist(), clean_up_tokenization_spaces=False) for row in windows]
-
-
 def reference_windows(texts, seq_len, opening=()):
     """Slow packing in plain Python: ids of every text, end-of-text between, whole windows only, all opened alike."""
     tokenizer = byte_tokenizer()
