@@ -156,8 +156,7 @@ def test_order_is_shuffled_complete_and_resumable(world, batch):
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-@pytest.mark.parametrize("accumulate", [1, 3])
-@pytest.mark.parametrize("max_epochs", [1, None])
+@pytest.mark.parametrize(("accumulate", "max_epochs"), [(1, 1), (3, None)])
 def test_interrupted_and_resumed_equals_uninterrupted(tmp_path, streaming, accumulate, max_epochs):
     # fewer windows than the run takes, so that it passes over them more than once
     path = write_jsonl(tmp_path / "a.jsonl", documents(30))

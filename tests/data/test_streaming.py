@@ -122,7 +122,7 @@ def write_source(folder, kind):
             rows = datasets.Dataset.from_dict({"body": texts, "n": list(range(150))})
             rows.to_parquet(f"{path}.parquet", batch_size=40)
         elif kind == "txt":
-            path.with_suffix(".txt").write_text("\n\n".join(texts * 5))
+            path.with_suffix(".txt").write_text("\n\n".join(texts * 3))
         else:
             write_jsonl(path.with_suffix(".jsonl"), texts, "body")
             if kind == "jsonl.gz":

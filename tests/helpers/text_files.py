@@ -64,12 +64,12 @@ def write_jsonl(path: Path, texts, field="text"):
 
 def reference_windows(texts, seq_len, opening=()):
     """Slow packing in plain Python: ids of every text, end-of-text between, whole windows only, all opened alike."""
-    tokenizer = byte_tokenizer()
-    stream = []
+    tokenizer, stream = byte_tokenizer(), []
+    ids = {letter: tokenizer.encode(letter, add_special_tokens=False) for letter in {*"".join(texts)}}
     for number, text in enumerate(texts):
         stream += [END] if number else []
-        for character in text:
-            stream += tokenizer.encode(character, add_special_tokens=False)
+        for letter in text:
+            stream += ids[letter]
     length = seq_len - len(opening)
     return [[*opening, *stream[i : i + length]] for i in range(0, len(stream) - length + 1, length)]
 
