@@ -18,11 +18,9 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import roi_lightning
-from helpers.lab import make_lab
 from roi_lightning.errors import Extra, UserError, require
 
 pytest.importorskip("hatchling")
-lab = pytest.fixture(make_lab)
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = Path(roi_lightning.__file__).parent
 FOLDERS = ("src", "configs", "tests", "scripts", "examples", "benchmarks", "docs", ".github")

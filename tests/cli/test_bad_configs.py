@@ -1,8 +1,12 @@
-"""Configurations and overrides that make no sense, given to `fit` and `plan`."""
+"""Configurations and options of `fit` and `plan` that make no sense end in one clear line and leave no file."""
 
 import pytest
+import torch
 
 from helpers.refusals import assert_refused, make_bench, rows, text
+from helpers.text_files import write_jsonl
+from helpers.tiny_models import random_masks, tiny_llama
+from roi_lightning.models.source import resolve_model
 
 bench = pytest.fixture(make_bench)
 
@@ -32,6 +36,22 @@ def yaml(content):
     return text("bad.yaml", content)
 
 
+def prior_of(model, pattern="2:4"):
+    """A mask file of a model that a function of the bench gives."""
+
+    def make(bench):
+        path = bench.folder / "mask.safetensors"
+        random_masks(resolve_model(str(model(bench))), pattern).save(path)
+        return ["--model.prior", path]
+
+    return make
+
+
+def short_corpus(bench):
+    # Valid YAML, too: not to be taken for the corpus's name.
+    return ["--data.corpora", write_jsonl(bench.folder / "s.jsonl", ["so short"] * 2)]
+
+
 TABLE = {
     # Files that are no configuration.
     "binary": (yaml(bytes(range(256))), fit, r"bad\.yaml' can't be read: 'utf-8'.*give a YAML file"),
@@ -51,7 +71,30 @@ TABLE = {
         fit,
         "ModelParallelStrategy; choose .*overlays/fsdp2.yaml",
     ),
-    # Patterns.
+    "fit from a word": (overrides("--ckpt_path", "last"), fit_with, "no checkpoint at 'last'"),
+    "plan of nothing": (
+        overrides("--model.lm", "./nowhere"),
+        plan_with,
+        "model './nowhere' is no directory",
+    ),
+    # Patterns, priors and text.
+    "no pattern": (
+        overrides("--model.pattern", "dense"),
+        fit_with,
+        "pattern 'dense' is not of the form N:M",
+    ),
+    "unknown prior": (
+        overrides("--model.prior", "wandda"),
+        fit_with,
+        "none of none, magnitude, activation",
+    ),
+    "prior of another model": (
+        prior_of(lambda bench: tiny_llama(bench.folder / "other")),
+        fit_with,
+        "another model",
+    ),
+    "prior of another pattern": (prior_of(lambda bench: bench.model, "1:4"), fit_with, "1:4.*2:4"),
+    "short corpus": (short_corpus, fit_with, "only 16 tokens, one window needs 32"),
     "5:4 unquoted": (yaml("model: {init_args: {pattern: 5:4}}\n"), fit, "pattern 5:4 is impossible"),
     # Numbers.
     "seq_len past the model": (overrides("--data.seq_len", "4096"), fit_with, "reads at most 128"),
@@ -90,7 +133,11 @@ TABLE = {
         fit_with,
         "val_check_interval is 1000, and the run has 4",
     ),
-    "bf16-true": (overrides("--trainer.precision", "bf16-true"), fit_with, "would round the logits"),
+    "bf16-true, before any text is read": (
+        overrides("--trainer.precision", "bf16-true", "--data.corpora", "nowhere.jsonl"),
+        fit_with,
+        "would round the logits",
+    ),
     "no targets": (overrides("--model.targets", "[]"), plan_with, "leaves no layer"),
     "a size of nothing": (overrides("--fit_in", "much"), plan_with, "--fit_in 'much' is no size"),
     # Overlays that contradict.
@@ -110,6 +157,12 @@ TABLE = {
         "8:32 has 10,518,300 .*use GumbelTopK",
     ),
 }
+if not torch.cuda.is_available():
+    TABLE["no such device"] = (
+        overrides("--trainer.accelerator", "cuda"),
+        fit_with,
+        "CUDAAccelerator.* can not run",
+    )
 
 
 @rows(TABLE)

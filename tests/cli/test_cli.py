@@ -1,7 +1,6 @@
 """Whole runs from the command line, and the files they leave."""
 
 import json
-import math
 import re
 import shutil
 import subprocess
@@ -9,12 +8,11 @@ import sys
 
 import pytest
 import torch
-import torch.nn.functional as F
-import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from helpers.lab import Lab, make_lab, plain_text, run
+from helpers.slow_perplexity import by_a_loop
 from roi_lightning.cli.commands import COMMANDS
 from roi_lightning.cli.lightning import build
 from roi_lightning.masks.mask_set import MaskSet
@@ -41,19 +39,7 @@ def held_out_perplexity(lab, model):
     data = build([str(word) for word in lab.quick()]).datamodule
     data.setup("validate")
     ids = data.windows("val", data.val_tokens // data.seq_len)
-    with torch.no_grad():
-        logits = AutoModelForCausalLM.from_pretrained(model)(ids).logits[:, :-1].float()
-    return math.exp(F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()))
-
-
-def weights(directory):
-    return {name: x for file in directory.glob("*.safetensors") for name, x in load_file(file).items()}
-
-
-def assert_same_weights(one, other):
-    one, other = weights(one), weights(other)
-    assert one.keys() == other.keys()
-    assert all(torch.equal(one[name], other[name]) for name in one)
+    return by_a_loop(AutoModelForCausalLM.from_pretrained(model), ids)
 
 
 def test_quickstart_leaves_its_summary(quick, capsys):
@@ -91,32 +77,29 @@ def test_validate_prints_what_the_summary_says(quick, capsys):
 
 def test_export_apply_and_verify_agree_with_the_run(quick, tmp_path):
     folder = quick.folder / "runs" / "quickstart"
-    checkpoint = folder / "checkpoints" / "last.ckpt"
-    assert run("export", *quick.quick(), "--ckpt_path", checkpoint, "--out", tmp_path / "exported") == 0
-    assert run("apply", quick.model, folder / "mask.safetensors", "--out", tmp_path / "applied") == 0
-    for name in ("exported", "applied"):
+    checkpoint, kept = folder / "checkpoints" / "last.ckpt", ["--config", folder / "config.yaml"]
+    wanted = load_file(folder / "export/model.safetensors")
+    commands = {
+        "by the same options": ["export", *quick.quick(), "--ckpt_path", checkpoint],
+        "by the kept configuration": ["export", *kept, "--ckpt_path", checkpoint],
+        "from the mask": ["apply", quick.model, folder / "mask.safetensors"],
+    }
+    for name, command in commands.items():
+        assert run(*command, "--out", tmp_path / name) == 0
         assert run("verify", tmp_path / name, "--base", quick.model) == 0
-        assert_same_weights(tmp_path / name, folder / "export")
-
-
-def test_a_runs_own_configuration_exports_it(quick, tmp_path):
-    folder = quick.folder / "runs" / "quickstart"
-    saved = folder / "config.yaml"
-    checkpoint = folder / "checkpoints" / "last.ckpt"
-    assert run("export", "--config", saved, "--ckpt_path", checkpoint, "--out", tmp_path / "out") == 0
-    assert_same_weights(tmp_path / "out", folder / "export")
-    assert yaml.safe_load(saved.read_text())["trainer"]["max_steps"] == 4
+        found = load_file(tmp_path / name / "model.safetensors")
+        assert found.keys() == wanted.keys()
+        assert all(torch.equal(found[tensor], wanted[tensor]) for tensor in wanted), name
 
 
 def test_the_papers_configuration_runs_as_it_is_written(lab):
-    command = ["--config", "qwen0.5b_2of4.yaml", *lab.options(accumulate=2)]
-    for more in ([], ["--overwrite"]):
-        assert run("fit", *command, "--trainer.val_check_interval", "4", *more) == 0
-        folder = lab.folder / "runs" / "qwen0.5b_2of4"
-        assert run("verify", folder / "export", "--base", lab.model) == 0
-        assert str(MaskSet.load(folder / "mask.safetensors").pattern) == "2:4"
-        assert list(folder.glob("events.out.tfevents.*"))
-        assert (folder / "checkpoints" / "last.ckpt").exists()
+    options = [*lab.options(accumulate=2), "--trainer.val_check_interval", "4"]
+    assert run("fit", "--config", "qwen0.5b_2of4.yaml", *options) == 0
+    folder = lab.folder / "runs" / "qwen0.5b_2of4"
+    assert run("verify", folder / "export", "--base", lab.model) == 0
+    assert str(MaskSet.load(folder / "mask.safetensors").pattern) == "2:4"
+    assert list(folder.glob("events.out.tfevents.*"))
+    assert (folder / "checkpoints" / "last.ckpt").exists()
 
 
 def test_the_overview_names_every_command(capsys):
@@ -128,23 +111,19 @@ def test_the_overview_names_every_command(capsys):
 LIGHT = """
 import sys
 from roi_lightning.__main__ import main
-try:
-    status = main(sys.argv[1:])
-except SystemExit as stop:
-    status = stop.code
-heavy = {"torch", "transformers", "lightning"} & set(sys.modules)
-assert not heavy, heavy
-sys.exit(status)
+
+def is_light(*words):
+    try:
+        main([*words, "--help"])
+    except SystemExit as stop:
+        assert not stop.code
+    heavy = {"torch", "transformers", "lightning"} & set(sys.modules)
+    assert not heavy, (words, heavy)
+
+is_light()
+is_light("verify")
+is_light("apply")
 """
-
-
-@pytest.mark.parametrize("arguments", [["--help"], ["verify", "--help"], ["apply", "--help"]], ids=" ".join)
-def test_help_is_quick(arguments):
-    done = subprocess.run([sys.executable, "-c", LIGHT, *arguments], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "usage:" in done.stdout
-
-
 COUNT = """
 import sys
 from roi_lightning.__main__ import main
@@ -155,9 +134,20 @@ except SystemExit:
 """
 
 
+def in_a_new_process(program):
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_help_is_quick():
+    """Nothing heavy is imported, by the bare package either."""
+    assert in_a_new_process(LIGHT).stdout.count("usage:") == 3
+
+
 def test_a_run_imports_what_it_needs():
-    done = subprocess.run([sys.executable, "-c", COUNT], capture_output=True, text=True)
-    assert int(done.stderr.split()[-1]) <= 95, "files of ours; annexes are imported where they are used"
+    count = int(in_a_new_process(COUNT).stderr.split()[-1])
+    assert count <= 95, "files of ours; annexes are imported where they are used"
 
 
 def test_a_run_cut_off_after_its_last_step_is_finished_by_resuming(lab):
@@ -168,10 +158,7 @@ def test_a_run_cut_off_after_its_last_step_is_finished_by_resuming(lab):
     for name in ("mask.safetensors", "summary.json", "export/roi_sparsity.json"):
         (folder / name).unlink()
     shutil.rmtree(folder / "export")
-    checkpoint = folder / "checkpoints" / "last.ckpt"
-    if not checkpoint.exists():
-        checkpoint = next((folder / "checkpoints").glob("*.ckpt"))
-    assert run("fit", *lab.quick(max_steps=2), "--ckpt_path", checkpoint) == 0
+    assert run("fit", *lab.quick(max_steps=2), "--ckpt_path", folder / "checkpoints" / "last.ckpt") == 0
     assert (folder / "mask.safetensors").read_bytes() == made
     assert json.loads((folder / "summary.json").read_text())["steps"] == 2
     assert run("verify", folder / "export", "--base", lab.model) == 0

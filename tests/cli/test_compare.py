@@ -7,7 +7,7 @@ import shutil
 import pytest
 from PIL import Image
 
-from helpers.mask_sets import GPT2, QWEN, mask_set, names_of, slow_share
+from helpers.mask_sets import QWEN, mask_set, names_of
 from helpers.tiny_models import random_masks, tiny_gpt2, tiny_qwen2
 from roi_lightning.__main__ import main
 from roi_lightning.cli import compare
@@ -26,20 +26,6 @@ def files(tmp_path):
 
 def run(*arguments):
     return main(["compare", *map(str, arguments)])
-
-
-@pytest.mark.parametrize("pattern", ["2:4", "2:8", "4:8"])
-@pytest.mark.parametrize("transposed", [False, True])
-def test_overlap_is_what_a_slow_loop_counts(pattern, transposed):
-    shapes = names_of(GPT2, 2, "h") if transposed else names_of(QWEN, 2, "model.layers")
-    a, b = (mask_set(seed, pattern, shapes, transposed) for seed in (0, 1))
-    overlap = a.overlap(b)
-    bools = {name: (a.layers[name].to_bool(), b.layers[name].to_bool()) for name in shapes}
-    assert overlap.layers == {name: slow_share([pair]) for name, pair in bools.items()}
-    for kind, share in overlap.kinds.items():
-        assert share == slow_share([pair for name, pair in bools.items() if f".{kind}." in name])
-    assert overlap.all == slow_share(bools.values())
-    assert b.overlap(a).all == overlap.all
 
 
 def test_the_command_writes_a_table_and_a_picture(files, tmp_path, capsys):

@@ -1,11 +1,13 @@
 """The shipped configurations: they fit the code's signatures, the paper's numbers, and any folder."""
 
+import re
 import runpy
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from helpers.lab import make_lab, run
 from roi_lightning.cli.config_files import find_config, own_settings, shipped_configs, with_extended
@@ -14,7 +16,7 @@ from roi_lightning.errors import UserError
 from roi_lightning.learning.callbacks import BaselineSummary, HardenMasks, MaskMonitor, SparseExport
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.reports.callback import Report
-from roi_lightning.samplers import Draw, GumbelSubset, GumbelTopK, StraightThrough
+from roi_lightning.samplers import Categorical, Draw, GumbelSubset, GumbelTopK, StraightThrough
 from roi_lightning.samplers.schedules import Constant, Exponential, Linear
 
 lab = pytest.fixture(make_lab)
@@ -258,9 +260,9 @@ def test_the_page_s_example_of_a_file_of_one_s_own(lab):
     assert Path(cli.trainer.default_root_dir) == Path("runs/mine")
 
 
-@pytest.mark.parametrize(("pattern", "quote"), [("2:4", ""), ("16:32", ""), ("16:32", '"')])
-def test_a_pattern_means_the_same_with_and_without_quotes(lab, pattern, quote):
-    own = lab.folder / "own.yaml"
+@pytest.mark.parametrize("quote", ["", '"'])
+def test_a_pattern_means_the_same_with_and_without_quotes(lab, quote):
+    pattern, own = "16:32", lab.folder / "own.yaml"
     own.write_text(f"model:\n  init_args:\n    pattern: {quote}{pattern}{quote}\n")
     start = ["-c", "quickstart.yaml", "--model.lm", lab.model]
     assert instantiate(*start, "--model.pattern", pattern).model.pattern == NMPattern(pattern)
@@ -280,19 +282,45 @@ def test_mixed_precision_goes_with_fused_optimizers_and_clipping(lab, overlay):
 
 def test_a_change_of_class_says_once_what_it_drops(lab, caplog):
     with caplog.at_level("INFO", "lightning.pytorch.utilities.rank_zero"):
-        build(
-            [
-                "--config",
-                "quickstart.yaml",
-                "-c",
-                "overlays/proxsparse",
-                "--model.strength",
-                "1",
-                *lab.options(),
-            ],
-            "fit",
-        )
+        build(lab.quick("-c", "overlays/proxsparse", "--model.strength", "1"), "fit")
     (line,) = [x.getMessage() for x in caplog.records if "discarding init_args" in x.getMessage()]
     assert "ProxSparseModule" in line
     assert "sampler" in line
     assert "lr_end" not in line, "both classes have it"
+
+
+# Options as they are typed.
+
+
+def test_the_printed_configuration_is_the_one_that_runs(lab, capsys):
+    asked = lab.quick("--model.sampler", "StraightThrough", max_steps=1)
+    assert run("fit", *asked, "--print_config") == 0
+    printed = capsys.readouterr().out
+    assert list(lab.folder.iterdir()) == []
+    (lab.folder / "printed.yaml").write_text(printed)
+    assert run("fit", "--config", "printed.yaml", "--print_config") == 0
+    assert capsys.readouterr().out == printed
+    assert run("fit", *asked) == 0
+    (kept,) = lab.folder.rglob("config.yaml")
+    printed, ran = yaml.safe_load(printed), yaml.safe_load(kept.read_text())
+    assert all(printed[part] == ran[part] for part in ("seed_everything", "model", "data", "trainer"))
+    assert printed["model"]["init_args"]["sampler"]["class_path"].endswith(".StraightThrough")
+
+
+def test_callbacks_are_added_to_those_that_are_there(lab):
+    page = (ROOT / "docs/monitoring.md").read_text()
+    (snippet,) = re.findall(r"```yaml\n(trainer:\n  callbacks\+:\n.*?)```", page, re.DOTALL)
+    (lab.folder / "more.yaml").write_text(snippet)
+    before = build(lab.quick()).trainer.callbacks
+    after = build(lab.quick("--config", "more.yaml")).trainer.callbacks
+    (toggle,) = {type(callback).__name__ for callback in after} - {
+        type(callback).__name__ for callback in before
+    }
+    assert toggle == "StraightThroughToggle"
+    assert len(after) == len(before) + 1
+
+
+def test_a_sampler_alone_leaves_the_schedules_as_they_are(lab):
+    module = build(lab.quick("--model.sampler", "Categorical")).model
+    assert module.sampler == Categorical()
+    assert (module.lam, module.tau) == (Linear(0.005, 0.002, 0.75), Linear(0.2, 0.05, 0.75))

@@ -8,21 +8,22 @@ import re
 import shutil
 import sys
 from dataclasses import replace
+from functools import cached_property
 from types import SimpleNamespace
 
 import pytest
 import torch
 from rich.console import Console
 
-from helpers.lab import plain_text, run
+from helpers.lab import make_lab, plain_text, run
+from helpers.refusals import Bench, assert_refused
 from helpers.slow_perplexity import by_a_loop
 from helpers.text_files import CHAT_TEMPLATE, write_jsonl
-from helpers.tiny_models import random_masks, tiny_llama, tiny_qwen2, tiny_tokenizer
+from helpers.tiny_models import tiny_llama, tiny_qwen2, tiny_tokenizer
 from roi_lightning.evaluation.config import EvalConfig
 from roi_lightning.evaluation.report import as_json
 from roi_lightning.evaluation.results_table import make_table
 from roi_lightning.evaluation.run import Evaluation
-from roi_lightning.export import write_export
 from roi_lightning.export.sidecar import read_sidecar, write_sidecar
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.models.loading import load_language_model
@@ -32,46 +33,38 @@ TEXT = "A text of some length, so that it fills more than two windows. " * 9 + "
 needs_harness = pytest.mark.skipif(importlib.util.find_spec("lm_eval") is None, reason="needs lm-eval")
 
 
-class Place:
-    """A folder with a base model, an export of it, a text, and a few questions."""
+class Place(Bench):
+    """A bench with a text of more than two windows, and a few questions."""
 
-    def __init__(self, folder):
-        self.base, self.export = folder / "base", folder / "export"
-        self.mask, self.text, self.data = (
-            self.export / "roi_mask.safetensors",
-            folder / "text.txt",
-            folder / "data",
-        )
-        source = resolve_model(str(tiny_qwen2(self.base)))
-        write_export(source, random_masks(source), self.export)
-        self.text.write_text(TEXT)
-        self.data.mkdir()
+    @cached_property
+    def text(self):
+        return self.write("text.txt", TEXT)
+
+    @cached_property
+    def data(self):
         choices = {"text": ["a stone", "an apple", "tin"], "label": ["A", "B", "C"]}
-        self.rows(
-            "arc_easy", [{"question": f"{x} eats?", "choices": choices, "answerKey": "B"} for x in "abc"]
-        )
-        self.rows(
-            "piqa", [{"goal": "open it", "sol1": "pull", "sol2": "sing a song", "label": i} for i in (0, 1)]
-        )
-        self.rows("wikitext", [{"page": " = A page = \n Some words , and more . \n" * 5}])
-
-    def rows(self, name, rows):
-        (self.data / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        eaten = [{"question": f"{x} eats?", "choices": choices, "answerKey": "B"} for x in "abc"]
+        opened = [{"goal": "open it", "sol1": "pull", "sol2": "sing a song", "label": i} for i in (0, 1)]
+        pages = [{"page": " = A page = \n Some words , and more . \n" * 5}]
+        for name, rows in {"arc_easy": eaten, "piqa": opened, "wikitext": pages}.items():
+            self.write(f"data/{name}.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+        return self.folder / "data"
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    return Place(tmp_path_factory.mktemp("place"))
+@pytest.fixture
+def place(tmp_path, tmp_path_factory, monkeypatch):
+    lab = make_lab(tmp_path, tmp_path_factory, monkeypatch)
+    return Place(lab.folder, lab.shared)
 
 
-def measure(place, out, *args):
-    assert run("evaluate", *args, "--text", place.text, "--seq_len", 64, "--json", out) == 0
-    return json.loads(out.read_text())
+def measure(place, *args):
+    assert run("evaluate", *args, "--text", place.text, "--seq_len", 64, "--json", "o.json") == 0
+    return json.loads((place.folder / "o.json").read_text())
 
 
-def test_token_perplexity_is_the_loop_s_and_a_mask_equals_its_export(place, tmp_path, capsys):
-    names = [str(place.base), str(place.export), str(place.mask)]
-    found = measure(place, tmp_path / "o.json", *names, "--base", place.base)["models"]
+def test_token_perplexity_is_the_loop_s_and_a_mask_equals_its_export(place, capsys):
+    names = [str(place.model), str(place.export), str(place.mask)]
+    found = measure(place, *names, "--base", place.model)["models"]
     ids = torch.tensor(tiny_tokenizer()(TEXT)["input_ids"])
     for name in names[:2]:
         wanted = by_a_loop(load_language_model(resolve_model(name)), ids.split(64))
@@ -84,8 +77,8 @@ def test_token_perplexity_is_the_loop_s_and_a_mask_equals_its_export(place, tmp_
 @needs_harness
 def test_all_kinds_of_tasks_in_one_run(place, tmp_path, capfd):
     tasks = "piqa,arc_easy,word_perplexity,token_perplexity"
-    arguments = [place.base, place.mask, "--base", place.base, "--tasks", tasks, "--task_data", place.data]
-    found = measure(place, tmp_path / "o.json", *arguments, "--markdown", tmp_path / "o.md")
+    arguments = [place.model, place.mask, "--base", place.model, "--tasks", tasks, "--task_data", place.data]
+    found = measure(place, *arguments, "--markdown", tmp_path / "o.md")
     figures = found["models"][str(place.mask)]
     assert set(figures) == {"token_perplexity", "word_perplexity", "arc_easy", "piqa", "average"}
     assert set(figures["arc_easy"]) == {"acc", "acc_norm", "acc_stderr", "acc_norm_stderr", "samples"}
@@ -93,7 +86,7 @@ def test_all_kinds_of_tasks_in_one_run(place, tmp_path, capfd):
     assert figures["average"]["acc"] == pytest.approx(
         (figures["arc_easy"]["acc"] + figures["piqa"]["acc"]) / 2
     )
-    assert found["settings"]["dense"] == str(place.base)
+    assert found["settings"]["dense"] == str(place.model)
     assert found["settings"]["tasks"] == ["token_perplexity", "word_perplexity", "arc_easy", "piqa"]
     assert found["settings"]["lm_eval"].startswith("0.4.")
     assert found["settings"]["word_length"] == dict.fromkeys(map(str, arguments[:2]), 128)
@@ -102,13 +95,13 @@ def test_all_kinds_of_tasks_in_one_run(place, tmp_path, capfd):
 
 
 @needs_harness
-def test_the_limit_counts_everything_and_is_said(place, tmp_path, capsys):
-    arguments = [place.base, "--tasks", "token_perplexity,arc_easy", "--task_data", place.data, "--limit", 1]
-    found = measure(place, tmp_path / "o.json", *arguments)
+def test_the_limit_counts_everything_and_is_said(place, capsys):
+    arguments = [place.model, "--tasks", "token_perplexity,arc_easy", "--task_data", place.data, "--limit", 1]
+    found = measure(place, *arguments)
     ids = torch.tensor(tiny_tokenizer()(TEXT)["input_ids"])
-    wanted = by_a_loop(load_language_model(resolve_model(str(place.base))), [ids[:64]])
-    assert found["models"][str(place.base)]["token_perplexity"] == pytest.approx(wanted, rel=1e-2)
-    assert found["models"][str(place.base)]["arc_easy"]["samples"] == 1
+    wanted = by_a_loop(load_language_model(resolve_model(str(place.model))), [ids[:64]])
+    assert found["models"][str(place.model)]["token_perplexity"] == pytest.approx(wanted, rel=1e-2)
+    assert found["models"][str(place.model)]["arc_easy"]["samples"] == 1
     assert found["settings"]["limit"] == 1
     assert "only the first 1 windows" in plain_text(capsys.readouterr().out)
 
@@ -126,27 +119,26 @@ def test_the_2048_variant_drops_the_tail(tmp_path):
     assert found == pytest.approx(wanted, rel=1e-5)
 
 
-def test_token_perplexities_need_no_harness(place, tmp_path, capsys, monkeypatch):
+def test_token_perplexities_need_no_harness(place, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "lm_eval", None)
-    assert measure(place, tmp_path / "o.json", place.base)["settings"]["lm_eval"] is None
-    (tmp_path / "o.json").unlink()
-    line = refused(capsys, tmp_path, place.base, "--text", place.text, "--tasks", "token_perplexity,arc_easy")
-    assert re.search(r"'arc_easy' needs .*pip install 'roi-lightning\[eval\]'", line)
+    assert measure(place, place.model)["settings"]["lm_eval"] is None
+    says = r"'arc_easy' needs .*pip install 'roi-lightning\[eval\]'"
+    refused(place, capsys, says, place.model, "--text", place.text, "--tasks", "token_perplexity,arc_easy")
 
 
 def test_an_updated_directory_is_marked(place, tmp_path, capsys):
     updated = shutil.copytree(place.export, tmp_path / "updated")
     content = {k: v for k, v in read_sidecar(updated).items() if k not in ("files", "checksum")}
     write_sidecar(updated, content | {"updated": {"a.weight": "0" * 64}})
-    measure(place, tmp_path / "o.json", place.base, place.export, updated)
-    marks = re.findall(r"(?:base|export|updated) +│ +(\S) ", capsys.readouterr().out)
+    measure(place, place.model, place.export, updated)
+    marks = re.findall(r"(?:model|export|updated) +│ +(\S) ", capsys.readouterr().out)
     assert marks == ["–", "✗", "✓"]
 
 
 @pytest.fixture
 def chats(place, tmp_path):
     """A model with a chat template, and a file of chats that need more than two windows."""
-    model = shutil.copytree(place.base, tmp_path / "chat")
+    model = shutil.copytree(place.model, tmp_path / "chat")
     tokenizer = json.loads((model / "tokenizer_config.json").read_text())
     (model / "tokenizer_config.json").write_text(json.dumps(tokenizer | {"chat_template": CHAT_TEMPLATE}))
     talks = [
@@ -187,53 +179,43 @@ def test_chats_are_measured_on_all_tokens_or_on_answers(chats, tmp_path, loss_on
     assert found["settings"]["text"] == text
 
 
-def refused(capsys, tmp_path, *args):
-    """The one line a refusal prints; nothing may be written."""
-    before = set(tmp_path.rglob("*"))
-    capsys.readouterr()
-    assert run("evaluate", *args, "--json", tmp_path / "o.json", "--markdown", tmp_path / "o.md") == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert set(tmp_path.rglob("*")) == before
-    return line
-
-
 @needs_harness
-def test_all_is_checked_before_a_model_is_loaded(place, tmp_path, capsys, monkeypatch):
+def test_all_is_checked_before_a_model_is_loaded(place, capsys, monkeypatch):
     """The first model's weights are broken; the complaint is still about what comes later."""
     monkeypatch.setattr(
         "roi_lightning.evaluation.evaluated_models.load_language_model", lambda *_: pytest.fail("loaded")
     )
-    broken = shutil.copytree(place.base, tmp_path / "broken")
+    broken, empty = (shutil.copytree(place.model, place.folder / name) for name in ("broken", "empty"))
     (broken / "model.safetensors").write_bytes(b"no weights")
-    text = ["--text", place.text, "--seq_len", 64]
-    short = tmp_path / "short.txt"
-    short.write_text("a")
-    assert "has 1 tokens" in refused(capsys, tmp_path, broken, "--text", short, "--seq_len", 64)
-    empty = shutil.copytree(place.base, tmp_path / "empty")
     (empty / "model.safetensors").unlink()
-    assert "boolq.jsonl" in refused(
-        capsys, tmp_path, broken, *text, "--tasks", "token_perplexity,boolq", "--task_data", place.data
-    )
-    assert "no GGUF file" in refused(capsys, tmp_path, broken, "absent.gguf", *text)
-    assert "holds no model.safetensors" in refused(capsys, tmp_path, place.base, empty, *text)
-    assert "can't be read" in refused(capsys, tmp_path, broken, *text)
+    text, short = ["--text", place.text, "--seq_len", 64], place.write("short.txt", "a")
+    boolq = ["--tasks", "token_perplexity,boolq", "--task_data", place.data]
+    refused(place, capsys, "has 1 tokens", broken, "--text", short, "--seq_len", 64)
+    refused(place, capsys, r"boolq\.jsonl", broken, *text, *boolq)
+    refused(place, capsys, "no GGUF file", broken, "absent.gguf", *text)
+    refused(place, capsys, r"holds no model\.safetensors", place.model, empty, *text)
+    refused(place, capsys, "can't be read", broken, *text)
 
 
-def test_masks_need_a_base_they_were_made_for(place, tmp_path, capsys):
+def refused(place, capsys, says, *args):
+    assert_refused(place, capsys, ["evaluate", *args, "--json", "o.json", "--markdown", "o.md"], says)
+
+
+def test_masks_need_a_base_they_were_made_for(place, capsys):
     text = ["--text", place.text, "--seq_len", 64]
-    assert "--base" in refused(capsys, tmp_path, place.mask, *text)
-    other = tiny_qwen2(tmp_path / "other", seed=3)
-    assert "another model" in refused(capsys, tmp_path, place.mask, "--base", other, *text)
-    shutil.copy(place.base / "model.safetensors", tmp_path / "weights.safetensors")
-    assert "mask file" in refused(capsys, tmp_path, tmp_path / "weights.safetensors", "--base", place.base)
+    refused(place, capsys, "--base", place.mask, *text)
+    other = tiny_qwen2(place.folder / "other", seed=3)
+    refused(place, capsys, "another model", place.mask, "--base", other, *text)
+    weights = shutil.copy(place.model / "model.safetensors", "weights.safetensors")
+    refused(place, capsys, "mask file", weights, "--base", place.model)
 
 
-def test_a_mask_of_updated_weights_is_refused(place, tmp_path, capsys):
+def test_a_mask_of_updated_weights_is_refused(place, capsys):
     masks = MaskSet.load(place.mask)
     name, digest = next(iter(masks.base.sha256.items()))
-    replace(masks, updated={name: digest}).save(tmp_path / "mask.safetensors")
-    line = refused(capsys, tmp_path, tmp_path / "mask.safetensors", "--base", place.base)
-    assert "evaluate the directory it came from" in line
+    replace(masks, updated={name: digest}).save(place.folder / "mask.safetensors")
+    says = "evaluate the directory it came from"
+    refused(place, capsys, says, "mask.safetensors", "--base", place.model)
 
 
 # Figures made up: A is dense; B, C and D are sparse, D with updated weights.
@@ -335,11 +317,11 @@ def test_markdown_says_the_same_as_the_terminal():
 
 @needs_harness
 def test_a_ruined_model_is_infinitely_perplexed_by_words(place, tmp_path):
-    ruined = load_language_model(resolve_model(str(place.base)), "float32")
+    ruined = load_language_model(resolve_model(str(place.model)), "float32")
     with torch.no_grad():
         ruined.model.norm.weight.mul_(1e5)
     ruined.save_pretrained(tmp_path / "ruined")
     tiny_tokenizer().save_pretrained(tmp_path / "ruined")
     options = ["--tasks", "word_perplexity", "--task_data", place.data, "--limit", 1]
-    found = measure(place, tmp_path / "o.json", tmp_path / "ruined", *options)
+    found = measure(place, tmp_path / "ruined", *options)
     assert found["models"][str(tmp_path / "ruined")]["word_perplexity"] == "inf"

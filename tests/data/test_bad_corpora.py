@@ -7,7 +7,6 @@ import lzma
 import random
 
 import pytest
-import yaml
 
 from helpers.refusals import assert_refused, cut, make_bench, rows, text
 from roi_lightning.data.files import zstd
@@ -44,38 +43,11 @@ def packed(kind, suffix, change, content=LONG):
     return text(f"c.{suffix}.{kind}", change(PACK[kind](content.encode())))
 
 
-def folder(bench):
-    (bench.folder / "texts").mkdir()
-    return bench.write("texts/a.txt", LONG).parent
-
-
-def mixed(bench):
-    bench.write("texts/a.txt", LONG)
-    bench.write("texts/b.jsonl", ROWS)
-    return "texts/*"
-
-
-def chats(name, row, **options):
-    """A corpus of chats, as a command line spells it."""
-
-    def make(bench):
-        path = text(name, (json.dumps(row) + "\n") * 50)(bench)
-        return yaml.safe_dump(
-            {"source": str(path), "messages_field": "messages"} | options, default_flow_style=True
-        )
-
-    return make
-
-
-CHAT = {"messages": [{"role": "user", "content": "where is the cat?"}]}
 NOISE = bytes(range(256)) * 40
 TABLE = {
     "a hub id, offline": (lambda bench: "nobody/nothing", fit, "cannot load corpus 'nobody/nothing'"),
     "neither file nor hub id": (lambda bench: "a/b/c", prune, "unknown corpus 'a/b/c'"),
-    "a folder": (folder, fit, "is a folder; name its files"),
-    "mixed formats": (mixed, fit, "mix formats"),
     "an empty gz": (text("c.txt.gz", ""), prune, r"cannot load corpus .*c\.txt\.gz'"),
-    "only blanks, streamed": (text("c.txt", " \n\t\n" * 5000), stream, "less text than one window"),
     "another column, streamed": (
         text("c.jsonl", ROWS.replace("text", "body")),
         stream,
@@ -97,12 +69,6 @@ TABLE = {
         f"a cut {kind}, streamed": (packed(kind, "txt", cut(0.5)), stream, rf"c\.txt\.{kind}")
         for kind in PACK
     },
-    "chats: no template": (chats("c.jsonl", CHAT), prune, r"c\.jsonl' holds chats.*has no chat template"),
-    "chats: text": (
-        chats("c.jsonl", {"messages": "a cat"}),
-        prune,
-        r"c\.jsonl' has a row that is no chat, .*a cat",
-    ),
     # What perplexities are measured on.
     "measured: a cut gz": (
         packed("gz", "jsonl", cut(0.5), ROWS),

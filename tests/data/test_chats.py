@@ -1,6 +1,5 @@
 """Chats: rendered as transformers renders them, answers found as by a slow reading, packed and resumed like text."""
 
-import gzip
 import json
 import random
 from dataclasses import replace
@@ -12,7 +11,17 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.text_files import BOS, END, Recorder, TinyData, byte_tokenizer, documents, fit, write_jsonl
+from helpers.text_files import (
+    BOS,
+    END,
+    LIGHTNING_REMARKS,
+    Recorder,
+    TinyData,
+    byte_tokenizer,
+    documents,
+    fit,
+    write_jsonl,
+)
 from roi_lightning.data import Corpus, files
 from roi_lightning.data.chats import ChatTokenizer, chat_document
 from roi_lightning.data.corpora import load_documents
@@ -20,11 +29,7 @@ from roi_lightning.data.packing import as_batch
 from roi_lightning.errors import UserError
 from roi_lightning.models.config import load_tokenizer
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
-    pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
-    pytest.mark.filterwarnings("ignore:The dirpath has changed"),
-]
+pytestmark = LIGHTNING_REMARKS
 OPENING = "{% for m in messages %}[{{ m.role }}]"
 CLOSING = "{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
 PLAIN = OPENING + "{{ m.content }};\n" + CLOSING
@@ -102,18 +107,16 @@ def split(windows):
     )
 
 
-def write_chats(path, chats, field="messages"):
-    return write_jsonl(path, chats, field)
-
-
 def chat_data(tmp_path, chats, module=ChatData, streaming=False, loss_on="answers", **options):
     corpus = Corpus(
-        write_chats(tmp_path / "c.jsonl", chats),
+        write_jsonl(tmp_path / "c.jsonl", chats, "messages"),
         messages_field="messages",
         loss_on=loss_on,
         streaming=streaming,
     )
-    held_out = Corpus(write_chats(tmp_path / "v.jsonl", chats), messages_field="messages", loss_on=loss_on)
+    held_out = Corpus(
+        write_jsonl(tmp_path / "v.jsonl", chats, "messages"), messages_field="messages", loss_on=loss_on
+    )
     options = {"seq_len": 32, "cache_dir": str(tmp_path / "cache"), "val_windows": 10_000} | options
     return module(corpora=[corpus], val_corpora=[held_out], **options)
 
@@ -188,17 +191,14 @@ def test_windows_and_labels_equal_a_slow_packing(tmp_path, bos, streaming, loss_
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-@pytest.mark.parametrize("kind", ["jsonl", "json", "jsonl.gz", "parquet"])
-def test_every_kind_of_file_holds_chats(tmp_path, kind, streaming):
-    chats = make_chats(5)
+@pytest.mark.parametrize("kind", ["json", "parquet"])
+def test_other_files_hold_chats_too(tmp_path, kind, streaming):
+    chats, path = make_chats(5), tmp_path / f"c.{kind}"
     rows = [{"n": i, "talk": chat} for i, chat in enumerate(chats)]
-    lines = "".join(json.dumps(row) + "\n" for row in rows)
-    path = tmp_path / f"c.{kind}"
     if kind == "parquet":
         datasets.Dataset.from_list(rows).to_parquet(path)
     else:
-        content = json.dumps(rows) if kind == "json" else lines
-        path.write_bytes(gzip.compress(content.encode()) if kind == "jsonl.gz" else content.encode())
+        path.write_text(json.dumps(rows))
     corpus = Corpus(str(path), messages_field="talk", streaming=streaming)
     loaded = load_documents(corpus, str(tmp_path / "cache"))
     assert list(loaded.features) == ["text"]
@@ -284,7 +284,7 @@ LAST = PLAIN.replace(";", "{% if loop.last %};{% endif %}")
 UNASKED = PLAIN.replace("[assistant]", "")
 ASKED = [said("user", "q"), said("assistant", "a"), said("user", "r"), said("assistant", "b")]
 BAD = {
-    "no template": (None, ASKED, "has no chat template"),
+    "no template": (None, ASKED, "'c' holds chats.*has no chat template"),
     "a role that the template refuses": (
         STRICT,
         [said("tool", "t")],
@@ -313,7 +313,6 @@ def test_a_template_that_asks_for_nothing_may_have_answers_right_after_questions
 NO_CHATS = [
     "a text",
     {"role": ["user"], "content": ["q"]},
-    [],
     [said("user", None)],
     [said("user", [{"type": "text", "text": "q"}])],
     [said("assistant", "a") | {"tool_calls": [1]}],
@@ -322,9 +321,9 @@ NO_CHATS = [
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-@pytest.mark.parametrize("chat", [row for row in NO_CHATS if row], ids=str)
+@pytest.mark.parametrize("chat", NO_CHATS, ids=str)
 def test_rows_that_are_no_chats_are_refused(tmp_path, chat, streaming):
-    path = write_chats(tmp_path / "c.jsonl", [chat] * 3)
+    path = write_jsonl(tmp_path / "c.jsonl", [chat] * 3, "messages")
     corpus = Corpus(path, messages_field="messages", streaming=streaming)
     with pytest.raises(UserError, match=r"c\.jsonl' has a row that is no chat.*role and content"):
         list(load_documents(corpus, str(tmp_path / "cache")))

@@ -124,7 +124,7 @@ def test_bad_files(tmp_path):
         "numbers.jsonl": "no column 'text'; set text_field to one of: n",
         "latin.txt": "can't decode byte 0xe9",
         "[bn]*.*": "mix formats",
-        "": "is a folder",
+        "": "is a folder; name its files",
         "ca*": "is a folder",
     }
     for name, message in cases.items():

@@ -4,7 +4,6 @@ import hashlib
 import json
 import re
 import threading
-from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -95,7 +94,7 @@ class FakeHub:
         if what == "tree":
             return 200, listed, {}
         if what == "paths-info":
-            asked = re.findall(r"paths=([^&]*)", body.decode()) or json.loads(body)["paths"]
+            asked = re.findall(r"paths=([^&]*)", body.decode())
             return 200, [entry for entry in listed if entry["path"] in asked], {}
         siblings = [{"rfilename": path} for path in files]
         return 200, {"id": name, "sha": commit, "siblings": siblings, "private": False, "tags": []}, {}
@@ -104,10 +103,7 @@ class FakeHub:
         if repository is None:
             return 401, {"error": "Repository not found"}, {"X-Error-Code": "RepoNotFound"}
         if repository.gated and token != "Bearer secret" and of_files:
-            said = (
-                "Access to model is restricted. You must have access to it and be authenticated to access it."
-            )
-            return (403 if token else 401), {"error": said}, {"X-Error-Code": "GatedRepo"}
+            return (403 if token else 401), {"error": "Access is restricted."}, {"X-Error-Code": "GatedRepo"}
         if repository.commit(revision) is None:
             return 404, {"error": f"Invalid rev id: {revision}"}, {"X-Error-Code": "RevisionNotFound"}
         return None
@@ -116,39 +112,26 @@ class FakeHub:
 def _handler(hub):
     class Handler(BaseHTTPRequestHandler):
         def reply(self):
-            body = self._chunks() if "Transfer-Encoding" in self.headers else self.rfile.read(self._length())
-            path = self.path.partition("?")[0]
+            body, path = (
+                self.rfile.read(int(self.headers.get("Content-Length", 0))),
+                self.path.partition("?")[0],
+            )
             status, content, headers = hub.answer(self.command, path, body, self.headers["Authorization"])
             if not isinstance(content, bytes):
-                content, headers = (
-                    json.dumps(content).encode(),
-                    headers | {"Content-Type": "application/json"},
-                )
+                content = json.dumps(content).encode()
+                headers |= {"Content-Type": "application/json"}
             if wanted := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
                 first, last = int(wanted[1]), min(int(wanted[2] or len(content)), len(content) - 1)
                 headers |= {"Content-Range": f"bytes {first}-{last}/{len(content)}"}
                 status, content = 206, content[first : last + 1]
-            self._send(status, content, headers)
-
-        do_GET = do_POST = do_PUT = do_HEAD = reply  # noqa: N815
-
-        def _length(self) -> int:
-            return int(self.headers.get("Content-Length", 0))
-
-        def _chunks(self) -> bytes:
-            body = b""
-            while size := int(self.rfile.readline(), 16):
-                body += self.rfile.read(size)
-                self.rfile.readline()
-            return body
-
-        def _send(self, status: int, content: bytes, headers: Mapping[str, str]) -> None:
             self.send_response(status)
             for name, value in (headers | {"Content-Length": str(len(content))}).items():
                 self.send_header(name, value)
             self.end_headers()
             if self.command != "HEAD":
                 self.wfile.write(content)
+
+        do_GET = do_POST = do_HEAD = reply  # noqa: N815
 
         def log_message(self, *_):
             pass
@@ -187,12 +170,9 @@ def reach(monkeypatch, hub, cache: Path) -> None:
     }
     for name, value in constants.items():
         monkeypatch.setattr(huggingface_hub.constants, name, value)
-    for name, value in {
-        "HF_HUB_OFFLINE": False,
-        "HF_DATASETS_OFFLINE": False,
-        "HF_ENDPOINT": hub.endpoint,
-    }.items():
-        monkeypatch.setattr(datasets.config, name, value)
+    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
+        monkeypatch.setattr(datasets.config, name, False)
+    monkeypatch.setattr(datasets.config, "HF_ENDPOINT", hub.endpoint)
     # Clients that are made once and kept.
     monkeypatch.setattr(huggingface_hub.hf_api.api, "endpoint", hub.endpoint)
     monkeypatch.setattr("transformers.utils.hub._hf_api", None, raising=False)

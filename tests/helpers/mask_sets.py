@@ -28,12 +28,3 @@ def mask_set(seed, pattern="2:4", shapes=None, transposed=False, base="some/mode
         kept = rule.top(torch.rand(shape, generator=generator))
         layers[name] = LayerMask.from_bool(kept.T if transposed else kept, transposed)
     return MaskSet(rule, layers, BaseModel(base, None, "float32", dict.fromkeys(layers, base)))
-
-
-def slow_share(pairs):
-    """Kept by both ÷ kept, one weight at a time."""
-    both = kept = 0
-    for a, b in pairs:
-        for x, y in zip(a.flatten().tolist(), b.flatten().tolist(), strict=True):
-            both, kept = both + (x and y), kept + x
-    return both / kept

@@ -163,8 +163,9 @@ def resealed(metadata=None, tensors=None):
 
 # What to do, or what is accepted; "try:" is the line after an error of the parser's.
 _REMEDY = re.compile(
-    r"; .*\b(add|check|choose|convert|fetch|give|go on|leave|load|lower|move|name|raise|remove|resume|set|use)\b"
-    r"|; (make room|learn)|did you mean|must be|for example|named like|the commands are|^try: ",
+    r"; .*\b(add|check|choose|convert|evaluate|fetch|give|go on|leave|load|lower|move|name|raise|remove|resume)\b"
+    r"|; .*\b(set|use)\b|; (make room|learn|run `)|: name the model"
+    r"|did you mean|must be|for example|named like|the commands are|^try: ",
     re.MULTILINE,
 )
 

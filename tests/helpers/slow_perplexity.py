@@ -2,7 +2,10 @@
 
 import math
 
+import torch
 
+
+@torch.no_grad()
 def by_a_loop(lm, windows):
     """exp of the mean loss of all predicted tokens, window by window."""
     total, count = 0.0, 0

@@ -4,6 +4,7 @@ import json
 import random
 from pathlib import Path
 
+import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -13,6 +14,14 @@ from transformers import PreTrainedTokenizerFast
 from roi_lightning.data import CalibrationDataModule
 
 END, BOS = 256, 257
+LIGHTNING_REMARKS = [
+    pytest.mark.filterwarnings(f"ignore:{remark}")
+    for remark in (
+        ".*does not have many workers",
+        "Checkpoint directory .* exists and is not empty",
+        "The dirpath has changed",
+    )
+]
 CHAT_TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
@@ -53,20 +62,14 @@ def write_jsonl(path: Path, texts, field="text"):
     return str(path)
 
 
-def decode(windows):
-    """Text of each window, with the end-of-text mark spelled out."""
-    tokenizer = byte_tokenizer()
-    return [tokenizer.decode(row.tolist(), clean_up_tokenization_spaces=False) for row in windows]
-
-
 def reference_windows(texts, seq_len, opening=()):
     """Slow packing in plain Python: ids of every text, end-of-text between, whole windows only, all opened alike."""
-    tokenizer = byte_tokenizer()
-    stream = []
+    tokenizer, stream = byte_tokenizer(), []
+    ids = {letter: tokenizer.encode(letter, add_special_tokens=False) for letter in {*"".join(texts)}}
     for number, text in enumerate(texts):
         stream += [END] if number else []
-        for character in text:
-            stream += tokenizer.encode(character, add_special_tokens=False)
+        for letter in text:
+            stream += ids[letter]
     length = seq_len - len(opening)
     return [[*opening, *stream[i : i + length]] for i in range(0, len(stream) - length + 1, length)]
 

@@ -8,36 +8,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import (
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    GPT2Config,
-    GPT2LMHeadModel,
-    GptOssConfig,
-    GptOssForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    MixtralConfig,
-    MixtralForCausalLM,
-    OPTConfig,
-    OPTForCausalLM,
-    Phi3Config,
-    Phi3ForCausalLM,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen2MoeConfig,
-    Qwen2MoeForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from roi_lightning.masks.layer_mask import LayerMask
 from roi_lightning.masks.mask_set import MaskSet
@@ -60,25 +31,25 @@ _SIZES: dict[str, Any] = {
     "bos_token_id": 256,
     "eos_token_id": 256,
 }
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 
 
 def tiny_qwen2(directory: Path, seed: int = 0, **overrides: Any) -> Path:
     """Biases on q, k and v; head tied to the embeddings; bfloat16."""
-    config = Qwen2Config(**(_SIZES | {"tie_word_embeddings": True} | _config(overrides)))
-    return _save(Qwen2ForCausalLM, config, directory, seed, {"dtype": torch.bfloat16} | overrides)
+    sizes = _SIZES | {"tie_word_embeddings": True}
+    return _save("qwen2", sizes, directory, seed, {"dtype": torch.bfloat16} | overrides)
 
 
 def tiny_llama(directory: Path, seed: int = 0, **overrides: Any) -> Path:
     """No biases; a head of its own; float32."""
-    config = LlamaConfig(**(_SIZES | {"tie_word_embeddings": False} | _config(overrides)))
-    return _save(LlamaForCausalLM, config, directory, seed, overrides)
+    return _save("llama", _SIZES | {"tie_word_embeddings": False}, directory, seed, overrides)
 
 
 def tiny_gpt2(directory: Path, seed: int = 0, prefix: bool = True, **overrides: Any) -> Path:
     """`Conv1D` layers ([in, out]); without `prefix` the tensors on disk lack `transformer.`; float32."""
     sizes = {"vocab_size": VOCAB_SIZE, "n_embd": 64, "n_inner": 128, "n_layer": 2, "n_head": 4}
     sizes |= {"n_positions": 128, "bos_token_id": 256, "eos_token_id": 256}
-    _save(GPT2LMHeadModel, GPT2Config(**(sizes | _config(overrides))), directory, seed, overrides)
+    _save("gpt2", sizes, directory, seed, overrides)
     if not prefix:
         file = directory / "model.safetensors"
         tensors = {name.removeprefix("transformer."): x.clone() for name, x in load_file(file).items()}
@@ -89,70 +60,57 @@ def tiny_gpt2(directory: Path, seed: int = 0, prefix: bool = True, **overrides: 
 def tiny_gemma2(directory: Path, seed: int = 0, **overrides: Any) -> Path:
     """Attends over the whole window in every second block only: the blocks need different masks; float32."""
     sizes = _SIZES | {"num_hidden_layers": 4, "head_dim": 16, "sliding_window": 4}
-    config = Gemma2Config(**(sizes | {"attn_implementation": "eager"} | _config(overrides)))
-    return _save(Gemma2ForCausalLM, config, directory, seed, overrides)
+    return _save("gemma2", sizes | {"attn_implementation": "eager"}, directory, seed, overrides)
 
 
 def tiny_gemma3(directory: Path, seed: int = 0, **overrides: Any) -> Path:
     """Norms on queries and keys; one block that sees the whole window, one that does not; head tied; float32."""
     sizes = _SIZES | {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 4}
     sizes |= {"layer_types": ["sliding_attention", "full_attention"]}
-    return _save(
-        Gemma3ForCausalLM, Gemma3TextConfig(**(sizes | _config(overrides))), directory, seed, overrides
-    )
+    return _save("gemma3_text", sizes, directory, seed, overrides)
 
 
 def tiny_qwen3(directory: Path, seed: int = 0, **overrides: Any) -> Path:
     """Norms on queries and keys, no biases; a head of its own; float32."""
-    config = Qwen3Config(**(_SIZES | {"head_dim": 16} | _config(overrides)))
-    return _save(Qwen3ForCausalLM, config, directory, seed, overrides)
+    return _save("qwen3", _SIZES | {"head_dim": 16}, directory, seed, overrides)
 
 
 def tiny_mistral(directory: Path, seed: int = 0, **overrides: Any) -> Path:
     """A sliding window in every block; float32."""
-    config = MistralConfig(**(_SIZES | {"sliding_window": 8} | _config(overrides)))
-    return _save(MistralForCausalLM, config, directory, seed, overrides)
+    return _save("mistral", _SIZES | {"sliding_window": 8}, directory, seed, overrides)
 
 
 def tiny_phi3(directory: Path, seed: int = 0, **overrides: Any) -> Path:
     """One linear layer for queries, keys and values, one for gate and up; float32."""
-    config = Phi3Config(**(_SIZES | {"pad_token_id": 256} | _config(overrides)))
-    return _save(Phi3ForCausalLM, config, directory, seed, overrides)
+    return _save("phi3", _SIZES | {"pad_token_id": 256}, directory, seed, overrides)
 
 
 def tiny_opt(directory: Path, seed: int = 0, **overrides: Any) -> Path:
     """Biases everywhere, learned positions, head tied; float32."""
     sizes = _SIZES | {"ffn_dim": 128, "word_embed_proj_dim": 64, "pad_token_id": 1}
-    return _save(OPTForCausalLM, OPTConfig(**(sizes | _config(overrides))), directory, seed, overrides)
+    return _save("opt", sizes, directory, seed, overrides)
 
 
 def tiny_mixtral(directory: Path, seed: int = 0, **overrides: Any) -> Path:
     """Four experts, two for each token; other names on disk than in memory; float32."""
-    config = MixtralConfig(**(_SIZES | {"num_local_experts": 4} | _config(overrides)))
-    return _save(MixtralForCausalLM, config, directory, seed, overrides)
+    return _save("mixtral", _SIZES | {"num_local_experts": 4}, directory, seed, overrides)
 
 
 def tiny_qwen3_moe(directory: Path, seed: int = 0, **overrides: Any) -> Path:
     """Four experts, two for each token; float32."""
-    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 16}
-    config = Qwen3MoeConfig(**(_SIZES | experts | _config(overrides)))
-    return _save(Qwen3MoeForCausalLM, config, directory, seed, overrides)
+    return _save("qwen3_moe", _SIZES | _EXPERTS | {"head_dim": 16}, directory, seed, overrides)
 
 
 def tiny_qwen2_moe(directory: Path, seed: int = 0, **overrides: Any) -> Path:
     """Four experts, and one for all tokens behind a gate that is a linear layer; float32."""
-    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-    sizes = _SIZES | experts | {"shared_expert_intermediate_size": 64}
-    return _save(
-        Qwen2MoeForCausalLM, Qwen2MoeConfig(**(sizes | _config(overrides))), directory, seed, overrides
-    )
+    sizes = _SIZES | _EXPERTS | {"shared_expert_intermediate_size": 64}
+    return _save("qwen2_moe", sizes, directory, seed, overrides)
 
 
 def tiny_gpt_oss(directory: Path, seed: int = 0, **overrides: Any) -> Path:
     """Experts that are stacked on disk too, transposed, with biases and a gate of their own; float32."""
-    sizes = _SIZES | {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16}
-    config = GptOssConfig(**(sizes | {"pad_token_id": 256} | _config(overrides)))
-    return _save(GptOssForCausalLM, config, directory, seed, overrides)
+    sizes = _SIZES | {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16, "pad_token_id": 256}
+    return _save("gpt_oss", sizes, directory, seed, overrides)
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
@@ -236,17 +194,17 @@ def random_masks(source: ModelSource, pattern: str = "2:4", seed: int = 0, dtype
     return MaskSet(rule, layers, base_model(base, layers))
 
 
-def _config(overrides: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in overrides.items() if key not in ("dtype", "max_shard_size")}
-
-
 def _save(
-    kind: type[PreTrainedModel], config: Any, directory: Path, seed: int, options: Mapping[str, Any]
+    kind: str, sizes: Mapping[str, Any], directory: Path, seed: int, overrides: Mapping[str, Any]
 ) -> Path:
+    settings = {**sizes, **overrides}
+    dtype = settings.pop("dtype", torch.float32)
+    shards = {name: settings.pop(name) for name in ("max_shard_size",) if name in settings}
+    config = AutoConfig.for_model(kind, **settings)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        lm = kind(config)
-    lm.to(options.get("dtype", torch.float32))
+        lm = AutoModelForCausalLM.from_config(config)
+    lm.to(dtype)
     # Random biases and norms, so that a test notices when one is dropped or swapped.
     generator = torch.Generator().manual_seed(seed)
     for parameter in lm.parameters():
@@ -254,7 +212,6 @@ def _save(
             noise = torch.randn(parameter.shape, generator=generator) * 0.1
             parameter.data += noise.to(parameter.dtype)
     lm.config.dtype = lm.dtype
-    shards = {"max_shard_size": options["max_shard_size"]} if "max_shard_size" in options else {}
     lm.save_pretrained(directory, **shards)
     tiny_tokenizer().save_pretrained(directory)
     return directory

@@ -2,7 +2,7 @@
 
 import pytest
 
-from helpers.mask_sets import GPT2, QWEN, mask_set, names_of, slow_share
+from helpers.mask_sets import GPT2, QWEN, mask_set, names_of
 from roi_lightning.masks.overlap import shown_layers
 from roi_lightning.reports.corners import corner, mask_figure
 
@@ -32,7 +32,7 @@ def test_panels_show_the_masks_and_their_overlap(pattern, columns):
         kept = masks[label].layers[name].to_bool()
         assert axes.images[0].get_array().tolist() == kept[:8, :columns].tolist()
         title, last = axes.get_title().split("\n")
-        share = slow_share([(kept, masks["two"].layers[name].to_bool())])
+        share = masks[label].overlap(masks["two"]).layers[name]
         assert title == label
         assert last == ("reference" if label == "two" else f"{100 * share:.1f} %")
     assert pattern in figure.texts[0].get_text()
