@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from helpers.lab import make_lab, run
 from helpers.tiny_models import tiny_gpt2, tiny_qwen2
@@ -42,7 +43,9 @@ def test_a_run_with_the_overlay(lab):
     folder = lab.folder / "runs" / "quickstart+maskllm"
     summary = json.loads((folder / "summary.json").read_text())
     assert list(summary["perplexity"]) == ["dense", "magnitude", "sparsegpt", "maskllm"]
-    assert summary["zeros"]["prunable"] == 0.5
+    exported = AutoModelForCausalLM.from_pretrained(folder / "export")
+    zeros = sum(int((x == 0).sum()) for x in exported.parameters())
+    assert summary["zeros"] == {"prunable": 0.5, "model": pytest.approx(zeros / exported.num_parameters())}
     assert run("verify", folder / "export", "--base", lab.model) == 0
     masks = MaskSet.load(folder / "mask.safetensors")
     assert all(masks.pattern.holds(mask.to_bool()) for mask in masks.layers.values())

@@ -249,18 +249,6 @@ def test_nothing_is_kept_for_backward_but_weight_and_logits(sampler, dtype):
     assert set(kept) <= {weight.untyped_storage().data_ptr(), logits.untyped_storage().data_ptr()}
 
 
-@pytest.mark.parametrize("sampler", [GumbelTopK(), StraightThrough()])
-def test_a_draw_is_a_function_of_its_coordinates(sampler):
-    pattern, logits, ones = NMPattern("2:4"), normal(64, 64, std=0.1), torch.ones(64, 64)
-
-    def mask(seed=1, index=2, name="a"):
-        return sampler.masked_weight(ones, logits, pattern, draw_of(seed, index, 0.1, 0.1, name))
-
-    assert torch.equal(mask(), mask())
-    for other in (mask(seed=2), mask(index=3), mask(name="b")):
-        assert (mask() - other).abs().amax(-1).min() > 0.1, "some row is drawn alike"
-
-
 def test_numbers_on_a_device_are_those_of_the_draws():
     draws = [draw_of(1, index, 0.3 / (index + 1), 0.5, name) for index in range(2) for name in "ab"]
     placed = on_device(draws, torch.device("cpu"))
