@@ -46,12 +46,13 @@ def test_the_name_of_a_run(lab):
     assert folder_of(*start, *overlays, "--run", "a") == Path("runs/a")
     assert folder_of(*start, "--trainer.default_root_dir", "there") == Path("there")
     assert folder_of(*start, "--trainer.default_root_dir", "there", "--run", "a") == Path("there/a")
-    assert folder_of("--model.lm", lab.model, "--trainer.max_steps", "1") == Path("runs/model")
-    for name in ("", " ", ".", "..", "a/b", "/abs", "n" * 256):
+    bare = ["--model.lm", lab.model, "--trainer.max_steps", "1"]
+    assert folder_of(*bare) == Path("runs/model")
+    for name in (" ", ".", "..", "a/b", "n" * 256):
         with pytest.raises(UserError, match="plain name"):
-            folder_of(*start, "--run", name)
+            folder_of(*bare, "--run", name)
     with pytest.raises(UserError, match="default_root_dir is empty"):
-        folder_of(*start, "--trainer.default_root_dir", "")
+        folder_of(*bare, "--trainer.default_root_dir", "")
 
 
 def test_what_no_run_made_is_never_replaced(lab, capsys):
