@@ -1,5 +1,5 @@
 from functools import partial
-from itertools import combinations, permutations, product
+from itertools import combinations, permutations
 
 import pytest
 import torch
@@ -216,12 +216,11 @@ def test_hard_masks_come_with_the_exact_probabilities(spec, lam):
     assert torch.special.gammaincc(torch.tensor((len(exact) - 1) / 2).double(), chi2 / 2) > 1e-4
 
 
-@pytest.mark.parametrize(
-    ("spec", "push_down"), [*product(PATTERNS, ("paper", "scaled")), ("64:257", "paper")]
-)
+@pytest.mark.parametrize("push_down", ["paper", "scaled"])
+@pytest.mark.parametrize("spec", [*PATTERNS, "64:257"])
 def test_straight_through_is_hard_forward_soft_backward(spec, push_down):
     pattern, draw = NMPattern(spec), draw_of(1, 1, 0.05, 0.2)
-    shape = (32, 32) if pattern.m <= 32 else (pattern.m, pattern.m)
+    shape = (32, 32) if pattern.m <= 32 else (8, pattern.m)
     logits, weight, upstream = normal(*shape, std=0.1), normal(*shape, seed=1), normal(*shape, seed=2)
     job = weight, upstream, logits, pattern, draw
     hard, hard_grad = both_passes(StraightThrough(push_down), *job)
