@@ -143,6 +143,8 @@ def test_learned_exported_and_read_by_transformers(lab, reloaded, architecture):
     with torch.no_grad():
         wanted = learner.harden()(input_ids=ids[None]).logits
         assert torch.equal(reloaded(export, ids), wanted)
+        by_layer = learner.harden(dict(learner.hard_masks()))
+        assert torch.equal(by_layer(input_ids=ids[None]).logits, wanted)
         assert not torch.allclose(learner.teacher(input_ids=ids[None]).logits, wanted, atol=1e-3)
 
     before, after = weights(model), weights(export)

@@ -13,11 +13,9 @@ from roi_lightning.cli.plan import make_plan
 from roi_lightning.learning.roi import RoILightningModule
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.samplers import Categorical
-from roi_lightning.samplers.schedules import Linear, LinearScale
 
 lab = pytest.fixture(make_lab)
 OVERLAY = ["--config", "overlays/maskllm.yaml"]
-MASKLLM = {"sampler": Categorical(), "lam": LinearScale(), "tau": Linear(4.0, 0.05, 1.0)}
 
 
 @pytest.mark.parametrize("base", ["quickstart.yaml", "qwen0.5b_2of4.yaml"])
@@ -65,5 +63,6 @@ def test_plan_counts_a_logit_per_candidate(lab, builder, pattern, times):
     assert plan["logits"] == times * plan["prunable"]
     assert plan["bytes"]["logits"] == 4 * plan["logits"]
     assert plan["bytes"]["optimizer"] == 8 * plan["logits"]
-    learner, _ = lab.learn(1, model=model, pattern=pattern, **MASKLLM)
+    learner = RoILightningModule(str(model), pattern=pattern, sampler=Categorical())
+    learner.configure_model()
     assert plan["logits"] == sum(logits.numel() for logits in learner.learned)
