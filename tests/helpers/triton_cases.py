@@ -34,16 +34,18 @@ def by_kernels(sampler, weight, upstream, logits, pattern, draw):
     return out, gradient
 
 
-def both_ways(sampler, spec, draw, dtype=torch.float32):
+def both_ways(sampler, spec, draw, dtype=torch.float32, shape=SHAPE):
     """The drawn weight and the logits' gradient, of the eager form and of the kernels."""
-    arguments = *tensors(sampler, spec, dtype, SHAPE), NMPattern(spec), draw
+    arguments = *tensors(sampler, spec, dtype, shape), NMPattern(spec), draw
     return both_passes(replace(sampler, compiled=False), *arguments), by_kernels(sampler, *arguments)
 
 
 def errors(sampler, spec, draw):
     """Relative errors [eager, kernels] of the drawn weight and of the gradient."""
-    exact = exactly(sampler, spec, draw, SHAPE)
-    both = both_ways(sampler, spec, draw)
+    # Of 70 candidates few groups: the interpreter goes through them one by one.
+    shape = (8, 40) if isinstance(sampler, GumbelSubset) and spec == "4:8" else SHAPE
+    exact = exactly(sampler, spec, draw, shape)
+    both = both_ways(sampler, spec, draw, shape=shape)
     return [[relative(one, true) for one, true in zip(way, exact, strict=True)] for way in both]
 
 

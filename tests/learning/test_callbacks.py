@@ -1,7 +1,6 @@
 """Callbacks: the files and numbers they leave, checked by other means."""
 
 import io
-import json
 import re
 from itertools import pairwise
 
@@ -12,7 +11,6 @@ from lightning.pytorch import Callback
 from lightning.pytorch.loggers import TensorBoardLogger
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from transformers import AutoModelForCausalLM
 
 from helpers.lab import brute_top, make_lab, new_lab, oriented, run
 from helpers.tiny_models import tiny_gpt2
@@ -48,15 +46,18 @@ class Snapshots(Callback):
 
 
 @pytest.mark.parametrize("model", ["qwen2", "gpt2"])
-def test_harden_writes_the_top_of_the_logits(lab, model):
+def test_files_and_export_have_the_top_of_the_logits(lab, model):
     shots = Snapshots()
     base = tiny_gpt2(lab.folder / "gpt2") if model == "gpt2" else lab.model
-    learner, _ = lab.learn(5, model=base, callbacks=[shots, HardenMasks(every_n_steps=2)])
+    out = lab.folder / "deep" / "out"
+    callbacks = [shots, SparseExport(str(out)), HardenMasks(every_n_steps=2)]
+    learner, _ = lab.learn(5, model=base, callbacks=callbacks)
     names = {path.name for path in (lab.folder / "masks").iterdir()}
     assert names == {"step-000002.safetensors", "step-000004.safetensors"}
-    files = {2: "masks/step-000002.safetensors", 4: "masks/step-000004.safetensors", 5: "mask.safetensors"}
+    files = [(2, "masks/step-000002.safetensors"), (4, "masks/step-000004.safetensors")]
+    files += [(5, "mask.safetensors"), (5, out)]
     stored = learner.stored_weights
-    for step, file in files.items():
+    for step, file in files:
         masks = MaskSet.load(lab.folder / file)
         for name, logits in shots.logits[step].items():
             got = oriented(learner.tensors[name], masks.layers[stored[name]].to_bool())
@@ -148,31 +149,12 @@ def test_monitor_pictures_are_eight_by_eight(watched):
     assert np.array_equal(centres < 128, brute_top(logits[6][name][:8], 2, 4)[:, :8].numpy())
 
 
-def test_summary_of_a_method_without_logits(lab):
-    assert run("fit", *lab.quick("--config", "overlays/proxsparse.yaml", "--model.strength", "1")) == 0
-    summary = json.loads((lab.folder / "runs" / "quickstart+proxsparse" / "summary.json").read_text())
-    assert list(summary["perplexity"]) == ["dense", "magnitude", "proxsparse"]
-    lm = AutoModelForCausalLM.from_pretrained(lab.folder / summary["export"])
-    zeros = sum(int((x == 0).sum()) for x in lm.parameters())
-    assert summary["zeros"]["model"] == pytest.approx(zeros / sum(x.numel() for x in lm.parameters()))
-    assert summary["zeros"]["prunable"] == 0.5
-
-
 def test_entropy_and_settled_groups_at_their_ends():
     assert float(normalised_entropy(torch.zeros(3, 8), 0.5)) == pytest.approx(1.0)
     assert float(normalised_entropy(torch.eye(4) * 50, 0.5)) == pytest.approx(0.0, abs=1e-6)
     assert float(settled_groups(torch.zeros(3, 8), 2, 0.5)) == 0
     logits = torch.tensor([[9.0, 8.0, 0.0, 0.0], [9.0, 0.1, 0.0, 0.0]])
     assert float(settled_groups(logits, 2, 1.0)) == 0.5
-
-
-def test_export_goes_where_it_is_told_and_has_the_hardened_mask(lab):
-    out = lab.folder / "deep" / "out"
-    lab.learn(2, callbacks=[SparseExport(str(out)), HardenMasks()])
-    assert run("verify", out, "--base", lab.model) == 0
-    masks, file = MaskSet.load(out), MaskSet.load(lab.folder / "mask.safetensors")
-    assert all(torch.equal(masks.layers[k].packed, file.layers[k].packed) for k in file.layers)
-    assert json.loads((out / "roi_sparsity.json").read_text())["training"]["steps"] == 2
 
 
 def test_a_foreign_directory_is_refused_before_the_first_step(lab, capsys, monkeypatch):

@@ -6,7 +6,7 @@ import warnings
 import pytest
 import torch
 
-from helpers.lab import make_lab, new_lab, run
+from helpers.lab import GOING_ON, make_lab, new_lab, run
 from helpers.tiny_models import tiny_qwen2
 from roi_lightning.cli.plan import make_plan
 from roi_lightning.masks.mask_set import MaskSet
@@ -14,11 +14,7 @@ from roi_lightning.masks.mask_set import MaskSet
 lab = pytest.fixture(make_lab)
 OVERLAY = "overlays/adamw8bit.yaml"
 FAST = "--model.optimizer.init_args.lr", "2e-2", "--model.lr_end", "1e-2"
-# Lightning's remarks on going on in the folder of an interrupted run, and with other callbacks.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
-    pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`"),
-]
+pytestmark = GOING_ON
 
 
 @pytest.fixture(scope="module")

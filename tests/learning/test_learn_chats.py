@@ -55,6 +55,7 @@ def test_held_out_figures_of_a_run_are_means_over_the_tokens_that_count(lab, los
     wanted = slow_perplexity(learner.harden(), data)
     dense = slow_perplexity(learner.teacher, data)
     summary = json.loads(next(lab.folder.rglob("summary.json")).read_text())["perplexity"]
+    assert list(summary) == ["dense", "magnitude", "roi"], "there was no prior"
     assert summary == pytest.approx(summary | {"roi": wanted, "dense": dense}, rel=1e-4)
     assert float(fitter.callback_metrics["val/perplexity"]) == pytest.approx(wanted, rel=1e-4)
 

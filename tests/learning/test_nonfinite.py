@@ -37,7 +37,7 @@ def saver(lab):
     return ModelCheckpoint(dirpath=lab.folder / "saved", every_n_train_steps=1, save_top_k=-1)
 
 
-@pytest.mark.parametrize(("value", "accumulate"), [(float("nan"), 1), (float("inf"), 2), (-float("inf"), 2)])
+@pytest.mark.parametrize(("value", "accumulate"), [(float("nan"), 1), (-float("inf"), 2)])
 def test_a_gradient_that_is_nan_stops_the_run(lab, value, accumulate):
     trainer = {"enable_checkpointing": True, "accumulate_grad_batches": accumulate}
     says = rf"the gradient of {LAYER} is not finite at optimizer step 5; .*saved/epoch=0-step=5\.ckpt"

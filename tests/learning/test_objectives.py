@@ -4,7 +4,6 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 from torch.nn import functional as F
-from transformers import AutoModelForCausalLM
 
 from helpers.lab import make_lab
 from helpers.tiny_models import VOCAB_SIZE
@@ -49,24 +48,6 @@ def predicted(learner, drawn, ids):
 
 def cross_entropy(learner, drawn, ids):
     return F.cross_entropy(predicted(learner, drawn, ids).flatten(0, 1), ids[:, 1:].flatten())
-
-
-@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
-@pytest.mark.parametrize("parts", [1, 2])
-def test_distillation_has_the_gradient_of_the_divergence_from_a_second_dense_model(lab, share, parts):
-    dense = AutoModelForCausalLM.from_pretrained(lab.model, dtype=torch.float32)
-
-    def objective(learner, drawn, ids):
-        with torch.no_grad():
-            p = dense(input_ids=ids).logits[:, :-1].softmax(-1)
-        q = predicted(learner, drawn, ids).softmax(-1)
-        divergence = (p * (p.log() - q.log())).sum(-1).mean()
-        return (1 - share) * cross_entropy(learner, drawn, ids) + share * divergence
-
-    expected = Expected(objective)
-    trainer = {"accumulate_grad_batches": parts, "gradient_clip_val": None}
-    lab.learn(2, callbacks=[expected], trainer=trainer, distillation=share, dtype="float32")
-    assert expected.compared == 2
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from helpers.lab import brute_top, make_lab, oriented, run
+from helpers.lab import brute_top, make_lab, oriented
 from helpers.tiny_models import random_masks, tiny_gpt2, tiny_llama, tiny_qwen2
 from roi_lightning.errors import UserError
 from roi_lightning.export import write_export
@@ -168,14 +168,6 @@ def test_one_shot_priors_are_what_prune_finds(tmp_path, lab, builder, prior, met
         assert torch.equal(learner.prior_masks[name].to_rows(), mask), name
         layer = learner.tensors[name]
         assert torch.equal(layer.dense, oriented(layer, plain.get_submodule(name).weight))
-
-
-def test_a_resumed_run_does_not_prune_for_its_prior_again(lab, monkeypatch):
-    options = ["--model.prior", "sparsegpt", "--trainer.callbacks.every_n_train_steps", "1"]
-    assert run("fit", *lab.quick(*options, max_steps=2)) == 0
-    monkeypatch.setattr("roi_lightning.learning.logits.one_shot_priors", lambda: pytest.fail("pruned again"))
-    last = lab.folder / "runs/quickstart/checkpoints/last.ckpt"
-    assert run("fit", *lab.quick(*options, "--ckpt_path", last, max_steps=3)) == 0
 
 
 @pytest.mark.parametrize("builder", BUILDERS.values(), ids=BUILDERS)

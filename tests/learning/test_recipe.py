@@ -1,4 +1,4 @@
-"""A run resumes only itself: what counts as the same run, and what `fit`, `export` do with another's checkpoint."""
+"""A run resumes only itself: what counts as the same run."""
 
 import json
 import shutil
@@ -6,14 +6,12 @@ from functools import partial
 
 import pytest
 import torch
-from lightning.pytorch import Callback
 
-from helpers.lab import GOING_ON, QUICK_TRAINER, make_lab, run
+from helpers.lab import QUICK_TRAINER, make_lab
 from helpers.text_files import write_jsonl
 from roi_lightning.contrib.proxsparse import ProxSparseModule
 from roi_lightning.data import Corpus
 from roi_lightning.errors import UserError
-from roi_lightning.export.sidecar import read_sidecar
 from roi_lightning.learning.callbacks import HardenMasks, StraightThroughToggle
 from roi_lightning.learning.recipe import check_same_run, run_recipe
 from roi_lightning.learning.roi import RoILightningModule
@@ -22,7 +20,6 @@ from roi_lightning.samplers import Categorical, GumbelTopK, StraightThrough
 from roi_lightning.samplers.schedules import Constant, Exponential
 
 lab = pytest.fixture(make_lab)
-pytestmark = GOING_ON
 adamw = partial(torch.optim.AdamW, lr=1e-2)
 
 
@@ -102,105 +99,3 @@ def test_an_error_names_what_differs():
         check_same_run({"a": 1, "b": 2}, {"a": 2, "b": 2}, "x.ckpt")
     with pytest.raises(UserError, match=r"a is 0 there.*c is 2 there and None here, d is 3 .* and 1 more;"):
         check_same_run(dict.fromkeys("abde", 1), dict(zip("abcde", range(5), strict=True)), "x.ckpt")
-
-
-class StepsMade(Callback):
-    """Counts the steps of all fits."""
-
-    def __init__(self):
-        self.steps = []
-
-    def on_train_batch_end(self, trainer, *args):
-        self.steps.append(trainer.global_step)
-
-
-def fast(lab, *more, **options):
-    """The quickstart at a learning rate that settles other masks within four steps."""
-    return lab.quick("--model.optimizer.lr", "0.05", *more, **options)
-
-
-@pytest.fixture(scope="module")
-def quickstart(tmp_path_factory):
-    """A finished quickstart on the tiny model, in a folder of runs."""
-    with pytest.MonkeyPatch.context() as patch:
-        folder = tmp_path_factory.mktemp("quickstart")
-        lab = make_lab(folder, tmp_path_factory, patch)
-        assert run("fit", *fast(lab)) == 0
-    return folder / "runs"
-
-
-@pytest.fixture
-def finished(lab, quickstart):
-    return shutil.copytree(quickstart, lab.folder / "runs", symlinks=True) / "quickstart"
-
-
-def sampler_of(folder):
-    return read_sidecar(folder / "export")["training"]["sampler"].split("(")[0]
-
-
-def test_resume_auto_passes_over_another_runs_checkpoints(lab, finished, capsys, caplog):
-    before = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
-    straight = [*fast(lab), "--model.sampler", "StraightThrough", "--resume", "auto"]
-    assert run("fit", *straight) == 1
-    assert "model.sampler is GumbelTopK there and StraightThrough here" in caplog.text
-    assert "is of an earlier run" in capsys.readouterr().err
-    assert {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()} == before
-    assert run("fit", *straight, "--overwrite") == 0
-    assert sampler_of(finished) == "StraightThrough"
-    assert (finished / "mask.safetensors").read_bytes() != before[finished / "mask.safetensors"]
-
-
-def test_a_finished_run_resumes_to_the_same_mask(lab, finished):
-    mask, made = (finished / "mask.safetensors").read_bytes(), (finished / "checkpoints/last.ckpt").resolve()
-    shutil.rmtree(finished / "export")
-    assert run("fit", *fast(lab), "--resume", "auto") == 0
-    assert (finished / "mask.safetensors").read_bytes() == mask
-    assert (finished / "checkpoints/last.ckpt").resolve() == made, "no step was left to make"
-    assert sampler_of(finished) == "GumbelTopK"
-
-
-def test_a_named_checkpoint_of_another_run_has_to_be_meant(lab, finished, capsys):
-    last = finished / "checkpoints/last.ckpt"
-    other = [*fast(lab), "--run", "other", "--model.optimizer.lr", "0.01", "--ckpt_path", last]
-    assert run("fit", *other) == 1
-    assert "model.optimizer.lr is 0.05 there and 0.01 here" in capsys.readouterr().err
-    assert not (lab.folder / "runs/other").exists()
-    assert run("fit", *other, "--allow_changed_settings", "--trainer.max_steps", "6") == 0
-    assert read_sidecar(lab.folder / "runs/other/export")["training"]["steps"] == 6
-    assert run("fit", *fast(lab), "--allow_changed_settings", "--run", "third") == 1
-    assert "--ckpt_path" in capsys.readouterr().err
-
-
-def test_steps_may_grow_and_not_shrink(lab, finished, capsys):
-    last = finished / "checkpoints/last.ckpt"
-    assert run("fit", *fast(lab, max_steps=3), "--ckpt_path", last) == 1
-    assert "run of 4 optimizer steps, and trainer.max_steps is 3" in capsys.readouterr().err
-    assert run("fit", *fast(lab, max_steps=6), "--resume", "auto") == 0
-    assert read_sidecar(finished / "export")["training"]["steps"] == 6
-
-
-def test_export_takes_the_name_of_the_run_that_learned(lab, finished, capsys):
-    last = finished / "checkpoints/last.ckpt"
-    straight = [*fast(lab), "--model.sampler", "StraightThrough", "--ckpt_path", last, "--out", "out"]
-    assert run("export", *straight) == 1
-    assert "model.sampler is GumbelTopK there" in capsys.readouterr().err
-    assert not (lab.folder / "out").exists()
-    lab.corpus.rename(lab.corpus.with_suffix(".gone"))  # the text is not needed
-    try:
-        assert run("export", *fast(lab), "--ckpt_path", last, "--out", "out") == 0
-    finally:
-        lab.corpus.with_suffix(".gone").rename(lab.corpus)
-    own, exported = (read_sidecar(path)["training"] for path in (finished / "export", lab.folder / "out"))
-    assert own == exported
-
-
-def test_a_switch_of_estimator_is_in_the_export(lab):
-    toggle = "{class_path: StraightThroughToggle, init_args: {at_step: 2}}"
-    assert run("fit", *fast(lab), f"--trainer.callbacks+={toggle}") == 0
-    training = read_sidecar(lab.folder / "runs/quickstart/export")["training"]
-    assert training["sampler"].startswith("GumbelTopK(")
-    assert training["StraightThroughToggle"] == "straight_through from step 2 on"
-    for name in ("optimizer", "lr_end", "init_std", "draw_per", "prior_windows", "fingerprint"):
-        assert name in training
-    assert "lr=0.05" in training["optimizer"]
-    assert "weight_decay=0.0" in training["optimizer"]

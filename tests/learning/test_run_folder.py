@@ -1,12 +1,13 @@
-"""One run, one folder: where a run's files go, whatever the configuration, and whose are replaced."""
+"""One run, one folder: where its files go, whose are replaced, and what is done with another's checkpoint."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
-from helpers.lab import QUICK_TRAINER, make_lab, run
+from helpers.lab import GOING_ON, QUICK_TRAINER, make_lab, run
 from roi_lightning.cli.lightning import build
 from roi_lightning.errors import UserError
 from roi_lightning.export.sidecar import read_sidecar
@@ -14,6 +15,7 @@ from roi_lightning.learning.run_folder import claim_folder
 from roi_lightning.learning.trainer import RoITrainer
 
 lab = pytest.fixture(make_lab)
+pytestmark = GOING_ON
 LOG = "events.out.tfevents"
 ALL = {"checkpoints", "config.yaml", "export", "mask.safetensors", "summary.json"}
 
@@ -44,12 +46,13 @@ def test_the_name_of_a_run(lab):
     assert folder_of(*start, *overlays, "--run", "a") == Path("runs/a")
     assert folder_of(*start, "--trainer.default_root_dir", "there") == Path("there")
     assert folder_of(*start, "--trainer.default_root_dir", "there", "--run", "a") == Path("there/a")
-    assert folder_of("--model.lm", lab.model, "--trainer.max_steps", "1") == Path("runs/model")
-    for name in ("", " ", ".", "..", "a/b", "/abs", "n" * 256):
+    bare = ["--model.lm", lab.model, "--trainer.max_steps", "1"]
+    assert folder_of(*bare) == Path("runs/model")
+    for name in (" ", ".", "..", "a/b", "n" * 256):
         with pytest.raises(UserError, match="plain name"):
-            folder_of(*start, "--run", name)
+            folder_of(*bare, "--run", name)
     with pytest.raises(UserError, match="default_root_dir is empty"):
-        folder_of(*start, "--trainer.default_root_dir", "")
+        folder_of(*bare, "--trainer.default_root_dir", "")
 
 
 def test_what_no_run_made_is_never_replaced(lab, capsys):
@@ -65,53 +68,6 @@ def test_what_no_run_made_is_never_replaced(lab, capsys):
     assert run("fit", *lab.quick("--trainer.default_root_dir", there, "--overwrite")) == 1
     assert "no run made" in capsys.readouterr().err
     assert {path: path.read_text() for path in there.rglob("*") if path.is_file()} == mine
-
-
-def test_everything_of_a_run_is_in_its_folder(lab):
-    assert run("fit", *lab.quick()) == 0
-    assert files(lab.folder / "runs/quickstart") == (ALL, 1)
-    # Another base, without a log, in the folder that was asked for.
-    again = ["--config", "qwen0.5b_2of4.yaml", *lab.options(), "--trainer.default_root_dir", "there"]
-    assert run("fit", *again, "--trainer.logger", "false") == 0
-    assert files(lab.folder / "there") == (ALL, 0)
-    assert {path.name for path in lab.folder.iterdir()} >= {"runs", "there"}
-    assert {path.name for path in (lab.folder / "runs").iterdir()} == {"quickstart"}
-
-
-def test_a_run_continues_by_its_own_config_file(lab, capsys):
-    assert run("fit", *lab.quick()) == 0
-    config = lab.folder / "runs/quickstart/config.yaml"
-    assert folder_of("--config", config) == Path("runs/quickstart")
-    assert run("fit", "--config", config) == 1
-    assert "--resume auto" in capsys.readouterr().err
-    assert run("fit", "--config", config, "--resume", "auto") == 0
-
-
-def test_another_runs_results_are_replaced_only_when_asked(lab, capsys):
-    assert run("fit", *lab.quick()) == 0
-    folder = lab.folder / "runs/quickstart"
-    before = contents(folder)
-    other = lab.quick("--run", "quickstart", "--model.prior", "none", max_steps=3)
-    assert run("fit", *other) == 1
-    told = capsys.readouterr().err
-    assert all(word in told for word in ("runs/quickstart", "--resume auto", "--overwrite", "--run NAME"))
-    assert contents(folder) == before
-    assert run("fit", *other, "--overwrite") == 0
-    assert files(folder) == (ALL, 1), "the earlier run's log is gone"
-    assert [path.name for path in (folder / "checkpoints").iterdir() if not path.is_symlink()] == [
-        "step=3.ckpt"
-    ]
-    assert read_sidecar(folder / "export")["training"]["prior"] == "none"
-    assert "activation" not in json.loads((folder / "summary.json").read_text())["perplexity"]
-
-
-def test_nothing_is_removed_by_a_run_that_can_not_start(lab, capsys):
-    assert run("fit", *lab.quick()) == 0
-    folder = lab.folder / "runs/quickstart"
-    before = contents(folder)
-    (lab.folder / "empty.jsonl").write_text('{"text": "too short"}\n')
-    assert run("fit", *lab.quick(), "--overwrite", "--data.corpora", "empty.jsonl") == 1
-    assert contents(folder) == before
 
 
 @pytest.mark.parametrize("name", ["checkpoints/step=3.ckpt", "masks/step-000002.safetensors", "report.html"])
@@ -134,10 +90,125 @@ def test_what_counts_as_a_result(tmp_path, name):
     assert (tmp_path / name).exists(), "until training starts"
 
 
-def test_a_folder_in_an_export_of_the_users_is_never_removed(lab, capsys):
-    assert run("fit", *lab.quick()) == 0
-    note = lab.folder / "runs/quickstart/export/note.txt"
+# A finished run.
+
+
+def fast(lab, *more, **options):
+    """The quickstart at a learning rate that settles other masks within four steps."""
+    return lab.quick("--model.optimizer.lr", "0.05", *more, **options)
+
+
+@pytest.fixture(scope="module")
+def quickstart(tmp_path_factory):
+    """A finished quickstart on the tiny model, in a folder of runs."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("quickstart")
+        lab = make_lab(folder, tmp_path_factory, patch)
+        assert run("fit", *fast(lab)) == 0
+    return folder / "runs"
+
+
+@pytest.fixture
+def finished(lab, quickstart):
+    return shutil.copytree(quickstart, lab.folder / "runs", symlinks=True) / "quickstart"
+
+
+def training(folder):
+    """What an export says of how it was learned."""
+    return read_sidecar(folder)["training"]
+
+
+def test_everything_of_a_run_is_in_its_folder(lab, finished):
+    assert files(finished) == (ALL, 1)
+    # Another base, without a log, in the folder that was asked for.
+    again = ["--config", "qwen0.5b_2of4.yaml", *lab.options(), "--trainer.default_root_dir", "there"]
+    assert run("fit", *again, "--trainer.logger", "false") == 0
+    assert files(lab.folder / "there") == (ALL, 0)
+    assert {path.name for path in lab.folder.iterdir()} >= {"runs", "there"}
+    assert {path.name for path in (lab.folder / "runs").iterdir()} == {"quickstart"}
+
+
+def test_another_runs_results_are_replaced_only_when_asked(lab, finished, capsys, caplog):
+    before = contents(finished)
+    other = fast(lab, "--model.sampler", "StraightThrough", max_steps=3)
+    assert run("fit", *other) == 1
+    told = capsys.readouterr().err
+    assert all(word in told for word in ("runs/quickstart", "--resume auto", "--overwrite", "--run NAME"))
+    assert run("fit", *other, "--resume", "auto") == 1, "the other's checkpoints are passed over"
+    assert "model.sampler is GumbelTopK there and StraightThrough here" in caplog.text
+    assert "is of an earlier run" in capsys.readouterr().err
+    assert contents(finished) == before
+    assert run("fit", *other, "--overwrite") == 0
+    assert files(finished) == (ALL, 1), "the earlier run's log is gone"
+    kept = [path.name for path in (finished / "checkpoints").iterdir() if not path.is_symlink()]
+    assert kept == ["step=3.ckpt"]
+    assert training(finished / "export")["sampler"].startswith("StraightThrough(")
+    assert json.loads((finished / "summary.json").read_text())["steps"] == 3
+    assert (finished / "mask.safetensors").read_bytes() != before[finished / "mask.safetensors"]
+
+
+def test_nothing_is_removed_by_a_run_that_can_not_start(lab, finished):
+    before = contents(finished)
+    (lab.folder / "empty.jsonl").write_text('{"text": "too short"}\n')
+    assert run("fit", *fast(lab), "--overwrite", "--data.corpora", "empty.jsonl") == 1
+    assert contents(finished) == before
+
+
+def test_a_file_of_the_users_in_an_export_is_never_removed(lab, finished, capsys):
+    note = finished / "export/note.txt"
     note.write_text("mine")
-    assert run("fit", *lab.quick(), "--overwrite") == 1
+    assert run("fit", *fast(lab), "--overwrite") == 1
     assert "note.txt" in capsys.readouterr().err
     assert note.read_text() == "mine"
+
+
+def test_a_finished_run_resumes_to_the_same_mask_by_its_own_config_file(lab, finished, capsys):
+    mask, made = (finished / "mask.safetensors").read_bytes(), (finished / "checkpoints/last.ckpt").resolve()
+    own = ["--config", finished / "config.yaml"]
+    assert folder_of(*own) == Path("runs/quickstart")
+    assert run("fit", *own) == 1
+    assert "--resume auto" in capsys.readouterr().err
+    shutil.rmtree(finished / "export")
+    assert run("fit", *own, "--resume", "auto") == 0
+    assert (finished / "mask.safetensors").read_bytes() == mask
+    assert (finished / "checkpoints/last.ckpt").resolve() == made, "no step was left to make"
+    assert training(finished / "export")["sampler"].startswith("GumbelTopK(")
+
+
+def test_a_named_checkpoint_is_of_the_same_run_whose_steps_may_only_grow(lab, finished, capsys):
+    last = ["--ckpt_path", finished / "checkpoints/last.ckpt"]
+    assert run("fit", *fast(lab, "--run", "other", "--model.optimizer.lr", "0.01", *last)) == 1
+    assert "model.optimizer.lr is 0.05 there and 0.01 here" in capsys.readouterr().err
+    assert not (lab.folder / "runs/other").exists()
+    assert run("fit", *fast(lab), "--allow_changed_settings", "--run", "third") == 1
+    assert "--ckpt_path" in capsys.readouterr().err
+    assert run("fit", *fast(lab, *last, max_steps=3)) == 1
+    assert "run of 4 optimizer steps, and trainer.max_steps is 3" in capsys.readouterr().err
+    assert run("fit", *fast(lab, max_steps=6), "--resume", "auto") == 0
+    assert training(finished / "export")["steps"] == 6
+
+
+def test_export_takes_the_name_of_the_run_that_learned(lab, finished, capsys):
+    last = finished / "checkpoints/last.ckpt"
+    straight = [*fast(lab), "--model.sampler", "StraightThrough", "--ckpt_path", last, "--out", "out"]
+    assert run("export", *straight) == 1
+    assert "model.sampler is GumbelTopK there" in capsys.readouterr().err
+    assert not (lab.folder / "out").exists()
+    lab.corpus.rename(lab.corpus.with_suffix(".gone"))  # the text is not needed
+    try:
+        assert run("export", *fast(lab), "--ckpt_path", last, "--out", "out") == 0
+    finally:
+        lab.corpus.with_suffix(".gone").rename(lab.corpus)
+    assert training(finished / "export") == training(lab.folder / "out")
+
+
+def test_a_switch_of_estimator_is_in_the_export(lab):
+    toggle = "{class_path: StraightThroughToggle, init_args: {at_step: 2}}"
+    assert run("fit", *fast(lab), f"--trainer.callbacks+={toggle}") == 0
+    said = training(lab.folder / "runs/quickstart/export")
+    assert said["sampler"].startswith("GumbelTopK(")
+    assert said["StraightThroughToggle"] == "straight_through from step 2 on"
+    for name in ("optimizer", "lr_end", "init_std", "draw_per", "prior_windows", "fingerprint"):
+        assert name in said
+    assert "lr=0.05" in said["optimizer"]
+    assert "weight_decay=0.0" in said["optimizer"]

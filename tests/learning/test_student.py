@@ -97,15 +97,6 @@ def test_gradients_of_weights_are_freed_as_they_come(tmp_path):
     assert alive == [0] * len(learner.tensors)
 
 
-def test_masks_of_layers_are_what_the_student_computes_with(tmp_path):
-    learner = learner_of(tiny_mixtral(tmp_path / "m"))
-    masks = dict(learner.hard_masks())
-    student = learner.harden(masks)
-    for name, layer in learner.layers.items():
-        assert torch.equal(layer.of(student) != 0, masks[name].to_rows()), name
-        assert torch.equal(layer.of(student), layer.of(learner.teacher) * masks[name].to_rows())
-
-
 @pytest.mark.parametrize("options", [{"ignore": ["experts.2.*"]}, {"patterns": {"experts.2.w1": "1:4"}}])
 def test_experts_of_a_block_are_learned_together(tmp_path, options):
     learner = RoILightningModule(str(tiny_mixtral(tmp_path / "m")), **options)

@@ -29,26 +29,6 @@ def test_equals_autograd_through_the_definition(spec):
         assert relative(ours, true) < 1e-5
 
 
-@pytest.mark.parametrize("m", [2, 4, 8])
-def test_one_of_m_is_the_same_thing_as_roi(m):
-    for ours, theirs in zip(
-        drawn(GumbelSubset(), f"1:{m}", WARM), drawn(GumbelTopK(), f"1:{m}", WARM), strict=True
-    ):
-        assert relative(ours, theirs) < 1e-5
-
-
-@pytest.mark.parametrize("spec", ["2:4", "4:8"])
-def test_masks_keep_n_of_m_and_none_twice(spec):
-    mask, gradient = drawn(GumbelSubset(), spec, WARM, ones=True)
-    pattern = NMPattern(spec)
-    torch.testing.assert_close(
-        pattern.group(mask).sum(-1), torch.full((24, 48 // pattern.m), float(pattern.n))
-    )
-    assert mask.max() <= 1 + 1e-6
-    # Moving all logits of a group moves nothing.
-    assert pattern.group(gradient).sum(-1).abs().max() < 1e-3 * gradient.abs().max()
-
-
 @pytest.mark.parametrize("spec", ["2:4", "2:8"])
 def test_cold_masks_are_the_hard_ones_of_roi(spec):
     soft, _ = drawn(GumbelSubset(), spec, replace(COLD, tau=1e-3), ones=True)

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from helpers.lab import make_lab, run
 from helpers.tiny_models import tiny_gpt2, tiny_qwen2
@@ -12,11 +13,9 @@ from roi_lightning.cli.plan import make_plan
 from roi_lightning.learning.roi import RoILightningModule
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.samplers import Categorical
-from roi_lightning.samplers.schedules import Linear, LinearScale
 
 lab = pytest.fixture(make_lab)
 OVERLAY = ["--config", "overlays/maskllm.yaml"]
-MASKLLM = {"sampler": Categorical(), "lam": LinearScale(), "tau": Linear(4.0, 0.05, 1.0)}
 
 
 @pytest.mark.parametrize("base", ["quickstart.yaml", "qwen0.5b_2of4.yaml"])
@@ -42,7 +41,9 @@ def test_a_run_with_the_overlay(lab):
     folder = lab.folder / "runs" / "quickstart+maskllm"
     summary = json.loads((folder / "summary.json").read_text())
     assert list(summary["perplexity"]) == ["dense", "magnitude", "sparsegpt", "maskllm"]
-    assert summary["zeros"]["prunable"] == 0.5
+    exported = AutoModelForCausalLM.from_pretrained(folder / "export")
+    zeros = sum(int((x == 0).sum()) for x in exported.parameters())
+    assert summary["zeros"] == {"prunable": 0.5, "model": pytest.approx(zeros / exported.num_parameters())}
     assert run("verify", folder / "export", "--base", lab.model) == 0
     masks = MaskSet.load(folder / "mask.safetensors")
     assert all(masks.pattern.holds(mask.to_bool()) for mask in masks.layers.values())
@@ -62,5 +63,6 @@ def test_plan_counts_a_logit_per_candidate(lab, builder, pattern, times):
     assert plan["logits"] == times * plan["prunable"]
     assert plan["bytes"]["logits"] == 4 * plan["logits"]
     assert plan["bytes"]["optimizer"] == 8 * plan["logits"]
-    learner, _ = lab.learn(1, model=model, pattern=pattern, **MASKLLM)
+    learner = RoILightningModule(str(model), pattern=pattern, sampler=Categorical())
+    learner.configure_model()
     assert plan["logits"] == sum(logits.numel() for logits in learner.learned)

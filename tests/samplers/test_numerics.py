@@ -3,20 +3,14 @@
 import pytest
 import torch
 from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins import MixedPrecision
 
-from helpers.lab import GOING_ON, make_lab
+from helpers.lab import make_lab
 from helpers.tiny_models import tiny_llama
 from roi_lightning.samplers import Categorical, GumbelTopK, StraightThrough, cpu_kernels
 
 lab = pytest.fixture(make_lab)
 STEPS = 4
-pytestmark = [
-    *GOING_ON,
-    pytest.mark.filterwarnings("ignore:The dirpath has changed"),
-    pytest.mark.filterwarnings("ignore:the first draws keep"),
-]
 
 
 class Losses(Callback):
@@ -25,14 +19,6 @@ class Losses(Callback):
 
     def on_train_batch_end(self, trainer, pl_module, outputs, *args):
         self.values.append(float(outputs["loss"]))
-
-
-def logits_of(learner):
-    return {name: x.whole("logits").clone() for name, x in learner.tensors.items()}
-
-
-def same(one, other):
-    return all(torch.equal(value, other[name]) for name, value in one.items())
 
 
 def distance(one, other):
@@ -46,10 +32,8 @@ def distance(one, other):
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory):
-    """Models by dtype with layers just large enough for the kernels."""
-    folder, sizes = tmp_path_factory.mktemp("wide"), {"intermediate_size": 1024, "num_hidden_layers": 1}
-    kinds = torch.float32, torch.bfloat16
-    return {dtype: tiny_llama(folder / str(dtype), dtype=dtype, **sizes) for dtype in kinds}
+    """A model with layers just large enough for the kernels."""
+    return tiny_llama(tmp_path_factory.mktemp("wide") / "m", intermediate_size=1024, num_hidden_layers=1)
 
 
 @pytest.fixture
@@ -65,47 +49,23 @@ def calls(monkeypatch):
     return found
 
 
-@pytest.fixture(params=[1, 2])
-def _threads(request):
-    torch.set_num_threads(request.param)
-    yield
-    torch.set_num_threads(1)
-
-
-def learn(lab, model, name="run", ckpt_path=None, options=None, **trainer):
+def learn(lab, model, trainer=None, **options):
     """Four steps; the logits and the losses of all micro-batches."""
-    folder = lab.folder / name
-    keeper = ModelCheckpoint(folder, "{step}", every_n_train_steps=2, save_top_k=-1)
     losses = Losses()
-    settings = {"enable_checkpointing": True, "default_root_dir": str(folder)} | trainer
-    callbacks = [losses, keeper]
-    learner, _ = lab.learn(
-        STEPS, model, callbacks=callbacks, trainer=settings, ckpt_path=ckpt_path, **(options or {})
-    )
-    return logits_of(learner), losses.values
+    learner, _ = lab.learn(STEPS, model, callbacks=[losses], trainer=trainer, **options)
+    return {name: x.whole("logits") for name, x in learner.tensors.items()}, losses.values
 
 
 @pytest.mark.parametrize("kind", [GumbelTopK, StraightThrough, Categorical])
 def test_a_run_with_the_kernels_is_the_eager_one_but_for_rounding(kind, lab, wide, calls):
-    slow, slow_losses = learn(lab, wide[torch.float32], "eager", options={"sampler": kind(compiled=False)})
+    slow, slow_losses = learn(lab, wide, sampler=kind(compiled=False))
     assert not calls
-    fast, fast_losses = learn(lab, wide[torch.float32], "kernels", options={"sampler": kind()})
+    fast, fast_losses = learn(lab, wide, sampler=kind())
     assert len(calls) == 3 * 2 * STEPS
     assert fast_losses == pytest.approx(slow_losses, rel=1e-5)
     # The first steps of AdamW turn the rounding of a gradient near zero into a step of some length.
     apart = torch.cat([((value - slow[name]).abs() > 1e-5).flatten() for name, value in fast.items()])
     assert apart.float().mean() < 1e-3
-
-
-@pytest.mark.usefixtures("_threads")
-def test_a_resumed_run_with_the_kernels_ends_with_the_same_bits(lab, wide, calls):
-    model = wide[torch.bfloat16]
-    whole, _ = learn(lab, model)
-    before = len(calls)
-    resumed, losses = learn(lab, model, "on", ckpt_path=str(lab.folder / "run" / "step=2.ckpt"))
-    assert len(losses) == STEPS - 2
-    assert 0 < len(calls) - before < before
-    assert same(whole, resumed)
 
 
 # Precisions, optimizers, attention.
@@ -120,10 +80,10 @@ def llama(tmp_path_factory):
 def test_mixed_precision_learns_the_same_but_for_its_rounding(precision, digits, lab, llama):
     everything = {"kept_norm": 0.1, "distillation": 0.5}
     trainer = {"accumulate_grad_batches": 2, "gradient_clip_val": 1.0}
-    exact, exact_losses = learn(lab, llama, "exact", **trainer, options=everything)
+    exact, exact_losses = learn(lab, llama, trainer, **everything)
     # The precision itself: Lightning replaces 16-mixed by bf16 on a CPU.
     plugins = [MixedPrecision(precision, "cpu")]
-    mixed, losses = learn(lab, llama, "mixed", **trainer, plugins=plugins, options=everything)
+    mixed, losses = learn(lab, llama, trainer | {"plugins": plugins}, **everything)
     assert losses == pytest.approx(exact_losses, rel=2.0**-digits)
     assert losses != exact_losses
     assert {value.dtype for value in mixed.values()} == {torch.float32}

@@ -220,7 +220,7 @@ def test_hard_masks_come_with_the_exact_probabilities(spec, lam):
 @pytest.mark.parametrize("spec", [*PATTERNS, "64:257"])
 def test_straight_through_is_hard_forward_soft_backward(spec, push_down):
     pattern, draw = NMPattern(spec), draw_of(1, 1, 0.05, 0.2)
-    shape = (32, 32) if pattern.m <= 32 else (pattern.m, pattern.m)
+    shape = (32, 32) if pattern.m <= 32 else (8, pattern.m)
     logits, weight, upstream = normal(*shape, std=0.1), normal(*shape, seed=1), normal(*shape, seed=2)
     job = weight, upstream, logits, pattern, draw
     hard, hard_grad = both_passes(StraightThrough(push_down), *job)
@@ -247,18 +247,6 @@ def test_nothing_is_kept_for_backward_but_weight_and_logits(sampler, dtype):
         sampler.masked_weight(weight, logits, NMPattern("2:4"), draw_of(0, 0, 0.1, 0.3))
     assert kept
     assert set(kept) <= {weight.untyped_storage().data_ptr(), logits.untyped_storage().data_ptr()}
-
-
-@pytest.mark.parametrize("sampler", [GumbelTopK(), StraightThrough()])
-def test_a_draw_is_a_function_of_its_coordinates(sampler):
-    pattern, logits, ones = NMPattern("2:4"), normal(64, 64, std=0.1), torch.ones(64, 64)
-
-    def mask(seed=1, index=2, name="a"):
-        return sampler.masked_weight(ones, logits, pattern, draw_of(seed, index, 0.1, 0.1, name))
-
-    assert torch.equal(mask(), mask())
-    for other in (mask(seed=2), mask(index=3), mask(name="b")):
-        assert (mask() - other).abs().amax(-1).min() > 0.1, "some row is drawn alike"
 
 
 def test_numbers_on_a_device_are_those_of_the_draws():

@@ -19,21 +19,15 @@ def test_exponential_is_the_papers_formula(start, end, fraction, total):
         assert schedule.at(step, total) == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.parametrize("total", [4, 400])
 @pytest.mark.parametrize(("start", "end", "fraction"), [*RANGES, (0.1, 10.0, 0.5)])
-def test_linear_is_a_line_then_flat(start, end, fraction):
-    schedule, total = Linear(start, end, fraction), 400
+def test_linear_is_a_line_then_flat(start, end, fraction, total):
+    schedule = Linear(start, end, fraction)
     values = [schedule.at(step, total) for step in range(total + 1)]
     turn = math.floor(fraction * total)
     slopes = [b - a for a, b in pairwise(values)]
     assert slopes[:turn] == pytest.approx([(end - start) / (fraction * total)] * turn, rel=1e-6)
     assert values[turn + 1 :] == pytest.approx([end] * (total - turn))
-
-
-@pytest.mark.parametrize("kind", [Exponential, Linear])
-def test_a_shorter_run_anneals_as_fully(kind):
-    schedule = kind(1.0, 0.002, 0.75)
-    for tenth in range(11):
-        assert schedule.at(tenth * 10, 100) == pytest.approx(schedule.at(tenth * 200, 2000), rel=1e-12)
 
 
 @pytest.mark.parametrize("total", [7, 100, 2000])
