@@ -90,8 +90,8 @@ def test_what_each_of_several_devices_keeps(lab, half_width):
     command += ["--config", "overlays/fsdp2.yaml", "--trainer.devices", "4", "--trainer.num_nodes", "2"]
     plan = make_plan(command)
     lm = AutoModelForCausalLM.from_pretrained(lab.model)
-    # bf16 weights, dense and masked; logits, their gradients and AdamW's two moments in fp32; everything in eighths.
-    weights = (lm.num_parameters() + plan["prunable"]) * lm.dtype.itemsize
+    # bf16 weights of two models; logits, their gradients and AdamW's two moments in fp32; everything in eighths.
+    weights = 2 * lm.num_parameters() * lm.dtype.itemsize
     assert plan["spread"] == round((weights + 16 * plan["prunable"]) / 8)
 
 

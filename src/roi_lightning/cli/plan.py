@@ -20,7 +20,8 @@ from roi_lightning.utils.devices import choose_device
 from roi_lightning.utils.tables import print_table
 from roi_lightning.utils.third_party import plain_errors, silence_warnings
 
-_SHARDED: Final = ("weights", "masked_weights", "logits", "gradients", "optimizer")
+# Where they are sharded, the dense and the masked model share nothing.
+SHARDED: Final = ("weights", "weights", "logits", "gradients", "optimizer")
 _LABELS: Final = {
     "weights": "frozen weights",
     "logits": "{learns}, fp32",
@@ -92,7 +93,7 @@ def make_plan(args: Sequence[str]) -> dict[str, Any]:
 
     Returns:
         `prunable`, `logits`, `bytes` by part (on a device that holds everything; `process` where the system tells
-        this process's peak memory), `spread` (bytes that each device keeps of weights, logits, gradients and
+        this process's peak memory), `spread` (bytes that each device keeps of both models, logits, gradients and
         optimizer states where they are sharded, else None), `tokens`, `steps`, `validate_every_steps` (None if
         validation is not counted in micro-batches or steps), and what they were derived from.
 
@@ -152,7 +153,7 @@ def _count(planner: Planner, step: Step, trainer: Any) -> dict[str, Any]:
         "tokens": trainer.max_steps * windows * step.seq_len,
         "validate_every_steps": every / step.accumulate if type(every) is int else None,
         "devices": ranks,
-        "spread": round(sum(sizes[part] for part in _SHARDED) / ranks)
+        "spread": round(sum(sizes[part] for part in SHARDED) / ranks)
         if _is_sharded(trainer.strategy)
         else None,
     }
