@@ -21,12 +21,13 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from roi_lightning.cli.config_files import shipped_configs
 from roi_lightning.cli.fit_in import USABLE, parse_size
-from roi_lightning.cli.plan import SHARDED, make_plan
+from roi_lightning.cli.plan import make_plan
 
 SHAPES: Final = Path(__file__).with_name("shapes.json")
 _MARKED: Final = re.compile(r"(?<=<!-- plan_table -->\n).*?(?=<!-- end -->)", re.DOTALL)
 _CARDS: Final = ("24GB", "80GB", "141GB")
 _RANKS: Final = (8, 16)
+_HELD: Final = ("weights", "masked_weights", "logits", "gradients", "optimizer")
 # In bf16, the masked weight and its gradient.
 _OF_A_WEIGHT: Final = 2 + 2
 _SMALL: Final = "overlays/one_24gb_gpu.yaml"
@@ -76,9 +77,11 @@ def row(name: str) -> list[str]:
         config.save_pretrained(folder)
         plan, small = (_plan(name, folder, *more) for more in ([], ["--config", _SMALL]))
     sizes = plan["bytes"]
-    passing = sizes["total"] - sum(sizes[part] for part in (*SHARDED[1:], "masked_weights"))
-    divided = sum(sizes[part] for part in SHARDED)
-    sharded = [passing + divided // ranks + _gathered(config, plan["prunable"]) for ranks in _RANKS]
+    held = sum(sizes[part] for part in _HELD)
+    # Sharded, the two models share nothing.
+    divided = held + sizes["weights"] - sizes["masked_weights"]
+    gathered = _gathered(config, plan["prunable"])
+    sharded = [sizes["total"] - held + divided // ranks + gathered for ranks in _RANKS]
     per_device = [plan["micro_batches"] // ranks for ranks in (1, *_RANKS)]
     return [
         f"`{name}`",

@@ -20,8 +20,6 @@ from roi_lightning.utils.devices import choose_device
 from roi_lightning.utils.tables import print_table
 from roi_lightning.utils.third_party import plain_errors, silence_warnings
 
-# Where they are sharded, the dense and the masked model share nothing.
-SHARDED: Final = ("weights", "weights", "logits", "gradients", "optimizer")
 _LABELS: Final = {
     "weights": "frozen weights",
     "logits": "{learns}, fp32",
@@ -153,9 +151,7 @@ def _count(planner: Planner, step: Step, trainer: Any) -> dict[str, Any]:
         "tokens": trainer.max_steps * windows * step.seq_len,
         "validate_every_steps": every / step.accumulate if type(every) is int else None,
         "devices": ranks,
-        "spread": round(sum(sizes[part] for part in SHARDED) / ranks)
-        if _is_sharded(trainer.strategy)
-        else None,
+        "spread": round(planner.held(sharded=True) / ranks) if _is_sharded(trainer.strategy) else None,
     }
 
 

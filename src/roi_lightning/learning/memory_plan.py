@@ -85,6 +85,15 @@ class Planner:
         """Bytes of optimizer state per learned parameter."""
         return state_bytes(self.learner.optimizer)
 
+    def held(self, sharded: bool) -> int:
+        """Bytes that stay from step to step: both models, what is learned, its gradients and its optimizer states.
+
+        Args:
+            sharded: Whether models are: they then share no shard, else all that is not pruned.
+        """
+        models = self.weights + (self.weights if sharded else self.masked)
+        return models + round(self.learned * (2 * torch.float32.itemsize + self.state_bytes))
+
     def sizes(self, step: Step, per_parameter: float | None = None) -> dict[str, int]:
         """Bytes on one device, by part; `total` is the peak, less than the sum where parts take turns.
 
@@ -157,13 +166,12 @@ def check_fits_device(learner: MaskLearningModule, trainer: Trainer) -> None:
         UserError: Saying how much is needed, how much there is, and where to look for what would fit.
     """
     planner = Planner(learner, trainer.strategy.root_device)
-    held = planner.weights + planner.masked
-    fixed = held + planner.learned * (2 * torch.float32.itemsize + planner.state_bytes)
-    ranks = trainer.world_size if isinstance(trainer.strategy, ModelParallelStrategy) else 1
+    sharded = isinstance(trainer.strategy, ModelParallelStrategy)
+    fixed = planner.held(sharded) / (trainer.world_size if sharded else 1)
     limit = memory_of(trainer.strategy.root_device)
-    if fixed / ranks > limit:
+    if fixed > limit:
         raise UserError(
-            f"weights, logits, gradients and optimizer states take {fixed / ranks / 1e9:.1f} GB a device, which has "
+            f"weights, logits, gradients and optimizer states take {fixed / 1e9:.1f} GB a device, which has "
             f"{limit / 1e9:.1f} GB; roi-lightning plan --fit_in {limit // 10**9}GB shows what would fit, "
             "and overlays/fsdp2.yaml shards them across devices"
         )
