@@ -45,9 +45,9 @@ def packed(kind, suffix, change, content=LONG):
 
 NOISE = bytes(range(256)) * 40
 TABLE = {
-    "a hub id, offline": (lambda bench: "nobody/nothing", fit, "cannot load corpus 'nobody/nothing'"),
+    "a hub id, offline": (lambda bench: "nobody/nothing", fit, "cannot read 'nobody/nothing'"),
     "neither file nor hub id": (lambda bench: "a/b/c", prune, "unknown corpus 'a/b/c'"),
-    "an empty gz": (text("c.txt.gz", ""), prune, r"cannot load corpus .*c\.txt\.gz'"),
+    "an empty gz": (text("c.txt.gz", gzip.compress(b"")), prune, r"c\.txt\.gz' holds no text"),
     "another column, streamed": (
         text("c.jsonl", ROWS.replace("text", "body")),
         stream,

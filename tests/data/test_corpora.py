@@ -120,10 +120,10 @@ def test_bad_files(tmp_path):
     (tmp_path / "latin.txt").write_bytes("é".encode("latin-1"))
     (tmp_path / "b.txt").write_text("b")
     cases = {
-        "a.csv": "use one of .txt",
+        "a.csv": "name of a table.*name it .txt",
         "numbers.jsonl": "no column 'text'; set text_field to one of: n",
         "latin.txt": "can't decode byte 0xe9",
-        "[bn]*.*": "mix formats",
+        "[bn]*.*": "mixes plain text and tables",
         "": "is a folder; name its files",
         "ca*": "is a folder",
     }

@@ -14,7 +14,6 @@ import yaml
 from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from roi_lightning.data.corpora import uncounted
 from roi_lightning.errors import UserError, reason
 from roi_lightning.evaluation.config import EvalConfig
 from roi_lightning.utils.progress import working
@@ -177,13 +176,21 @@ def _local(entry: Any, data: Path, folder: Path, shots: int | None) -> str:
 
 @contextmanager
 def _seeded() -> Iterator[None]:
-    """Random numbers as in the harness' own program, and afterwards those from before; no download is counted."""
+    """Random numbers as in the harness' own program, and afterwards those from before.
+
+    The download counter of `datasets` is off, which uses the network even for local files.
+    """
+    import datasets
     import numpy as np
     import torch
     from lightning.pytorch.utilities.seed import isolate_rng
 
-    with isolate_rng(), uncounted():
+    before, datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = datasets.config.HF_UPDATE_DOWNLOAD_COUNTS, False
+    with isolate_rng():
         random.seed(_SEED)
         np.random.seed(_OTHER_SEED)  # noqa: NPY002 - the one that the harness seeds
         torch.manual_seed(_OTHER_SEED)
-        yield
+        try:
+            yield
+        finally:
+            datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = before
