@@ -173,15 +173,18 @@ def find_pieces(corpus: Corpus) -> list[Piece]:
 
 def describe(corpus: Corpus) -> dict[str, Any]:
     """What identifies a corpus, as plain values; of local files their names and sizes count."""
-    paths = _local_files(corpus.source)
+    paths = _local_files(corpus.source, may_be_own=True)
     sizes = json.dumps([[path.name, path.stat().st_size] for path in paths])
     of_chats = ("messages_field", "loss_on") if corpus.messages_field is None else ()
     settings = {name: value for name, value in asdict(corpus).items() if name not in of_chats}
     return settings | {"files": hashlib.sha256(sizes.encode()).hexdigest()}
 
 
-def _local_files(source: str) -> list[Path]:
-    """Files that `source` names, a file of that very name before others that match; empty for a hub id."""
+def _local_files(source: str, *, may_be_own: bool = False) -> list[Path]:
+    """Files that `source` names, a file of that very name before others that match; empty for a hub id.
+
+    `may_be_own` text of a data module, which gives it any name.
+    """
     if source == PYTHON_DOCS:
         return []
     pattern = os.path.expanduser(source)  # noqa: PTH111 - Path's refuses the name of a user that there is not
@@ -190,7 +193,8 @@ def _local_files(source: str) -> list[Path]:
     if len(matches) == 1 and Path(matches[0]).is_dir():
         raise UserError(f"corpus {source!r} is a folder; name its files, for example {source}/*.jsonl")
     files = [Path(match) for match in matches if Path(match).is_file()]
-    if not files and (_FILE_NAME.search(source) or not _HUB_ID.fullmatch(source)):
+    looks_local = source.startswith((".", "/", "~")) or glob.has_magic(source) or _FILE_NAME.search(source)
+    if not files and (looks_local or not (_HUB_ID.fullmatch(source) or may_be_own)):
         shown = source if len(source) <= _SHOWN else f"{source[:_SHOWN]}…"
         raise UserError(
             f"unknown corpus {shown!r}: no file matches; use {PYTHON_DOCS}, a file or a hub id owner/name"

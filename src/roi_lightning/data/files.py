@@ -216,7 +216,8 @@ def _kind(file: Path, head: bytes) -> Kind:
 def _values(piece: Piece, column: str) -> Iterator[object]:
     with _open(piece.path) as stream:
         if piece.kind == "text":
-            yield from cut_passages(io.TextIOWrapper(stream, "utf-8-sig", newline=""))
+            with io.TextIOWrapper(stream, "utf-8-sig", newline="") as text:
+                yield from cut_passages(text)
         elif piece.kind == "table":
             for batch in _table(stream).iter_batches(_ROWS, columns=[column], use_threads=False):
                 yield from batch.column(0).to_pylist()
