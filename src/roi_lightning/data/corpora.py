@@ -11,10 +11,9 @@ import os
 import re
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -23,24 +22,23 @@ import yaml
 from roi_lightning.data.chats import chat_document
 from roi_lightning.data.files import (
     Piece,
-    columns,
     cut_file,
     file_documents,
     python_documents,
     readable,
+    require_column,
     text_document,
 )
 from roi_lightning.errors import UserError, reason
 
 if TYPE_CHECKING:
-    from datasets import Dataset, IterableDataset
+    from datasets import Dataset, Features, IterableDataset
 
 Generate = Callable[..., Iterator[Mapping[str, str | None]]]
 LossOn = Literal["all", "answers"]
 PYTHON_DOCS = "python-docs"
-_SHOWN = 100  # characters of a source in an error
 _HUB_ID = re.compile(r"[\w-][\w.-]{0,95}/[\w.-]{1,96}")
-_FILE_NAME = re.compile(r"\.(txt|jsonl?|parquet|gz|zst|xz|bz2)$", re.IGNORECASE)
+_OF_A_FILE = re.compile(r"^[./~]|[*?[]|\.(txt|jsonl?|parquet|gz|zst|xz|bz2)$", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -83,7 +81,7 @@ class Corpus:
         return chat_document
 
 
-def as_corpora(value: Sequence[Corpus | str] | str) -> list[Corpus]:
+def as_corpora(value: Sequence[Corpus | str] | Corpus | str) -> list[Corpus]:
     """Convert every accepted form of corpora to a list.
 
     Raises:
@@ -137,14 +135,17 @@ def load_documents(corpus: Corpus, cache_dir: str | None = None) -> "Dataset | I
         f"check that {cache!r} can be written, or set HF_HOME or cache_dir to another folder; of a hub id check "
         "subset, split, network and your login"
     )
+    features = datasets.Features({"text": datasets.Value("large_string")})
+    arguments = {"pieces": pieces, "column": corpus.field, "convert": corpus.document}
     with readable(corpus.source, remedy):
-        if pieces:
-            files = {"pieces": pieces, "column": corpus.field, "convert": corpus.document}
-            return _generated(file_documents, files, corpus, cache_dir)
-        if corpus.source == PYTHON_DOCS:
-            library = {"library": sysconfig.get_path("stdlib"), "version": sys.version}
-            return _generated(python_documents, library, corpus, cache_dir)
-        return _of_the_hub(corpus, cache_dir)
+        if not pieces and corpus.source != PYTHON_DOCS:
+            return _of_the_hub(corpus, cache_dir, features)
+        if not pieces:
+            arguments = {"library": sysconfig.get_path("stdlib"), "version": sys.version}
+        generate: Generate = file_documents if pieces else python_documents
+        if corpus.streaming:
+            return datasets.IterableDataset.from_generator(generate, features, gen_kwargs=arguments)
+        return datasets.Dataset.from_generator(generate, features, cache_dir, gen_kwargs=arguments)
 
 
 def find_pieces(corpus: Corpus) -> list[Piece]:
@@ -154,37 +155,30 @@ def find_pieces(corpus: Corpus) -> list[Piece]:
         UserError: If they can't be read, hold nothing, or lack the column.
     """
     paths = _local_files(corpus.source)
-    files = [pieces for path in paths if (pieces := cut_file(path))]
-    if paths and not files:
+    if not paths and corpus.source != PYTHON_DOCS and not _HUB_ID.fullmatch(corpus.source):
+        raise UserError(f"unknown corpus {corpus.source!r}; use {PYTHON_DOCS}, a file or a hub id owner/name")
+    pieces = [piece for path in paths for piece in cut_file(path, corpus.field)]
+    if paths and not pieces:
         raise UserError(f"corpus {corpus.source!r} holds no text; check the file")
-    plain = {pieces[0].kind == "text" for pieces in files} or {corpus.source == PYTHON_DOCS}
-    if len(plain) > 1:
-        raise UserError(f"corpus {corpus.source!r} mixes plain text and tables; name one corpus for each")
-    if True in plain and corpus.messages_field is not None:
+    plain = {piece.kind == "text" for piece in pieces} or {corpus.source == PYTHON_DOCS}
+    if True in plain and (False in plain or corpus.messages_field):
         raise UserError(
-            f"corpus {corpus.source!r} is text without columns and holds no chats; leave out messages_field, or name "
-            "a .jsonl, .json or .parquet file or a hub id"
+            f"corpus {corpus.source!r} holds plain text; name tables in a corpus of their own, and no messages_field"
         )
-    for first, *_ in files:
-        if first.kind != "text":
-            _require_column(corpus, columns(first), first.path)
-    return list(chain.from_iterable(files))
+    return pieces
 
 
 def describe(corpus: Corpus) -> dict[str, Any]:
     """What identifies a corpus, as plain values; of local files their names and sizes count."""
-    paths = _local_files(corpus.source, may_be_own=True)
+    paths = _local_files(corpus.source)
     sizes = json.dumps([[path.name, path.stat().st_size] for path in paths])
     of_chats = ("messages_field", "loss_on") if corpus.messages_field is None else ()
     settings = {name: value for name, value in asdict(corpus).items() if name not in of_chats}
     return settings | {"files": hashlib.sha256(sizes.encode()).hexdigest()}
 
 
-def _local_files(source: str, *, may_be_own: bool = False) -> list[Path]:
-    """Files that `source` names, a file of that very name before others that match; empty for a hub id.
-
-    `may_be_own` text of a data module, which gives it any name.
-    """
+def _local_files(source: str) -> list[Path]:
+    """Files that `source` names, a file of that very name before others that match; empty for anything else."""
     if source == PYTHON_DOCS:
         return []
     pattern = os.path.expanduser(source)  # noqa: PTH111 - Path's refuses the name of a user that there is not
@@ -193,40 +187,22 @@ def _local_files(source: str, *, may_be_own: bool = False) -> list[Path]:
     if len(matches) == 1 and Path(matches[0]).is_dir():
         raise UserError(f"corpus {source!r} is a folder; name its files, for example {source}/*.jsonl")
     files = [Path(match) for match in matches if Path(match).is_file()]
-    looks_local = source.startswith((".", "/", "~")) or glob.has_magic(source) or _FILE_NAME.search(source)
-    if not files and (looks_local or not (_HUB_ID.fullmatch(source) or may_be_own)):
-        shown = source if len(source) <= _SHOWN else f"{source[:_SHOWN]}…"
-        raise UserError(
-            f"unknown corpus {shown!r}: no file matches; use {PYTHON_DOCS}, a file or a hub id owner/name"
-        )
+    if not files and _OF_A_FILE.search(source):
+        raise UserError(f"corpus {source!r}: no file matches; check the path")
     return files
 
 
-def _require_column(corpus: Corpus, names: Iterable[str], source: str) -> None:
-    if corpus.field not in names:
-        option = "text_field" if corpus.messages_field is None else "messages_field"
-        raise UserError(
-            f"{source!r} has no column {corpus.field!r}; set {option} to one of: {', '.join(names)}"
-        )
-
-
-def _of_the_hub(corpus: Corpus, cache_dir: str | None) -> "Dataset | IterableDataset":
+def _of_the_hub(corpus: Corpus, cache_dir: str | None, features: "Features") -> "Dataset | IterableDataset":
     import datasets
 
-    loaded: Any = datasets.load_dataset(
-        corpus.source,
-        corpus.subset,
-        split=corpus.split,
-        revision=corpus.revision,
-        cache_dir=cache_dir,
-        streaming=corpus.streaming,
-    )
+    part = {"name": corpus.subset, "split": corpus.split, "revision": corpus.revision}
+    how = {"cache_dir": cache_dir, "streaming": corpus.streaming}
+    loaded: Any = datasets.load_dataset(corpus.source, **part, **how)
     if loaded.features is None:
         loaded = loaded._resolve_features()
     field = corpus.field
-    _require_column(corpus, loaded.features, corpus.source)
+    require_column(field, list(loaded.features), corpus.source)
     if corpus.messages_field is not None:
-        features = datasets.Features({"text": datasets.Value("large_string")})
         title = {} if corpus.streaming else {"desc": "Reading chats"}
         convert = partial(_document_row, field=field, document=corpus.document, source=corpus.source)
         return loaded.map(convert, remove_columns=list(loaded.features), features=features, **title)
@@ -240,14 +216,3 @@ def _document_row(
     row: Mapping[str, object], field: str, document: Callable[..., str | None], source: str
 ) -> dict[str, str | None]:
     return {"text": document(row[field], source=source)}
-
-
-def _generated(
-    generate: Generate, arguments: dict[str, Any], corpus: Corpus, cache_dir: str | None = None
-) -> "Dataset | IterableDataset":
-    import datasets
-
-    features = datasets.Features({"text": datasets.Value("large_string")})
-    if corpus.streaming:
-        return datasets.IterableDataset.from_generator(generate, features, gen_kwargs=arguments)
-    return datasets.Dataset.from_generator(generate, features, cache_dir, gen_kwargs=arguments)

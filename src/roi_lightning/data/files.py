@@ -11,7 +11,7 @@ import lzma
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice, pairwise
 from pathlib import Path
@@ -39,7 +39,6 @@ _LONE_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 PASSAGE_CHARACTERS: Final = 10_000
 _HEAD: Final = 1 << 16  # bytes
 _PIECE: Final = 8 << 20  # bytes
-_NO_END: Final = 1 << 62
 _ROWS: Final = 256  # of a table at once
 _OBJECTS_ASKED: Final = 64  # for their keys
 _MIN_CHARACTERS: Final = 200  # of a module's docstrings; shorter ones are stubs
@@ -109,35 +108,44 @@ class Piece(NamedTuple):
     stamp: tuple[int, int]
 
 
-def cut_file(file: Path) -> list[Piece]:
+def cut_file(file: Path, column: str) -> list[Piece]:
     """Look at what a file holds, and cut it into pieces: lines into about 8 MiB, unless they are packed.
 
     A line belongs to the piece in which it starts. A blank file has no pieces.
 
     Raises:
-        UserError: If it can't be read, or holds nothing that is known.
+        UserError: If it can't be read, holds nothing that is known, or is a table without the column.
     """
+    from pyarrow.parquet import ParquetFile
+
     with readable(str(file)), _open(file) as stream:
         head, packed = stream.read(_HEAD), not isinstance(stream, io.BufferedReader)
         if len(head) < _HEAD and not head.strip():
             return []
-        kind, size = _kind(file, head), file.stat().st_size
-        stamp = (file.stat().st_mtime_ns, size)
-    count = 1 if packed or kind != "lines" else max(1, round(size / _PIECE))
-    edges = [*(size * i // count for i in range(count)), _NO_END]
-    return [Piece(str(file.resolve()), kind, *edge, stamp) for edge in pairwise(edges)]
+        kind, stamp = _kind(file, head), (file.stat().st_mtime_ns, file.stat().st_size)
+        count = 1 if packed or kind != "lines" else max(1, round(stamp[1] / _PIECE))
+        edges = [*(stamp[1] * i // count for i in range(count)), sys.maxsize]
+        pieces = [Piece(str(file.resolve()), kind, *edge, stamp) for edge in pairwise(edges)]
+        stream.seek(0)
+        if kind == "table":
+            require_column(column, ParquetFile(stream).schema_arrow.names, str(file))
+        elif kind != "text":
+            keys = chain.from_iterable(islice(_objects(stream, pieces[0]), _OBJECTS_ASKED))
+            require_column(column, list(dict.fromkeys(keys)), str(file))
+    return pieces
 
 
-def columns(piece: Piece) -> list[str]:
-    """Names of the columns of a table, or of those of a file's first objects.
+def require_column(column: str, names: Sequence[str], source: str) -> None:
+    """Refuse a table without a column.
 
     Raises:
-        UserError: If the file can't be read.
+        UserError: Naming those that it has.
     """
-    with readable(piece.path), _open(piece.path) as stream:
-        if piece.kind == "table":
-            return list(_table(stream).schema_arrow.names)
-        return list(dict.fromkeys(chain.from_iterable(islice(_objects(stream, piece), _OBJECTS_ASKED))))
+    if column not in names:
+        raise UserError(
+            f"{source!r} has no column {column!r}; set text_field, or messages_field for chats, to one of: "
+            f"{', '.join(names)}"
+        )
 
 
 def file_documents(
@@ -214,22 +222,18 @@ def _kind(file: Path, head: bytes) -> Kind:
 
 
 def _values(piece: Piece, column: str) -> Iterator[object]:
+    from pyarrow.parquet import ParquetFile
+
     with _open(piece.path) as stream:
         if piece.kind == "text":
             with io.TextIOWrapper(stream, "utf-8-sig", newline="") as text:
                 yield from cut_passages(text)
         elif piece.kind == "table":
-            for batch in _table(stream).iter_batches(_ROWS, columns=[column], use_threads=False):
+            for batch in ParquetFile(stream).iter_batches(_ROWS, columns=[column], use_threads=False):
                 yield from batch.column(0).to_pylist()
         else:
             for row in _objects(stream, piece):
                 yield row.get(column)
-
-
-def _table(stream: BinaryIO) -> Any:
-    from pyarrow.parquet import ParquetFile
-
-    return ParquetFile(stream)
 
 
 def _objects(stream: BinaryIO, piece: Piece) -> Iterator[dict[str, Any]]:
