@@ -23,11 +23,7 @@ def fit(bench, corpus):
 
 
 def stream(bench, corpus):
-    return ["fit", *bench.lean("-c", bench.write("s.yaml", streamed(corpus)))]
-
-
-def streamed(corpus):
-    return f"data: {{corpora: [{{source: {str(corpus)!r}, streaming: true}}]}}"
+    return fit(bench, f"{{source: {str(corpus)!r}, streaming: true}}")
 
 
 def prune(bench, corpus):
@@ -57,7 +53,7 @@ TABLE = {
         evaluate,
         "unknown corpus 'river stone",
     ),
-    "nobody's folder": (lambda bench: "~nobody/a.txt", prune, "'~nobody/a.txt': no file matches"),
+    "nobody's folder": (lambda bench: "~no_such_user/a.txt", prune, "~no_such_user/a.txt': no file matches"),
     "UTF-16": (text("c.txt", LONG.encode("utf-16")), prune, r"c\.txt.*; convert it to UTF-8"),
     "UTF-16 without mark": (
         text("c.raw", LONG.encode("utf-16-le")),

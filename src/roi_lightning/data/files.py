@@ -32,9 +32,8 @@ _OPENERS: Final[dict[bytes, Any]] = {
     rb"\xfd7zXZ\0": lzma.open,
     rb"BZh[1-9]": bz2.open,
 }
-_PARQUET: Final = b"PAR1"
 _OBJECTS: Final = re.compile(r"""\s*(?:\{\s*["}]|(\[)\s*\{)""")  # JSON's, or a list of them
-_NAMES_OF_TABLES: Final = re.compile(r"\.(json\w*|ndjson|parquet|csv|tsv)\b", re.IGNORECASE)
+_NAME_OF_A_TABLE: Final = re.compile(r"(?i)\.(json\w*|ndjson|parquet|csv|tsv)(\.(gz|zst|xz|bz2))?$")
 _LONE_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 PASSAGE_CHARACTERS: Final = 10_000
 _HEAD: Final = 1 << 16  # bytes
@@ -206,14 +205,14 @@ def _open(path: Path | str) -> BinaryIO:
 
 
 def _kind(file: Path, head: bytes) -> Kind:
-    if head.startswith(_PARQUET):
+    if head.startswith(b"PAR1"):
         return "table"
     begin = codecs.getincrementaldecoder("utf-8-sig")().decode(head)
     if begin[:512].count("\0") > len(begin[:512]) // 4:
         raise UnicodeError("so many zeros are in UTF-16 and archives, not in text")
     if found := _OBJECTS.match(begin):
         return "list" if found[1] else "lines"
-    if _NAMES_OF_TABLES.search(file.name):
+    if _NAME_OF_A_TABLE.search(file.name):
         raise UserError(
             f"{str(file)!r} has the name of a table and holds neither JSON objects nor Parquet; convert it to one of "
             "them, or name it .txt to read it as plain text"

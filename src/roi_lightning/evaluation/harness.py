@@ -1,6 +1,7 @@
 """Tasks of lm-evaluation-harness: opened before any model is loaded, then asked by way of our scorer."""
 
 import functools
+import glob
 import logging
 import random
 from collections.abc import Iterator, Sequence
@@ -150,19 +151,20 @@ def _local(entry: Any, data: Path, folder: Path, shots: int | None) -> str:
         raise UserError(
             f"task {entry.name!r}: no file {str(questions)!r} in --task_data; give a folder with it"
         )
-    examples = {x.suffixes[-2][1:]: str(x.resolve()) for x in sorted(data.glob(f"{entry.name}.*.jsonl"))}
+    examples = {x.suffixes[-2][1:]: x for x in sorted(data.glob(f"{entry.name}.*.jsonl"))}
     in_definition = "samples" in (entry.cfg.get("fewshot_config") or {})
     if (entry.cfg.get("num_fewshot") if shots is None else shots) and not examples and not in_definition:
         raise UserError(
             f"task {entry.name!r}: no file {entry.name}.train.jsonl with its examples in --task_data; add it, or use "
             "--num_fewshot 0"
         )
+    files = {split: glob.escape(str(x.resolve())) for split, x in {"test": questions, **examples}.items()}
     definition = {
         "include": str(entry.yaml_path),
         "task": entry.name,
         "dataset_path": "json",
         "dataset_name": None,
-        "dataset_kwargs": {"data_files": {"test": str(questions.resolve()), **examples}},
+        "dataset_kwargs": {"data_files": files},
         "custom_dataset": None,
         "training_split": None,
         "validation_split": None,
