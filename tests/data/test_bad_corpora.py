@@ -23,11 +23,7 @@ def fit(bench, corpus):
 
 
 def stream(bench, corpus):
-    return ["fit", *bench.lean("-c", bench.write("s.yaml", streamed(corpus)))]
-
-
-def streamed(corpus):
-    return f"data: {{corpora: [{{source: {str(corpus)!r}, streaming: true}}]}}"
+    return fit(bench, f"{{source: {str(corpus)!r}, streaming: true}}")
 
 
 def prune(bench, corpus):
@@ -39,15 +35,38 @@ def evaluate(bench, file):
     return ["evaluate", bench.model, "--text", file, "--seq_len", "32", "--json", "out.json"]
 
 
+def uncached(bench, corpus):
+    return [*fit(bench, corpus), "--data.cache_dir", "/dev/null/c"]
+
+
 def packed(kind, suffix, change, content=LONG):
     return text(f"c.{suffix}.{kind}", change(PACK[kind](content.encode())))
 
 
 NOISE = bytes(range(256)) * 40
 TABLE = {
-    "a hub id, offline": (lambda bench: "nobody/nothing", fit, "cannot load corpus 'nobody/nothing'"),
+    "a hub id, offline": (lambda bench: "nobody/nothing", fit, "cannot read 'nobody/nothing'"),
     "neither file nor hub id": (lambda bench: "a/b/c", prune, "unknown corpus 'a/b/c'"),
-    "an empty gz": (text("c.txt.gz", ""), prune, r"cannot load corpus .*c\.txt\.gz'"),
+    "a text for a name": (lambda bench: "river stone " * 25, prune, "unknown corpus 'river stone"),
+    "a text for a name, measured": (
+        lambda bench: "river stone " * 25,
+        evaluate,
+        "unknown corpus 'river stone",
+    ),
+    "nobody's folder": (lambda bench: "~no_such_user/a.txt", prune, "~no_such_user/a.txt': no file matches"),
+    "UTF-16": (text("c.txt", LONG.encode("utf-16")), prune, r"c\.txt.*; convert it to UTF-8"),
+    "UTF-16 without mark": (
+        text("c.raw", LONG.encode("utf-16-le")),
+        evaluate,
+        r"c\.raw.*; convert it to UTF-8",
+    ),
+    "a table in text": (text("c.csv", "n,text\n1,x\n"), evaluate, r"c\.csv' has the name of a table"),
+    "a cache that can't be": (
+        text("c.txt", LONG),
+        uncached,
+        "read.*c.txt.*'/dev/null/c' can be written, or set HF_HOME",
+    ),
+    "an empty gz": (text("c.txt.gz", gzip.compress(b"")), prune, r"c\.txt\.gz' holds no text"),
     "another column, streamed": (
         text("c.jsonl", ROWS.replace("text", "body")),
         stream,

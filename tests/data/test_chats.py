@@ -329,6 +329,10 @@ def test_rows_that_are_no_chats_are_refused(tmp_path, chat, streaming):
         list(load_documents(corpus, str(tmp_path / "cache")))
 
 
+def test_half_a_character_is_replaced():
+    assert json.loads(chat_document([said("user", "a \ud83d")], "c")) == [said("user", "a \ufffd")]
+
+
 @pytest.mark.slow
 def test_the_answers_of_a_real_template_stand_where_a_reader_sees_them():
     tokenizer = load_tokenizer("smollm2-135m")

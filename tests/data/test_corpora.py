@@ -55,14 +55,66 @@ def test_a_zst_of_several_frames_is_read_to_its_end(tmp_path):
     assert "".join(texts(Corpus(str(path)), tmp_path / "cache")) == "".join(ROWS)
 
 
+def lines(*rows):
+    return b"\xef\xbb\xbf" + "".join(row + "\n" for row in rows).encode()
+
+
+def table(body, **others):
+    held = io.BytesIO()
+    datasets.Dataset.from_dict({"body": [body]} | others).to_parquet(held)
+    return held.getvalue()
+
+
+OTHER = lines('{"body": "of another file"}')
+# A source, the files that are there, and the documents that are wanted.
+FILES = {
+    "a mark is no text": ("a.txt", {"a.txt": lines("plain")}, ["plain\n"]),
+    "JSON by another name": ("a.txt", {"a.txt": lines('{ "body": "x"}')}, ["x"]),
+    "a list by another name": ("a.md", {"a.md": b'[\n {"body": "x"}]'}, ["x"]),
+    "packed by no name": ("a", {"a": gzip.compress(lines('{"body": "x"}'))}, ["x"]),
+    "large letters": ("A.PARQUET", {"A.PARQUET": table("x")}, ["x"]),
+    "text that begins like JSON": ("a.txt", {"a.txt": b"[1] {see} below"}, ["[1] {see} below"]),
+    "half a character": (
+        "a.jsonl",
+        {"a.jsonl": lines(r'{"body": "a \ud83d \ud83d\ude00"}')},
+        ["a \ufffd 😀"],
+    ),
+    "columns that change": (
+        "[ab].jsonl",
+        {
+            "a.jsonl": lines(
+                '{"body": "x", "n": null, "m": []}', '{"body": "y", "n": {"k": 1}, "m": [{"t": "z"}]}'
+            ),
+            "b.jsonl": lines('{"n": NaN, "body": "twice", "body": "z", "o": 123456789012345678901}'),
+        },
+        ["x", "y", "z"],
+    ),
+    "tables that differ": (
+        "*.parquet",
+        {"a.parquet": table("x", n=[1]), "b.parquet": table("y", n=["one"], o=[{"k": None}])},
+        ["x", "y"],
+    ),
+    "an empty file beside": ("*.jsonl", {"a.jsonl": b"\n", "b.jsonl": lines('{"body": "x"}')}, ["x"]),
+    "brackets": (
+        "d [v2]/p[1].jsonl",
+        {"d [v2]/p[1].jsonl": lines('{"body": "x"}'), "d [v2]/p1.jsonl": OTHER},
+        ["x"],
+    ),
+    "brackets of a table": ("q[a].parquet", {"q[a].parquet": table("x"), "qa.parquet": OTHER}, ["x"]),
+    "a star": ("v*.jsonl", {"v*.jsonl": lines('{"body": "x"}'), "v2.jsonl": OTHER}, ["x"]),
+}
+
+
 @pytest.mark.parametrize("streaming", [False, True])
-def test_parquet_glob_and_text_field(tmp_path, streaming):
-    for i, row in enumerate(ROWS):
-        datasets.Dataset.from_dict({"body": [row], "n": [i]}).to_parquet(tmp_path / f"part-{i}.parquet")
-    read = texts(
-        Corpus(str(tmp_path / "part-*.parquet"), text_field="body", streaming=streaming), tmp_path / "c"
-    )
-    assert read == ROWS
+@pytest.mark.parametrize("case", FILES)
+def test_content_says_what_a_file_is_and_the_asked_column_is_read(tmp_path, case, streaming):
+    source, there, wanted = FILES[case]
+    for name, content in there.items():
+        path = tmp_path / "texts" / name
+        path.parent.mkdir(exist_ok=True, parents=True)
+        path.write_bytes(content)
+    corpus = Corpus(f"{tmp_path}/texts/{source}", text_field="body", streaming=streaming)
+    assert texts(corpus, tmp_path / "cache") == wanted
 
 
 def test_a_changed_file_is_read_again(tmp_path):
@@ -119,11 +171,12 @@ def test_bad_files(tmp_path):
     (tmp_path / "numbers.jsonl").write_text('{"n": 1}\n')
     (tmp_path / "latin.txt").write_bytes("é".encode("latin-1"))
     (tmp_path / "b.txt").write_text("b")
+    (tmp_path / "b.jsonl").write_text('{"text": "b"}\n')
     cases = {
-        "a.csv": "use one of .txt",
-        "numbers.jsonl": "no column 'text'; set text_field to one of: n",
+        "a.csv": "name of a table.*name it .txt",
+        "numbers.jsonl": "no column 'text'; set text_field.* to one of: n",
         "latin.txt": "can't decode byte 0xe9",
-        "[bn]*.*": "mix formats",
+        "b.*": "holds plain text; name tables in a corpus of their own",
         "": "is a folder; name its files",
         "ca*": "is a folder",
     }

@@ -314,9 +314,9 @@ def test_lines_are_read_once_wherever_files_are_cut(tmp_path, monkeypatch, size)
         write_jsonl(path, part)
     rest = tmp_path / "2.jsonl"
     rest.write_bytes(b'\xef\xbb\xbf{"text": "last"}\n\n{"other": 1}')
-    pieces = files.cut_lines([*paths, rest])
+    pieces = [piece for path in [*paths, rest] for piece in files.cut_file(path, "text")]
     assert len(pieces) == 3 if size == 10**6 else len(pieces) > 20
     read = [
-        row["text"] for piece in pieces for row in files.json_documents([piece], "text", Corpus("c").document)
+        row["text"] for piece in pieces for row in files.file_documents([piece], "text", Corpus("c").document)
     ]
     assert read == [*texts[0], *texts[1], "last", None]

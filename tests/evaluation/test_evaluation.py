@@ -168,15 +168,14 @@ ROWS = ["", " = A = \n", "", " Text with \x0b and \u2028 . \n", ""]
 def test_rows_are_joined_as_wanda_and_sparsegpt_join_them(tmp_path, monkeypatch):
     """The hub's rows, rows in a file, and the original file, whose blank lines hold a space."""
     raw = tmp_path / "wiki.raw"
-    raw.write_text("".join(row or " \n" for row in ROWS), encoding="utf-8")
+    original = "".join(row or " \n" for row in ROWS)
+    raw.write_bytes(gzip.compress(original.encode("utf-8-sig")))
     rows = write_jsonl(tmp_path / "rows.jsonl", ROWS)
+    wanted, file = "\n\n".join(ROWS), read_text(Corpus(str(raw)))
+    assert read_text(Corpus(rows)).rows == file.rows == wanted
     monkeypatch.setattr(perplexity, "load_documents", lambda corpus: Dataset.from_dict({"text": ROWS}))
-    wanted = "\n\n".join(ROWS)
-    assert read_text(None).rows == read_text(Corpus(str(raw))).rows == wanted
-    assert read_text(None).whole == raw.read_text(encoding="utf-8")
-    monkeypatch.undo()
-    assert read_text(Corpus(rows)).rows == wanted
-    assert read_text(Corpus(str(raw))).whole == raw.read_text(encoding="utf-8") != wanted
+    assert read_text(None) == file
+    assert file.whole == original != wanted
 
 
 @pytest.mark.slow

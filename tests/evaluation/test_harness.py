@@ -1,5 +1,6 @@
 """The scorer and the tasks against lm-evaluation-harness' own code."""
 
+import glob
 import json
 import random
 import socket
@@ -76,7 +77,7 @@ def write_rows(folder, name, rows):
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("questions")
+    folder = tmp_path_factory.mktemp("questions [v2]")
     for name, rows in QUESTIONS.items():
         write_rows(folder, name, rows)
     words = random.Random(0)
@@ -202,7 +203,8 @@ def by_hand(folder, name, **files):
     stock = Path(lm_eval.tasks.__file__).parent / DEFINED.get(name, f"{name}/{name}")
     task = {"include": f"{stock}.yaml", "task": "by_hand", "tag": None}
     task |= {"dataset_path": "json", "dataset_name": None}
-    task |= {"dataset_kwargs": {"data_files": {split: str(file) for split, file in files.items()}}}
+    files = {split: glob.escape(str(file)) for split, file in files.items()}
+    task |= {"dataset_kwargs": {"data_files": files}}
     splits = {"training_split": "train", "validation_split": "validation", "test_split": "test"}
     task |= {key: split if split in files else None for key, split in splits.items()}
     (folder / "by_hand.yaml").write_text(yaml.safe_dump(task))

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from roi_lightning.data.files import whole
 from roi_lightning.data.packing import TextTokenizer, Tokens
 from roi_lightning.errors import UserError, reason
 
@@ -55,9 +56,9 @@ def _message(entry: object) -> Message | None:
         return None
     match {key: value for key, value in entry.items() if value is not None}:
         case {"role": str(role), "content": str(content), **others} if not others:
-            return {"role": role, "content": content}
+            return {"role": role, "content": whole(content)}
         case {"from": str(role), "value": str(content), **others} if not others:
-            return {"role": _SHAREGPT.get(role, role), "content": content}
+            return {"role": _SHAREGPT.get(role, role), "content": whole(content)}
     return None
 
 

@@ -7,13 +7,13 @@ as a `chat_document`.
 import glob
 import hashlib
 import json
+import os
+import re
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -21,23 +21,24 @@ import yaml
 
 from roi_lightning.data.chats import chat_document
 from roi_lightning.data.files import (
-    OPENERS,
-    cut_lines,
-    json_documents,
-    json_rows,
+    Piece,
+    cut_file,
+    file_documents,
     python_documents,
+    readable,
+    require_column,
     text_document,
-    text_passages,
 )
 from roi_lightning.errors import UserError, reason
 
 if TYPE_CHECKING:
-    from datasets import Dataset, IterableDataset
+    from datasets import Dataset, Features, IterableDataset
 
 Generate = Callable[..., Iterator[Mapping[str, str | None]]]
 LossOn = Literal["all", "answers"]
 PYTHON_DOCS = "python-docs"
-FORMATS = {".txt": "text", ".jsonl": "json", ".json": "json", ".parquet": "parquet"}
+_HUB_ID = re.compile(r"[\w-][\w.-]{0,95}/[\w.-]{1,96}")
+_OF_A_FILE = re.compile(r"^[./~]|[*?[]|\.(txt|jsonl?|parquet|gz|zst|xz|bz2)$", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,8 @@ class Corpus:
     """One source of calibration text.
 
     Attributes:
-        source: `python-docs`, a local path or glob (.txt, .jsonl, .json, .parquet; all but parquet also
-            compressed as .gz, .zst, .xz or .bz2), or a hub dataset id such as `owner/name`.
+        source: `python-docs`, a local path or glob, or a hub dataset id such as `owner/name`. Files hold plain text,
+            JSON objects (one a line, or in a list) or Parquet, also compressed (gz, zst, xz, bz2).
         weight: Fraction of the training windows drawn from here, relative to the other corpora's weights.
         subset: Configuration name of a hub dataset.
         split: Split of a hub dataset; local files have only `train`.
@@ -73,14 +74,14 @@ class Corpus:
         return self.messages_field or self.text_field
 
     @property
-    def document(self) -> Callable[[object], str | None]:
-        """Makes a document of what stands in the column; raises a UserError for what is none."""
+    def document(self) -> Callable[..., str | None]:
+        """Makes a document of what stands in the column of a `source`; raises a UserError for what is none."""
         if self.messages_field is None:
-            return partial(text_document, column=self.field, source=self.source)
-        return partial(chat_document, source=self.source)
+            return partial(text_document, column=self.field)
+        return chat_document
 
 
-def as_corpora(value: Sequence[Corpus | str] | str) -> list[Corpus]:
+def as_corpora(value: Sequence[Corpus | str] | Corpus | str) -> list[Corpus]:
     """Convert every accepted form of corpora to a list.
 
     Raises:
@@ -127,130 +128,83 @@ def load_documents(corpus: Corpus, cache_dir: str | None = None) -> "Dataset | I
     Raises:
         UserError: If nothing matches, the source cannot be read, or it lacks the column.
     """
-    is_docs = corpus.source == PYTHON_DOCS
-    paths = [] if is_docs else _local_files(corpus.source)
-    kind = "text" if is_docs else _format(paths)
-    if kind is None and corpus.source.count("/") != 1:
+    import datasets
+
+    pieces, cache = find_pieces(corpus), str(cache_dir or datasets.config.HF_DATASETS_CACHE)
+    remedy = (
+        f"check that {cache!r} can be written, or set HF_HOME or cache_dir to another folder; of a hub id check "
+        "subset, split, network and your login"
+    )
+    features = datasets.Features({"text": datasets.Value("large_string")})
+    arguments = {"pieces": pieces, "column": corpus.field, "convert": corpus.document}
+    with readable(corpus.source, remedy):
+        if not pieces and corpus.source != PYTHON_DOCS:
+            return _of_the_hub(corpus, cache_dir, features)
+        if not pieces:
+            arguments = {"library": sysconfig.get_path("stdlib"), "version": sys.version}
+        generate: Generate = file_documents if pieces else python_documents
+        if corpus.streaming:
+            return datasets.IterableDataset.from_generator(generate, features, gen_kwargs=arguments)
+        return datasets.Dataset.from_generator(generate, features, cache_dir, gen_kwargs=arguments)
+
+
+def find_pieces(corpus: Corpus) -> list[Piece]:
+    """The local files of a corpus in pieces; none of a hub id or `python-docs`.
+
+    Raises:
+        UserError: If they can't be read, hold nothing, or lack the column.
+    """
+    paths = _local_files(corpus.source)
+    if not paths and corpus.source != PYTHON_DOCS and not _HUB_ID.fullmatch(corpus.source):
         raise UserError(f"unknown corpus {corpus.source!r}; use {PYTHON_DOCS}, a file or a hub id owner/name")
-    if kind == "text" and corpus.messages_field is not None:
+    pieces = [piece for path in paths for piece in cut_file(path, corpus.field)]
+    if paths and not pieces:
+        raise UserError(f"corpus {corpus.source!r} holds no text; check the file")
+    plain = {piece.kind == "text" for piece in pieces} or {corpus.source == PYTHON_DOCS}
+    if True in plain and (False in plain or corpus.messages_field):
         raise UserError(
-            f"corpus {corpus.source!r} is text without columns and holds no chats; leave out messages_field, or name "
-            "a .jsonl, .json or .parquet file or a hub id"
+            f"corpus {corpus.source!r} holds plain text; name tables in a corpus of their own, and no messages_field"
         )
-    with _readable(
-        corpus, "check the file" if kind else "check the id, subset, split, network and your login"
-    ):
-        if is_docs:
-            library = {"library": sysconfig.get_path("stdlib"), "version": sys.version}
-            return _generated(python_documents, library, corpus, cache_dir)
-        if kind == "text":
-            stamps = tuple((path.stat().st_mtime_ns, path.stat().st_size) for path in paths)
-            files = {"files": [str(path.resolve()) for path in paths], "stamps": stamps}
-            return _generated(text_passages, files, corpus, cache_dir)
-        if corpus.streaming and {path.suffix for path in paths} == {".jsonl"}:
-            return _stream_lines(paths, corpus)
-        return _loaded(kind, paths, corpus, cache_dir)
+    return pieces
 
 
 def describe(corpus: Corpus) -> dict[str, Any]:
     """What identifies a corpus, as plain values; of local files their names and sizes count."""
-    paths = [] if corpus.source == PYTHON_DOCS else _local_files(corpus.source)
+    paths = _local_files(corpus.source)
     sizes = json.dumps([[path.name, path.stat().st_size] for path in paths])
     of_chats = ("messages_field", "loss_on") if corpus.messages_field is None else ()
     settings = {name: value for name, value in asdict(corpus).items() if name not in of_chats}
     return settings | {"files": hashlib.sha256(sizes.encode()).hexdigest()}
 
 
-def read_rows(rows: Iterable[dict[str, Any]], what: str) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a streamed corpus, whose damage further down shows only now, by any exception.
-
-    Raises:
-        UserError: Naming `what` is read.
-    """
-    try:
-        yield from rows
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(f"{what} can't be read to its end ({reason(error)}); check the file") from error
-
-
-@contextmanager
-def _readable(corpus: Corpus, remedy: str) -> Iterator[None]:
-    """Name the corpus in whatever another library raises while it opens it."""
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:
-        said = reason(error.__cause__ or error)
-        raise UserError(f"cannot load corpus {corpus.source!r} ({said}); {remedy}") from error
-
-
 def _local_files(source: str) -> list[Path]:
-    """Files that `source` names, empty for a hub id."""
-    pattern = str(Path(source).expanduser())
-    matches = [pattern] if Path(pattern).exists() else sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207
+    """Files that `source` names, a file of that very name before others that match; empty for anything else."""
+    if source == PYTHON_DOCS:
+        return []
+    pattern = os.path.expanduser(source)  # noqa: PTH111 - Path's refuses the name of a user that there is not
+    exists = os.path.exists(pattern)  # noqa: PTH110 - Path's raises where a name is too long
+    matches = [pattern] if exists else sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207
     if len(matches) == 1 and Path(matches[0]).is_dir():
         raise UserError(f"corpus {source!r} is a folder; name its files, for example {source}/*.jsonl")
     files = [Path(match) for match in matches if Path(match).is_file()]
-    looks_local = source.startswith((".", "/", "~")) or glob.has_magic(source)
-    if not files and (looks_local or Path(source).suffix in {*FORMATS, *OPENERS}):
+    if not files and _OF_A_FILE.search(source):
         raise UserError(f"corpus {source!r}: no file matches; check the path")
     return files
 
 
-def _format(paths: Sequence[Path]) -> str | None:
-    """What `datasets` calls the format of files; None if there are none."""
-    suffixes = {path.with_suffix("").suffix if path.suffix in OPENERS else path.suffix for path in paths}
-    if unknown := suffixes - FORMATS.keys():
-        known = f"{', '.join(FORMATS)} (all but .parquet also with {', '.join(OPENERS)})"
-        raise UserError(f"cannot read {str(paths[0])!r} as a corpus ({min(unknown)}); use one of {known}")
-    formats = {FORMATS[suffix] for suffix in suffixes}
-    if len(formats) > 1:
-        raise UserError(f"corpus {str(paths[0])!r} and others mix formats; name one corpus per format")
-    return formats.pop() if formats else None
-
-
-def _stream_lines(paths: Sequence[Path], corpus: Corpus) -> "IterableDataset":
-    """JSON lines in pieces, so that a stream resumes in the middle of a file without reading what is before."""
-    pieces = cut_lines(paths)
-    _require_column(corpus, next(chain.from_iterable(map(json_rows, pieces)), {}))
-    arguments = {"pieces": pieces, "column": corpus.field, "convert": corpus.document}
-    return _generated(json_documents, arguments, corpus)
-
-
-def _require_column(corpus: Corpus, columns: Iterable[str]) -> None:
-    if corpus.field not in columns:
-        option = "text_field" if corpus.messages_field is None else "messages_field"
-        raise UserError(
-            f"{corpus.source!r} has no column {corpus.field!r}; set {option} to one of: {', '.join(columns)}"
-        )
-
-
-def _loaded(
-    kind: str | None, paths: Sequence[Path], corpus: Corpus, cache_dir: str | None
-) -> "Dataset | IterableDataset":
-    """The text column of local JSON or Parquet, or of a hub dataset where `kind` is None."""
+def _of_the_hub(corpus: Corpus, cache_dir: str | None, features: "Features") -> "Dataset | IterableDataset":
     import datasets
 
-    where = {"cache_dir": cache_dir, "streaming": corpus.streaming}
-    if kind is None:
-        hub = {"name": corpus.subset, "split": corpus.split, "revision": corpus.revision}
-        loaded: Any = datasets.load_dataset(corpus.source, **where, **hub)
-    else:
-        with uncounted():
-            loaded = datasets.load_dataset(
-                kind, data_files=[str(path) for path in paths], split="train", **where
-            )
+    part = {"name": corpus.subset, "split": corpus.split, "revision": corpus.revision}
+    how = {"cache_dir": cache_dir, "streaming": corpus.streaming}
+    loaded: Any = datasets.load_dataset(corpus.source, **part, **how)
     if loaded.features is None:
         loaded = loaded._resolve_features()
     field = corpus.field
-    _require_column(corpus, loaded.features)
+    require_column(field, list(loaded.features), corpus.source)
     if corpus.messages_field is not None:
-        features = datasets.Features({"text": datasets.Value("large_string")})
         title = {} if corpus.streaming else {"desc": "Reading chats"}
-        convert = partial(_document_row, field=field, document=corpus.document)
+        convert = partial(_document_row, field=field, document=corpus.document, source=corpus.source)
         return loaded.map(convert, remove_columns=list(loaded.features), features=features, **title)
     if "string" not in str(getattr(loaded.features[field], "dtype", "")):
         raise UserError(f"column {field!r} of {corpus.source!r} is not text; choose another text_field")
@@ -259,30 +213,6 @@ def _loaded(
 
 
 def _document_row(
-    row: Mapping[str, object], field: str, document: Callable[[object], str | None]
+    row: Mapping[str, object], field: str, document: Callable[..., str | None], source: str
 ) -> dict[str, str | None]:
-    return {"text": document(row[field])}
-
-
-@contextmanager
-def uncounted() -> Iterator[None]:
-    """Switch off the download counter of `datasets`, which uses the network even for local files."""
-    import datasets
-
-    before = datasets.config.HF_UPDATE_DOWNLOAD_COUNTS
-    datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False
-    try:
-        yield
-    finally:
-        datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = before
-
-
-def _generated(
-    generate: Generate, arguments: dict[str, Any], corpus: Corpus, cache_dir: str | None = None
-) -> "Dataset | IterableDataset":
-    import datasets
-
-    features = datasets.Features({"text": datasets.Value("large_string")})
-    if corpus.streaming:
-        return datasets.IterableDataset.from_generator(generate, features, gen_kwargs=arguments)
-    return datasets.Dataset.from_generator(generate, features, cache_dir, gen_kwargs=arguments)
+    return {"text": document(row[field], source=source)}

@@ -17,6 +17,7 @@ from typing_extensions import override
 from roi_lightning.data import packing
 from roi_lightning.data.chats import ChatTokenizer
 from roi_lightning.data.corpora import Corpus, as_corpora, describe, load_documents
+from roi_lightning.data.files import readable
 from roi_lightning.data.packing import Side, TextTokenizer, as_batch
 from roi_lightning.data.resumable_order import ResumableLoader, ResumableSampler, evenly_spaced, mix
 from roi_lightning.data.streaming import (
@@ -72,8 +73,8 @@ class CalibrationDataModule(LightningDataModule):
         tokenizer_revision: str | None = None,
         trust_remote_code: bool = False,
         # str comes first: jsonargparse reads an existing file given for a list as one item per line
-        corpora: str | list[Corpus | str] = "python-docs",
-        val_corpora: str | list[Corpus | str] | None = None,
+        corpora: str | Corpus | list[Corpus | str] = "python-docs",
+        val_corpora: str | Corpus | list[Corpus | str] | None = None,
         seq_len: int = 1024,
         batch_size: int = 1,
         windows_per_step: int | None = None,
@@ -313,7 +314,9 @@ class CalibrationDataModule(LightningDataModule):
         return torch.stack(rows)
 
     def _pack(self, corpus: Corpus, side: Side) -> "Dataset":
-        documents = packing.select_side(self.read_corpus(corpus), side, self.held_out_fraction)
+        documents = self.read_corpus(corpus)
+        with readable(corpus.source):
+            documents = packing.select_side(documents, side, self.held_out_fraction)
         return packing.pack_side(documents, side, self._convert(corpus), self.seq_len).with_format("torch")
 
     def _reader(self, corpus: Corpus, side: Side) -> WindowReader:

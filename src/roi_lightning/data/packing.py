@@ -150,21 +150,14 @@ class Packer:
 
 
 def select_side(documents: "Dataset", side: Side, held_out_fraction: float) -> "Dataset":
-    """Keep the documents of one side, dropping those without text (see `belongs`).
-
-    Raises:
-        UserError: If a document is no UTF-8, which the JSON reader does not ask.
-    """
-    try:
-        return documents.filter(
-            lambda texts: [belongs(text, side, held_out_fraction) for text in texts],
-            batched=True,
-            input_columns="text",
-            new_fingerprint=_fingerprint(documents, "side", side, held_out_fraction),
-            desc="Splitting documents",
-        )
-    except UnicodeDecodeError as error:
-        raise UserError(f"a document can't be read ({error}); convert the corpus to UTF-8") from error
+    """Keep the documents of one side, dropping those without text (see `belongs`)."""
+    return documents.filter(
+        lambda texts: [belongs(text, side, held_out_fraction) for text in texts],
+        batched=True,
+        input_columns="text",
+        new_fingerprint=_fingerprint(documents, "side", side, held_out_fraction),
+        desc="Splitting documents",
+    )
 
 
 def _map(

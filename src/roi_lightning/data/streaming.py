@@ -24,7 +24,7 @@ from torch.utils.data import IterableDataset as TorchIterableDataset
 from torch.utils.data import get_worker_info
 from typing_extensions import override
 
-from roi_lightning.data.corpora import read_rows
+from roi_lightning.data.files import readable
 from roi_lightning.data.packing import (
     DOCUMENTS_AT_ONCE,
     Packer,
@@ -112,9 +112,10 @@ class WindowReader:
             rows = self.documents.shard(self.documents.num_shards, self.shards[number])
             # Not iter(rows), which in a loader's worker would divide the shards a second time.
             chunks = (rows.skip(row) if row else rows).iter(DOCUMENTS_AT_ONCE)
-            for chunk in read_rows(chunks, f"corpus {self.convert.source!r}"):
-                yield number, row, chunk["text"]
-                row += len(chunk["text"])
+            with readable(self.convert.source):
+                for chunk in chunks:
+                    yield number, row, chunk["text"]
+                    row += len(chunk["text"])
             row = 0
 
 

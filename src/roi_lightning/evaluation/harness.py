@@ -1,6 +1,7 @@
 """Tasks of lm-evaluation-harness: opened before any model is loaded, then asked by way of our scorer."""
 
 import functools
+import glob
 import logging
 import random
 from collections.abc import Iterator, Sequence
@@ -14,7 +15,6 @@ import yaml
 from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from roi_lightning.data.corpora import uncounted
 from roi_lightning.errors import UserError, reason
 from roi_lightning.evaluation.config import EvalConfig
 from roi_lightning.utils.progress import working
@@ -151,19 +151,20 @@ def _local(entry: Any, data: Path, folder: Path, shots: int | None) -> str:
         raise UserError(
             f"task {entry.name!r}: no file {str(questions)!r} in --task_data; give a folder with it"
         )
-    examples = {x.suffixes[-2][1:]: str(x.resolve()) for x in sorted(data.glob(f"{entry.name}.*.jsonl"))}
+    examples = {x.suffixes[-2][1:]: x for x in sorted(data.glob(f"{entry.name}.*.jsonl"))}
     in_definition = "samples" in (entry.cfg.get("fewshot_config") or {})
     if (entry.cfg.get("num_fewshot") if shots is None else shots) and not examples and not in_definition:
         raise UserError(
             f"task {entry.name!r}: no file {entry.name}.train.jsonl with its examples in --task_data; add it, or use "
             "--num_fewshot 0"
         )
+    files = {split: glob.escape(str(x.resolve())) for split, x in {"test": questions, **examples}.items()}
     definition = {
         "include": str(entry.yaml_path),
         "task": entry.name,
         "dataset_path": "json",
         "dataset_name": None,
-        "dataset_kwargs": {"data_files": {"test": str(questions.resolve()), **examples}},
+        "dataset_kwargs": {"data_files": files},
         "custom_dataset": None,
         "training_split": None,
         "validation_split": None,
@@ -177,13 +178,21 @@ def _local(entry: Any, data: Path, folder: Path, shots: int | None) -> str:
 
 @contextmanager
 def _seeded() -> Iterator[None]:
-    """Random numbers as in the harness' own program, and afterwards those from before; no download is counted."""
+    """Random numbers as in the harness' own program, and afterwards those from before.
+
+    The download counter of `datasets` is off, which uses the network even for local files.
+    """
+    import datasets
     import numpy as np
     import torch
     from lightning.pytorch.utilities.seed import isolate_rng
 
-    with isolate_rng(), uncounted():
+    before, datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = datasets.config.HF_UPDATE_DOWNLOAD_COUNTS, False
+    with isolate_rng():
         random.seed(_SEED)
         np.random.seed(_OTHER_SEED)  # noqa: NPY002 - the one that the harness seeds
         torch.manual_seed(_OTHER_SEED)
-        yield
+        try:
+            yield
+        finally:
+            datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = before

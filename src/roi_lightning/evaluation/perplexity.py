@@ -8,7 +8,6 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import repeat
-from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -18,14 +17,13 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from roi_lightning.data.chats import ChatTokenizer
-from roi_lightning.data.corpora import Corpus, load_documents, read_rows
+from roi_lightning.data.corpora import Corpus, find_pieces, load_documents
+from roi_lightning.data.files import readable
 from roi_lightning.data.packing import no_answers
 from roi_lightning.errors import UserError
 from roi_lightning.evaluation.scoring import every_next_token, predict
 
 WIKITEXT: Final = Corpus("Salesforce/wikitext", subset="wikitext-2-raw-v1", split="test")
-_DOCUMENT_FILES: Final = (".jsonl", ".json", ".parquet")
-_COMPRESSED: Final = (".gz", ".zst", ".xz", ".bz2")
 
 
 class EvalText(NamedTuple):
@@ -69,7 +67,7 @@ def read_text(corpus: Corpus | None) -> EvalText | EvalChats:
     """Read a text, or chats, once.
 
     Args:
-        corpus: Documents in the column that it names, chats, or any other local file, which is taken as it stands.
+        corpus: Documents in the column that it names, chats, or a file of plain text, which is taken as it stands.
             None is the WikiText-2 raw test split from the hub, equal to its original file.
 
     Raises:
@@ -79,21 +77,17 @@ def read_text(corpus: Corpus | None) -> EvalText | EvalChats:
         rows = [row["text"] for row in load_documents(WIKITEXT)]
         # The hub's rows are the lines of the original file, but for the blank ones, which held a space there.
         return EvalText("".join(row or " \n" for row in rows), "\n\n".join(rows))
-    file, what = Path(corpus.source), f"--text {corpus.source!r}"
-    suffix = file.with_suffix("").suffix if file.suffix in _COMPRESSED else file.suffix
-    if suffix in _DOCUMENT_FILES or corpus.messages_field or not file.is_file():
-        documents = load_documents(replace(corpus, streaming=True))
-        rows = [row["text"] or "" for row in read_rows(documents, what)]
-        texts = [row for row in rows if row]
-        if not texts:
-            raise UserError(f"{what} holds no text; check the file")
-        if corpus.messages_field:
-            return EvalChats(corpus, texts)
+    with readable(corpus.source):
+        rows = [row["text"] or "" for row in load_documents(replace(corpus, streaming=True))]
+    texts = [row for row in rows if row]
+    if not texts:
+        raise UserError(f"--text {corpus.source!r} holds no text; check the file")
+    if corpus.messages_field:
+        return EvalChats(corpus, texts)
+    pieces = find_pieces(corpus)
+    if len(pieces) != 1 or pieces[0].kind != "text":
         return EvalText("\n\n".join(texts), "\n\n".join(rows))
-    try:
-        text = file.read_bytes().decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{what} can't be read as UTF-8 text ({error}); convert it") from error
+    text = "".join(texts)
     return EvalText(text, "\n\n".join(line if line.strip() else "" for line in io.StringIO(text)))
 
 
