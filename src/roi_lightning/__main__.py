@@ -1,20 +1,47 @@
 """`roi-lightning` and `python -m roi_lightning`: one entry for all commands."""
 
+import io
 import logging
+import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import version
-from pathlib import Path
 from platform import python_version
 from typing import Final
 
+from typing_extensions import override
+
 from roi_lightning.cli.commands import COMMANDS, CONFIGURED, PLAIN
-from roi_lightning.errors import UserError, brief, did_you_mean
+from roi_lightning.errors import UserError, brief, did_you_mean, reason
 from roi_lightning.utils.entry_points import added, load, summary
 
 # transformers imports torchao wherever it is installed, and torchao warns of parts that other machines need.
 _TALKATIVE: Final = "torchao", "torch.utils._pytree"
+
+
+class Stream(io.TextIOWrapper):
+    """A stream for people: what its encoding lacks is spelled out, what nobody reads any more is dropped.
+
+    Args:
+        of: One of the process's own, which goes on being used.
+    """
+
+    def __init__(self, of: io.TextIOWrapper) -> None:
+        super().__init__(of.buffer, of.encoding, "backslashreplace", line_buffering=True)
+        self._of = of  # which closes the buffer when it goes
+
+    @override
+    def write(self, text: str) -> int:
+        with suppress(BrokenPipeError):
+            super().write(text)
+        return len(text)
+
+    @override
+    def flush(self) -> None:
+        with suppress(BrokenPipeError):
+            super().flush()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,11 +53,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit status: 0 for success, 1 for a failure, 2 for a wrong command line.
     """
+    if argv is None:
+        # Class paths may name files of the working folder; last, so that none stands in for a library.
+        sys.path.append("")
+        for name in ("stdout", "stderr"):  # None where it was closed
+            setattr(sys, name, Stream(getattr(sys, name) or open(os.devnull, "w")))  # noqa: PTH123, SIM115
     args = [_underscored(word) for word in (sys.argv[1:] if argv is None else argv)]
-    here = str(Path.cwd())
-    if argv is None and not {"", here} & {*sys.path}:
-        # As python -m does, so that class paths may name files of the working folder.
-        sys.path.insert(0, here)
     if args[:1] == ["--version"]:
         sys.stdout.write(_versions())
         return 0
@@ -43,6 +71,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _dispatch(args)
     except UserError as error:
         sys.stderr.write(f"error: {brief(str(error))}\n")
+        return 1
+    except (OSError, UnicodeError, RecursionError, MemoryError) as error:
+        # What the system or an encoding refuses, wherever that happens; a mistake of ours is none of these.
+        given = f" in {error.object[:80]!r}" if hasattr(error, "object") else ""
+        sys.stderr.write(f"error: {reason(error)}{given}; check the path or text, or give another\n")
         return 1
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
@@ -97,4 +130,6 @@ def _overview() -> str:
 
 
 if __name__ == "__main__":
+    if not sys.flags.safe_path:
+        del sys.path[0]  # the working folder
     sys.exit(main())

@@ -1,12 +1,15 @@
 """Errors that a user can mend, which commands print without a traceback, and what their messages share."""
 
 import importlib.util
+import os
 from collections.abc import Iterable
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Final, Literal
 
 _MOST: Final = 600
 _LONGEST_REASON: Final = 200
+LONGEST_NAME: Final = 255  # of a file, in bytes
 
 
 class UserError(ValueError):
@@ -28,6 +31,20 @@ def check_at_least(options: object, prefix: str = "--", **lowest: float) -> None
         value = getattr(options, name, None)
         if value is not None and not value >= minimum:
             raise UserError(f"{prefix}{name} is {value}; give at least {minimum}")
+
+
+def user_path(text: str) -> Path:
+    """What a user typed as a path: one that is there as it stands, else with `~` and `~name` for home folders.
+
+    Raises:
+        UserError: If it is empty, or no file could have that name.
+    """
+    if not text.strip():
+        raise UserError("a path is empty; give one")
+    path = Path(text if os.path.lexists(text) else os.path.expanduser(text))  # noqa: PTH111
+    if any(len(os.fsencode(part)) > LONGEST_NAME for part in path.parts):
+        raise UserError(f"{text[:80]!r} … is too long for a path; give one of at most {LONGEST_NAME} bytes a name")
+    return path
 
 
 def reason(error: BaseException) -> str:

@@ -2,6 +2,7 @@
 
 import logging
 import os
+from argparse import SUPPRESS
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -14,11 +15,11 @@ from lightning.pytorch.utilities import rank_zero_info
 from typing_extensions import override
 
 from roi_lightning.cli.commands import SHORT, sentence
-from roi_lightning.cli.config_files import ConfigByName, own_settings
+from roi_lightning.cli.config_files import EXTENDS, ConfigByName
 from roi_lightning.cli.log_folders import leave_folder_open, with_log_folders
 from roi_lightning.cli.options import PROGRAM, LineParser, descriptions
 from roi_lightning.data import CalibrationDataModule
-from roi_lightning.errors import UserError, brief
+from roi_lightning.errors import LONGEST_NAME, UserError, brief, user_path
 
 # Imported so that YAML may name them without their module.
 from roi_lightning.learning.base import MaskLearningModule
@@ -42,7 +43,6 @@ _METHODS: Final = ("fit", "validate", "export")  # of the trainer
 _NO_OPTIONS: Final = frozenset(
     {"model", "datamodule", "train_dataloaders", "val_dataloaders", "dataloaders", *_FLAGS}
 )
-_LONGEST_NAME: Final = 255  # bytes; file systems allow no more
 # The data module divides windows over ranks itself; the learner says in a line what it will learn.
 _TRAINER_DEFAULTS: Final = {
     "use_distributed_sampler": False,
@@ -76,7 +76,7 @@ class Parser(LineParser, LightningArgumentParser):
     @override
     def parse_string(self, content: str, *args: Any, **kwargs: Any) -> Namespace:
         load_named_classes(content)
-        parsed: Namespace = super().parse_string(own_settings(content), *args, **kwargs)
+        parsed: Namespace = super().parse_string(content, *args, **kwargs)
         return parsed
 
     @override
@@ -142,6 +142,7 @@ class RoICLI(LightningCLI):
         name = f"{PROGRAM} {self.command}"
         parser = self.parser_class(**kwargs, prog=name, usage=usage, description=about, epilog=_EPILOG)
         parser.add_argument("-c", "--config", action=ConfigByName, help=_CONFIG_HELP)
+        parser.add_argument(f"--{EXTENDS}", type=Any, default=SUPPRESS, help=SUPPRESS)  # of a file, which takes it
         parser.logger = log = logging.getLogger("roi_lightning.parser")
         log.setLevel(logging.DEBUG)
         log.propagate, log.handlers = False, [DroppedOptions()]
@@ -179,12 +180,9 @@ class RoICLI(LightningCLI):
             group_options(parser, everything="--help_all" in asked)
             parser.print_help()
             parser.exit()
-        try:
-            self.config = parser.parse_args(words)
-        except (RecursionError, UnicodeError, OSError) as error:
-            raise UserError(
-                f"the command line or a file it names can't be read: {error}; give another"
-            ) from error
+        self.config = parser.parse_args(words)
+        if EXTENDS in self.config:
+            raise UserError(f"--{EXTENDS} is for a configuration's file; repeat --config on the command line")
         if self.command in ("validate", "export") and self.config["ckpt_path"] is None:
             raise UserError(
                 f"{self.command} needs --ckpt_path; give a file from the run's checkpoints/ folder"
@@ -209,6 +207,7 @@ class RoICLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> RoITrainer:
         config = self.config_init["trainer"]
         chosen = config.get("callbacks") or []
+        chosen = chosen if isinstance(chosen, list) else [chosen]
         if config.get("enable_progress_bar") is not False:
             chosen = with_progress(chosen)
         config["callbacks"] = chosen
@@ -232,7 +231,7 @@ class RoICLI(LightningCLI):
         if root is not None and not root.strip():
             raise UserError("trainer.default_root_dir is empty; give a folder, or leave it out for runs/NAME")
         if name is None and root is not None:
-            return Path(root)
+            return user_path(root)
         if name is None:
             files = self.config["config"] or []
             lm = self.config["model"]["init_args"]["lm"]
@@ -243,13 +242,13 @@ class RoICLI(LightningCLI):
             Path(name).name != name
             or not name.strip()
             or name == ".."
-            or len(os.fsencode(name)) > _LONGEST_NAME
+            or len(os.fsencode(name)) > LONGEST_NAME
         ):
             raise UserError(
-                f"--run is {name!r}; give a plain name of at most {_LONGEST_NAME} bytes, or a folder with "
+                f"--run is {name!r}; give a plain name of at most {LONGEST_NAME} bytes, or a folder with "
                 "--trainer.default_root_dir"
             )
-        return Path(root or RUNS) / name
+        return user_path(str(root or RUNS)) / name
 
     def run(self) -> None:
         """Run the command, after all checks that need neither text nor weights."""

@@ -7,6 +7,7 @@ as a `chat_document`.
 import glob
 import hashlib
 import json
+import os
 import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,8 +17,6 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
-
-import yaml
 
 from roi_lightning.data.chats import chat_document
 from roi_lightning.data.files import (
@@ -30,6 +29,7 @@ from roi_lightning.data.files import (
     text_passages,
 )
 from roi_lightning.errors import UserError, reason
+from roi_lightning.utils.third_party import parse_typed
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
@@ -107,13 +107,13 @@ def as_corpora(value: Sequence[Corpus | str] | str) -> list[Corpus]:
 
 def _parse(text: str) -> Corpus:
     """A corpus as a command line spells it: a source, or a mapping with the fields of Corpus in braces."""
-    if not text.startswith("{"):
+    if not text.startswith("{") or os.path.lexists(text):
         return Corpus(text)
     try:
-        return Corpus(**yaml.safe_load(text))
-    except (yaml.YAMLError, TypeError) as error:
+        return parse_typed(Corpus, text)
+    except ValueError as error:
         raise UserError(
-            f"corpus {text!r} is no mapping with the fields of Corpus ({reason(error)}); name its source"
+            f"corpus {text!r} is no mapping with the fields of Corpus: {error}; name its source"
         ) from error
 
 

@@ -72,8 +72,8 @@ class CalibrationDataModule(LightningDataModule):
         tokenizer_revision: str | None = None,
         trust_remote_code: bool = False,
         # str comes first: jsonargparse reads an existing file given for a list as one item per line
-        corpora: str | list[Corpus | str] = "python-docs",
-        val_corpora: str | list[Corpus | str] | None = None,
+        corpora: str | Corpus | list[Corpus | str] = "python-docs",
+        val_corpora: str | Corpus | list[Corpus | str] | None = None,
         seq_len: int = 1024,
         batch_size: int = 1,
         windows_per_step: int | None = None,

@@ -8,7 +8,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from roi_lightning.errors import UserError
+from jinja2 import TemplateError
+
+from roi_lightning.errors import UserError, reason
 from roi_lightning.learning.run_folder import BEFORE, MASK, REPORT, SUMMARY
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.masks.overlap import shown_layers
@@ -71,7 +73,14 @@ def write_report(folder: Path, out: Path) -> None:
     check_writable(out)
     if out.exists() and GENERATOR not in out.read_text(encoding="utf-8", errors="replace"):
         raise UserError(f"{str(out)!r} exists and is no report; remove it, or give another path")
-    content = render(read_run(folder), str(folder))
+    run = read_run(folder)
+    try:
+        content = render(run, str(folder))
+    except UserError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, TemplateError) as error:
+        damaged = f"{REPORT} or {SUMMARY} of {str(folder)!r} is damaged ({type(error).__name__}: {reason(error)})"
+        raise UserError(f"{damaged}; move it away") from error
     with written_aside(out) as partial:
         partial.write_text(content, encoding="utf-8")
 
