@@ -9,9 +9,7 @@ from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import version
 from platform import python_version
-from typing import Final
-
-from typing_extensions import override
+from typing import Any, Final
 
 from roi_lightning.cli.commands import COMMANDS, CONFIGURED, PLAIN
 from roi_lightning.errors import UserError, brief, did_you_mean, reason
@@ -21,27 +19,13 @@ from roi_lightning.utils.entry_points import added, load, summary
 _TALKATIVE: Final = "torchao", "torch.utils._pytree"
 
 
-class Stream(io.TextIOWrapper):
-    """A stream for people: what its encoding lacks is spelled out, what nobody reads any more is dropped.
+class Output(io.FileIO):
+    """A stream of the process, which drops what nobody reads any more."""
 
-    Args:
-        of: One of the process's own, which goes on being used.
-    """
-
-    def __init__(self, of: io.TextIOWrapper) -> None:
-        super().__init__(of.buffer, of.encoding, "backslashreplace", line_buffering=True)
-        self._of = of  # which closes the buffer when it goes
-
-    @override
-    def write(self, text: str) -> int:
+    def write(self, data: Any, /) -> int:
         with suppress(BrokenPipeError):
-            super().write(text)
-        return len(text)
-
-    @override
-    def flush(self) -> None:
-        with suppress(BrokenPipeError):
-            super().flush()
+            return super().write(data)
+        return len(data)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -56,8 +40,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
         # Class paths may name files of the working folder; last, so that none stands in for a library.
         sys.path.append("")
-        for name in ("stdout", "stderr"):  # None where it was closed
-            setattr(sys, name, Stream(getattr(sys, name) or open(os.devnull, "w")))  # noqa: PTH123, SIM115
+        for name in ("stdout", "stderr"):
+            stream = getattr(sys, name) or open(os.devnull, "w")  # noqa: PTH123, SIM115 - None where it was closed
+            buffer = io.BufferedWriter(Output(os.dup(stream.fileno()), "w"))
+            setattr(
+                sys, name, io.TextIOWrapper(buffer, stream.encoding, "backslashreplace", line_buffering=True)
+            )
     args = [_underscored(word) for word in (sys.argv[1:] if argv is None else argv)]
     if args[:1] == ["--version"]:
         sys.stdout.write(_versions())

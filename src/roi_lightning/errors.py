@@ -9,7 +9,6 @@ from typing import Final, Literal
 
 _MOST: Final = 600
 _LONGEST_REASON: Final = 200
-LONGEST_NAME: Final = 255  # of a file, in bytes
 
 
 class UserError(ValueError):
@@ -33,18 +32,15 @@ def check_at_least(options: object, prefix: str = "--", **lowest: float) -> None
             raise UserError(f"{prefix}{name} is {value}; give at least {minimum}")
 
 
-def user_path(text: str) -> Path:
-    """What a user typed as a path: one that is there as it stands, else with `~` and `~name` for home folders.
+def user_path(text: str, what: str = "a path") -> Path:
+    """The path that a user means: as it stands if it is there, else with `~` and `~name` for home folders.
 
     Raises:
-        UserError: If it is empty, or no file could have that name.
+        UserError: If it is empty, naming `what` is.
     """
     if not text.strip():
-        raise UserError("a path is empty; give one")
-    path = Path(text if os.path.lexists(text) else os.path.expanduser(text))  # noqa: PTH111
-    if any(len(os.fsencode(part)) > LONGEST_NAME for part in path.parts):
-        raise UserError(f"{text[:80]!r} … is too long for a path; give one of at most {LONGEST_NAME} bytes a name")
-    return path
+        raise UserError(f"{what} is empty; give one")
+    return Path(text if os.path.lexists(text) else os.path.expanduser(text))  # noqa: PTH111
 
 
 def reason(error: BaseException) -> str:

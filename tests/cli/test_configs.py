@@ -240,7 +240,7 @@ def test_a_file_wins_over_what_it_extends(lab):
         "own/a.yaml": "model: { init_args: { lam: { class_path: Exponential }, pattern: 1:4 } }\n"
         "extends: base\ndata: { seq_len: 16 }\n",
         "b.yaml": "data: { batch_size: 3 }\n",
-        "alone.yaml": "\ufeff# no more than\n\"extends\" :\n  quickstart\n",
+        "alone.yaml": '\ufeff# no more than\n"extends" :\n  quickstart\n',
         "flow.yaml": "{extends: alone, trainer: {max_steps: 3}}",
         "bad.yaml": "extends: alone\ntrainer: {max_steps: 3\nmodel: {}\n",
     }

@@ -57,9 +57,7 @@ def main(argv: Sequence[str]) -> int:
     jsons = [path for path in (options.out / "overlap.json", options.json) if path]
     for path in jsons:
         check_writable(path)
-    masks = {
-        name: MaskSet.load(user_path(path)) for name, path in progress([*paths.items()], "reading")
-    }
+    masks = {name: MaskSet.load(user_path(path)) for name, path in progress([*paths.items()], "reading")}
     overlaps = _overlaps(masks)
     picture = _draw(masks)
     for path in jsons:

@@ -1,7 +1,5 @@
 """Find a configuration by its bare name, here, in ./configs, or among those of the package, and what it extends."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -69,24 +67,17 @@ def with_extended(file: Path) -> list[Path]:
 
 def _extended(file: Path) -> str | None:
     try:
-        with _readable(file):
-            content = get_loader("yaml")(file.read_text(encoding="utf-8"))
+        content = get_loader("yaml")(file.read_text(encoding="utf-8"))
     except yaml.YAMLError:  # of which the parser says more
         return None
+    except (OSError, RecursionError, UnicodeDecodeError) as error:
+        raise UserError(f"configuration {str(file)!r} can't be read: {error}; give a YAML file") from error
     if not isinstance(content, dict) or EXTENDS not in content:
         return None
     name = content[EXTENDS]
     if not isinstance(name, str):
         raise UserError(f"{str(file)!r} extends {name!r}; give one configuration's name")
     return name
-
-
-@contextmanager
-def _readable(file: Path) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, RecursionError, UnicodeDecodeError) as error:
-        raise UserError(f"configuration {str(file)!r} can't be read: {error}; give a YAML file") from error
 
 
 class ConfigByName(ActionConfigFile):
@@ -98,8 +89,7 @@ class ConfigByName(ActionConfigFile):
         for file in files:
             # The parser names this file if it finds a mistake in it.
             parser.reading = file
-            with _readable(file):
-                super().__call__(parser, cfg, str(file), option_string)  # type: ignore[no-untyped-call]
+            super().__call__(parser, cfg, str(file), option_string)  # type: ignore[no-untyped-call]
             cfg.pop(EXTENDS, None)
         # A run is named after the files that were typed.
         del cfg[self.dest][-len(files) : -1]

@@ -19,7 +19,7 @@ from roi_lightning.cli.config_files import EXTENDS, ConfigByName
 from roi_lightning.cli.log_folders import leave_folder_open, with_log_folders
 from roi_lightning.cli.options import PROGRAM, LineParser, descriptions
 from roi_lightning.data import CalibrationDataModule
-from roi_lightning.errors import LONGEST_NAME, UserError, brief, user_path
+from roi_lightning.errors import UserError, brief, user_path
 
 # Imported so that YAML may name them without their module.
 from roi_lightning.learning.base import MaskLearningModule
@@ -43,6 +43,7 @@ _METHODS: Final = ("fit", "validate", "export")  # of the trainer
 _NO_OPTIONS: Final = frozenset(
     {"model", "datamodule", "train_dataloaders", "val_dataloaders", "dataloaders", *_FLAGS}
 )
+_LONGEST_NAME: Final = 255  # bytes; file systems allow no more
 # The data module divides windows over ranks itself; the learner says in a line what it will learn.
 _TRAINER_DEFAULTS: Final = {
     "use_distributed_sampler": False,
@@ -112,10 +113,8 @@ class SaveFitConfig(SaveConfigCallback):
         for name in _BEGINNING:
             self.config.pop(name, None)
         if trainer.is_global_zero:
-            folder = run_folder(trainer)
-            folder.mkdir(parents=True, exist_ok=True)
             options = {"skip_none": False, "skip_validation": True, "overwrite": True}
-            self.parser.save(self.config, folder / CONFIG, **options)
+            self.parser.save(self.config, run_folder(trainer) / CONFIG, **options)
 
 
 class RoICLI(LightningCLI):
@@ -142,7 +141,7 @@ class RoICLI(LightningCLI):
         name = f"{PROGRAM} {self.command}"
         parser = self.parser_class(**kwargs, prog=name, usage=usage, description=about, epilog=_EPILOG)
         parser.add_argument("-c", "--config", action=ConfigByName, help=_CONFIG_HELP)
-        parser.add_argument(f"--{EXTENDS}", type=Any, default=SUPPRESS, help=SUPPRESS)  # of a file, which takes it
+        parser.add_argument(f"--{EXTENDS}", type=Any, default=SUPPRESS, help=SUPPRESS)  # in a file
         parser.logger = log = logging.getLogger("roi_lightning.parser")
         log.setLevel(logging.DEBUG)
         log.propagate, log.handlers = False, [DroppedOptions()]
@@ -182,7 +181,7 @@ class RoICLI(LightningCLI):
             parser.exit()
         self.config = parser.parse_args(words)
         if EXTENDS in self.config:
-            raise UserError(f"--{EXTENDS} is for a configuration's file; repeat --config on the command line")
+            raise UserError(f"--{EXTENDS} is for a configuration's file; give --config once more")
         if self.command in ("validate", "export") and self.config["ckpt_path"] is None:
             raise UserError(
                 f"{self.command} needs --ckpt_path; give a file from the run's checkpoints/ folder"
@@ -228,27 +227,21 @@ class RoICLI(LightningCLI):
             UserError: If the name is no name of a folder.
         """
         name: str | None = self.config["run"]
-        if root is not None and not root.strip():
-            raise UserError("trainer.default_root_dir is empty; give a folder, or leave it out for runs/NAME")
+        folder = RUNS if root is None else user_path(root, "trainer.default_root_dir")
         if name is None and root is not None:
-            return user_path(root)
+            return folder
         if name is None:
             files = self.config["config"] or []
             lm = self.config["model"]["init_args"]["lm"]
             name = "+".join(Path(str(file)).stem for file in files) or Path(lm).name
             # Kept in the run's config.yaml, with which it continues in the same folder.
             self.config["run"] = name
-        if (
-            Path(name).name != name
-            or not name.strip()
-            or name == ".."
-            or len(os.fsencode(name)) > LONGEST_NAME
-        ):
+        if Path(name).name != name or name.strip() in ("", "..") or len(os.fsencode(name)) > _LONGEST_NAME:
             raise UserError(
-                f"--run is {name!r}; give a plain name of at most {LONGEST_NAME} bytes, or a folder with "
+                f"--run is {name!r}; give a plain name of at most {_LONGEST_NAME} bytes, or a folder with "
                 "--trainer.default_root_dir"
             )
-        return user_path(str(root or RUNS)) / name
+        return folder / name
 
     def run(self) -> None:
         """Run the command, after all checks that need neither text nor weights."""

@@ -18,6 +18,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from jsonargparse import ArgumentError, ArgumentParser
+
 from roi_lightning.data.chats import chat_document
 from roi_lightning.data.files import (
     OPENERS,
@@ -28,8 +30,7 @@ from roi_lightning.data.files import (
     text_document,
     text_passages,
 )
-from roi_lightning.errors import UserError, reason
-from roi_lightning.utils.third_party import parse_typed
+from roi_lightning.errors import UserError, brief, reason
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
@@ -80,7 +81,7 @@ class Corpus:
         return partial(chat_document, source=self.source)
 
 
-def as_corpora(value: Sequence[Corpus | str] | str) -> list[Corpus]:
+def as_corpora(value: Sequence[Corpus | str] | Corpus | str) -> list[Corpus]:
     """Convert every accepted form of corpora to a list.
 
     Raises:
@@ -109,12 +110,16 @@ def _parse(text: str) -> Corpus:
     """A corpus as a command line spells it: a source, or a mapping with the fields of Corpus in braces."""
     if not text.startswith("{") or os.path.lexists(text):
         return Corpus(text)
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--corpus", type=Corpus)
     try:
-        return parse_typed(Corpus, text)
-    except ValueError as error:
+        made: Corpus = parser.instantiate_classes(parser.parse_args([f"--corpus={text}"])).corpus
+    except (ArgumentError, TypeError, ValueError) as error:
+        said = brief(str(error))
         raise UserError(
-            f"corpus {text!r} is no mapping with the fields of Corpus: {error}; name its source"
+            f"corpus {text!r} is none: {said}; give a mapping with the fields of Corpus"
         ) from error
+    return made
 
 
 def load_documents(corpus: Corpus, cache_dir: str | None = None) -> "Dataset | IterableDataset":

@@ -24,7 +24,7 @@ from roi_lightning.learning.fsdp import FSDP2Strategy
 from roi_lightning.learning.optim import check_trainer, count_micro_batches
 from roi_lightning.learning.recipe import Recipe, check_same_run, run_recipe, without_text
 from roi_lightning.learning.resume import check_checkpoint, check_resumable, newest_checkpoint, stored_recipe
-from roi_lightning.learning.run_folder import CONFIG, claim_folder, keep_checkpoints_in_folder
+from roi_lightning.learning.run_folder import CONFIG, claim_folder, keep_checkpoints_in_folder, lock_folder
 from roi_lightning.utils.atomic_io import check_writable
 from roi_lightning.utils.devices import denormals_as_zero
 
@@ -133,7 +133,7 @@ class RoITrainer(Trainer):
             ranks, parts, size = self.world_size, self.accumulate_grad_batches, data.batch_size
             made_of = f"devices {ranks} x micro-batches {parts} x data.batch_size {size}"
             rank_zero_info(f"windows of a step: {ranks * parts * size} ({made_of})")
-        with denormals_as_zero():
+        with lock_folder(self), denormals_as_zero():
             super().fit(model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, weights_only)
 
     @override

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from jsonargparse import ArgumentError, ArgumentParser
 from transformers.modeling_utils import PreTrainedModel
 
 from roi_lightning.data import CalibrationDataModule
-from roi_lightning.errors import UserError, check_at_least, did_you_mean
+from roi_lightning.errors import UserError, brief, check_at_least, did_you_mean
 from roi_lightning.masks.layer_patterns import Pattern, mixed_pattern
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.config import check_positions
@@ -24,7 +25,6 @@ from roi_lightning.oneshot import (
 )
 from roi_lightning.utils.devices import choose_device
 from roi_lightning.utils.entry_points import added, load, load_named_classes
-from roi_lightning.utils.third_party import parse_typed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,10 +134,15 @@ class PruneConfig:
 
 def _by_class_path(text: str) -> OneShotMethod:
     load_named_classes(text)
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--method", type=OneShotMethod)
     try:
-        return parse_typed(OneShotMethod, text)  # type: ignore[type-abstract]
-    except ValueError as error:
+        made: OneShotMethod = parser.instantiate_classes(parser.parse_args([f"--method={text}"])).method
+    except (ArgumentError, TypeError, ValueError) as error:
+        # The first line names the option.
+        said = brief(str(error).partition("\n")[2] or str(error))
         raise UserError(
-            f"method {text!r} can't be made: {error}; choose among {', '.join(METHODS)} or give the class path of a "
+            f"method {text!r} can't be made: {said}; choose among {', '.join(METHODS)} or give the class path of a "
             f"OneShotMethod{did_you_mean(text, METHODS)}"
         ) from error
+    return made

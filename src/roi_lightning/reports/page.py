@@ -73,14 +73,14 @@ def write_report(folder: Path, out: Path) -> None:
     check_writable(out)
     if out.exists() and GENERATOR not in out.read_text(encoding="utf-8", errors="replace"):
         raise UserError(f"{str(out)!r} exists and is no report; remove it, or give another path")
-    run = read_run(folder)
     try:
-        content = render(run, str(folder))
+        content = render(read_run(folder), str(folder))
     except UserError:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, TemplateError) as error:
-        damaged = f"{REPORT} or {SUMMARY} of {str(folder)!r} is damaged ({type(error).__name__}: {reason(error)})"
-        raise UserError(f"{damaged}; move it away") from error
+        raise UserError(
+            f"{SUMMARY} or {REPORT} in {str(folder)!r} is damaged ({reason(error)}); move it away"
+        ) from error
     with written_aside(out) as partial:
         partial.write_text(content, encoding="utf-8")
 
@@ -213,12 +213,7 @@ def read_run(folder: Path) -> Run:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
-    try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{str(path)!r} is damaged ({error}); move it away") from error
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     return content
 
 

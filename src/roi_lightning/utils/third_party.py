@@ -4,31 +4,10 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TypeVar
 
-from jsonargparse import ArgumentError, ArgumentParser
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from roi_lightning.errors import UserError, brief
-
-T = TypeVar("T")
-
-
-def parse_typed(kind: type[T], text: str) -> T:
-    """Make an object of what a user typed: a mapping of its fields, or a class path with options, as in YAML.
-
-    Raises:
-        ValueError: Saying what is wrong with it in a line.
-    """
-    parser = ArgumentParser(exit_on_error=False)
-    name = kind.__name__.lower()
-    parser.add_argument(f"--{name}", type=kind)
-    try:
-        made: T = parser.instantiate_classes(parser.parse_args([f"--{name}={text}"]))[name]
-    except (ArgumentError, TypeError, ValueError) as error:
-        # The first line names the option.
-        raise ValueError(brief(str(error).partition("\n")[2] or str(error))) from error
-    return made
 
 
 @contextmanager
