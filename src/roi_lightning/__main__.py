@@ -11,6 +11,8 @@ from importlib.metadata import version
 from platform import python_version
 from typing import Any, Final
 
+from typing_extensions import override
+
 from roi_lightning.cli.commands import COMMANDS, CONFIGURED, PLAIN
 from roi_lightning.errors import UserError, brief, did_you_mean, reason
 from roi_lightning.utils.entry_points import added, load, summary
@@ -22,6 +24,7 @@ _TALKATIVE: Final = "torchao", "torch.utils._pytree"
 class Output(io.FileIO):
     """A stream of the process, which drops what nobody reads any more."""
 
+    @override
     def write(self, data: Any, /) -> int:
         with suppress(BrokenPipeError):
             return super().write(data)
@@ -41,11 +44,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Class paths may name files of the working folder; last, so that none stands in for a library.
         sys.path.append("")
         for name in ("stdout", "stderr"):
-            stream = getattr(sys, name) or open(os.devnull, "w")  # noqa: PTH123, SIM115 - None where it was closed
-            buffer = io.BufferedWriter(Output(os.dup(stream.fileno()), "w"))
-            setattr(
-                sys, name, io.TextIOWrapper(buffer, stream.encoding, "backslashreplace", line_buffering=True)
-            )
+            stream = getattr(sys, name)  # None where it was closed
+            buffer = io.BufferedWriter(Output(os.dup(stream.fileno()) if stream else os.devnull, "w"))
+            encoding = stream.encoding if stream else None
+            setattr(sys, name, io.TextIOWrapper(buffer, encoding, "backslashreplace", line_buffering=True))
     args = [_underscored(word) for word in (sys.argv[1:] if argv is None else argv)]
     if args[:1] == ["--version"]:
         sys.stdout.write(_versions())

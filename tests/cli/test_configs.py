@@ -242,7 +242,6 @@ def test_a_file_wins_over_what_it_extends(lab):
         "b.yaml": "data: { batch_size: 3 }\n",
         "alone.yaml": '\ufeff# no more than\n"extends" :\n  quickstart\n',
         "flow.yaml": "{extends: alone, trainer: {max_steps: 3}}",
-        "bad.yaml": "extends: alone\ntrainer: {max_steps: 3\nmodel: {}\n",
     }
     write(lab.folder, files)
     cli = instantiate("-c", "own/a.yaml", "-c", "b", "--model.lm", lab.model)
@@ -322,6 +321,9 @@ def test_callbacks_are_added_to_those_that_are_there(lab):
     }
     assert toggle == "StraightThroughToggle"
     assert len(after) == len(before) + 1
+    (lab.folder / "one.yaml").write_text("trainer: {max_steps: 1, callbacks: {class_path: HardenMasks}}")
+    alone = build(["-c", "one.yaml", "--model.lm", str(lab.model)]).trainer.callbacks
+    assert HardenMasks in {type(callback) for callback in alone}
 
 
 def test_a_sampler_alone_leaves_the_schedules_as_they_are(lab):

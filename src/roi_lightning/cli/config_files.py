@@ -70,7 +70,7 @@ def _extended(file: Path) -> str | None:
         content = get_loader("yaml")(file.read_text(encoding="utf-8"))
     except yaml.YAMLError:  # of which the parser says more
         return None
-    except (OSError, RecursionError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"configuration {str(file)!r} can't be read: {error}; give a YAML file") from error
     if not isinstance(content, dict) or EXTENDS not in content:
         return None
@@ -89,7 +89,10 @@ class ConfigByName(ActionConfigFile):
         for file in files:
             # The parser names this file if it finds a mistake in it.
             parser.reading = file
-            super().__call__(parser, cfg, str(file), option_string)  # type: ignore[no-untyped-call]
+            try:
+                super().__call__(parser, cfg, str(file), option_string)  # type: ignore[no-untyped-call]
+            except RecursionError as error:
+                parser.error(f"can't be read: {error}; give a YAML file")
             cfg.pop(EXTENDS, None)
         # A run is named after the files that were typed.
         del cfg[self.dest][-len(files) : -1]
