@@ -115,10 +115,7 @@ def _parse(text: str) -> Corpus:
     try:
         made: Corpus = parser.instantiate_classes(parser.parse_args([f"--corpus={text}"])).corpus
     except (ArgumentError, TypeError, ValueError) as error:
-        said = brief(str(error))
-        raise UserError(
-            f"corpus {text!r} is none: {said}; give a mapping with the fields of Corpus"
-        ) from error
+        raise UserError(f"corpus {text!r} is none: {brief(str(error))}; name its source") from error
     return made
 
 

@@ -59,9 +59,7 @@ def lock_folder(trainer: Trainer) -> TextIO:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.close()
-        raise UserError(
-            f"a run is going on in {str(folder)!r}; wait, or name this run (--run NAME)"
-        ) from None
+        raise UserError(f"a run is going on in {str(folder)!r}; wait, or name this one (--run)") from None
     return file
 
 

@@ -78,9 +78,7 @@ def write_report(folder: Path, out: Path) -> None:
     except UserError:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, TemplateError) as error:
-        raise UserError(
-            f"{SUMMARY} or {REPORT} in {str(folder)!r} is damaged ({reason(error)}); move it away"
-        ) from error
+        raise UserError(f"{SUMMARY} or {REPORT} in {folder} is damaged ({reason(error)}); move it") from error
     with written_aside(out) as partial:
         partial.write_text(content, encoding="utf-8")
 
