@@ -190,7 +190,6 @@ CHAINS = {
     "in quotes, remarked": ({"a.yaml": "extends: 'quickstart' # it\n"}, "a", ["quickstart", "a"]),
     "after other keys": ({"a.yaml": "trainer: {}\nextends: quickstart"}, "a", ["quickstart", "a"]),
     "a mark, another spelling": ({"a.yaml": "\ufeff'extends' :\n  quickstart\n"}, "a", ["quickstart", "a"]),
-    "in braces": ({"a.yaml": "{extends: quickstart, trainer: {}}"}, "a", ["quickstart", "a"]),
     "beside the file": (
         {"there/a.yaml": "extends: b.yaml\n", "there/b.yaml": "{}", "b.yaml": "extends: quickstart\n"},
         "there/a.yaml",

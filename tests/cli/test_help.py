@@ -161,10 +161,8 @@ def test_class_paths_may_name_files_of_the_working_folder_and_replace_no_library
 
 @pytest.mark.parametrize(
     ("command", "stdout", "status"),
-    [
-        *(("verify", stdout, 0) for stdout in ("left", "closed", "ascii")),
-        *((command, "full", 1) for command in ("compare", "evaluate", "plan", "verify")),
-    ],
+    [("verify", stdout, 0) for stdout in ("left", "closed", "ascii")]
+    + [(command, "full", 1) for command in ("compare", "evaluate", "plan", "verify")],
 )
 def test_results_and_status_do_not_hang_on_what_can_be_printed(bench, started, command, stdout, status):
     words = {
