@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import yaml
 
-from roi_lightning.cli.config_files import find_config, own_settings, with_extended
+from roi_lightning.cli.config_files import EXTENDS, find_config, with_extended
 
 # Of a configuration; a name does without them.
 _LEVELS: Final = ("class_path", "init_args")
@@ -50,7 +50,8 @@ def _options(arguments: Sequence[str]) -> Iterator[tuple[str, Any]]:
         value = joined if equals else following
         if typed in _CONFIG:
             for file in with_extended(find_config(value)):
-                yield from _flat(yaml.safe_load(own_settings(file.read_text(encoding="utf-8"))))
+                content = yaml.safe_load(file.read_text(encoding="utf-8"))
+                yield from _flat({name: value for name, value in content.items() if name != EXTENDS})
         elif typed.startswith("--"):
             yield _short(typed.removeprefix("--")), yaml.safe_load(value)
 

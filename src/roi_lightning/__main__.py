@@ -1,20 +1,34 @@
 """`roi-lightning` and `python -m roi_lightning`: one entry for all commands."""
 
+import io
 import logging
+import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import version
-from pathlib import Path
 from platform import python_version
-from typing import Final
+from typing import Any, Final
+
+from typing_extensions import override
 
 from roi_lightning.cli.commands import COMMANDS, CONFIGURED, PLAIN
-from roi_lightning.errors import UserError, brief, did_you_mean
+from roi_lightning.errors import UserError, brief, did_you_mean, reason
 from roi_lightning.utils.entry_points import added, load, summary
 
 # transformers imports torchao wherever it is installed, and torchao warns of parts that other machines need.
 _TALKATIVE: Final = "torchao", "torch.utils._pytree"
+
+
+class Output(io.FileIO):
+    """A stream of the process, which drops what nobody reads any more."""
+
+    @override
+    def write(self, data: Any, /) -> int:
+        with suppress(BrokenPipeError):
+            return super().write(data)
+        return len(data)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,11 +40,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit status: 0 for success, 1 for a failure, 2 for a wrong command line.
     """
+    if argv is None:
+        # Class paths may name files of the working folder; last, so that none stands in for a library.
+        sys.path.append("")
+        for name in ("stdout", "stderr"):
+            stream = getattr(sys, name)  # None where it was closed
+            buffer = io.BufferedWriter(Output(os.dup(stream.fileno()) if stream else os.devnull, "w"))
+            encoding = stream.encoding if stream else None
+            setattr(sys, name, io.TextIOWrapper(buffer, encoding, "backslashreplace", line_buffering=True))
     args = [_underscored(word) for word in (sys.argv[1:] if argv is None else argv)]
-    here = str(Path.cwd())
-    if argv is None and not {"", here} & {*sys.path}:
-        # As python -m does, so that class paths may name files of the working folder.
-        sys.path.insert(0, here)
     if args[:1] == ["--version"]:
         sys.stdout.write(_versions())
         return 0
@@ -43,6 +61,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _dispatch(args)
     except UserError as error:
         sys.stderr.write(f"error: {brief(str(error))}\n")
+        return 1
+    except (OSError, UnicodeError, RecursionError, MemoryError) as error:
+        # What the system or an encoding refuses, wherever that happens; a mistake of ours is none of these.
+        given = f" in {error.object[:80]!r}" if hasattr(error, "object") else ""
+        sys.stderr.write(f"error: {reason(error)}{given}; check the path or text, or give another\n")
         return 1
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
@@ -97,4 +120,6 @@ def _overview() -> str:
 
 
 if __name__ == "__main__":
+    if not sys.flags.safe_path:
+        del sys.path[0]  # the working folder
     sys.exit(main())

@@ -1,8 +1,10 @@
 """Errors that a user can mend, which commands print without a traceback, and what their messages share."""
 
 import importlib.util
+import os
 from collections.abc import Iterable
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Final, Literal
 
 _MOST: Final = 600
@@ -28,6 +30,17 @@ def check_at_least(options: object, prefix: str = "--", **lowest: float) -> None
         value = getattr(options, name, None)
         if value is not None and not value >= minimum:
             raise UserError(f"{prefix}{name} is {value}; give at least {minimum}")
+
+
+def user_path(text: str, what: str = "a path") -> Path:
+    """The path that a user means: as it stands if it is there, else with `~` and `~name` for home folders.
+
+    Raises:
+        UserError: If it is empty, naming `what` is.
+    """
+    if not text.strip():
+        raise UserError(f"{what} is empty; give one")
+    return Path(text if os.path.lexists(text) else os.path.expanduser(text))  # noqa: PTH111
 
 
 def reason(error: BaseException) -> str:

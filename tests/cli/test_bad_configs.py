@@ -58,7 +58,7 @@ TABLE = {
     "deep nesting": (
         yaml("a: " + "[" * 3000 + "]" * 3000),
         plan,
-        r"bad\.yaml' can't be read: .*recursion depth.*give a YAML file",
+        r"bad\.yaml': can't be read: .*recursion depth.*give a YAML file",
     ),
     # Names.
     "an unknown overlay": (

@@ -10,7 +10,7 @@ import torch
 import yaml
 
 from helpers.lab import make_lab, run
-from roi_lightning.cli.config_files import find_config, own_settings, shipped_configs, with_extended
+from roi_lightning.cli.config_files import find_config, shipped_configs, with_extended
 from roi_lightning.cli.lightning import build
 from roi_lightning.errors import UserError
 from roi_lightning.learning.callbacks import BaselineSummary, HardenMasks, MaskMonitor, SparseExport
@@ -189,6 +189,7 @@ CHAINS = {
     "a shipped one": ({"a.yaml": "extends: quickstart\n"}, "a", ["quickstart", "a"]),
     "in quotes, remarked": ({"a.yaml": "extends: 'quickstart' # it\n"}, "a", ["quickstart", "a"]),
     "after other keys": ({"a.yaml": "trainer: {}\nextends: quickstart"}, "a", ["quickstart", "a"]),
+    "a mark, another spelling": ({"a.yaml": "\ufeff'extends' :\n  quickstart\n"}, "a", ["quickstart", "a"]),
     "beside the file": (
         {"there/a.yaml": "extends: b.yaml\n", "there/b.yaml": "{}", "b.yaml": "extends: quickstart\n"},
         "there/a.yaml",
@@ -205,7 +206,6 @@ def test_what_a_configuration_extends(tmp_path, monkeypatch, files, name, stems)
     write(tmp_path, files)
     chain = with_extended(find_config(name))
     assert [path.stem for path in chain] == stems
-    assert not any("\nextends:" in f"\n{own_settings(path.read_text())}" for path in chain)
 
 
 # What is wrong in a.yaml or what it extends, and what is told.
@@ -220,7 +220,7 @@ BAD_CHAINS = {
     ),
     "a list": (
         {"a.yaml": "extends: [b, c]\n"},
-        r"'a.yaml' extends '\[b, c\]'; give one configuration's name",
+        r"'a.yaml' extends \['b', 'c'\]; give one configuration's name",
     ),
 }
 
@@ -239,7 +239,8 @@ def test_a_file_wins_over_what_it_extends(lab):
         "own/a.yaml": "model: { init_args: { lam: { class_path: Exponential }, pattern: 1:4 } }\n"
         "extends: base\ndata: { seq_len: 16 }\n",
         "b.yaml": "data: { batch_size: 3 }\n",
-        "alone.yaml": "# no more than\nextends: quickstart\n",
+        "alone.yaml": '\ufeff# no more than\n"extends" :\n  quickstart\n',
+        "flow.yaml": "{extends: alone, trainer: {max_steps: 3}}",
     }
     write(lab.folder, files)
     cli = instantiate("-c", "own/a.yaml", "-c", "b", "--model.lm", lab.model)
@@ -249,6 +250,7 @@ def test_a_file_wins_over_what_it_extends(lab):
     assert "extends" not in cli.parser.dump(cli.config)
     assert Path(cli.trainer.default_root_dir) == Path("runs/a+b")
     assert instantiate("-c", "alone", "--model.lm", lab.model).trainer.max_steps == 45
+    assert instantiate("-c", "flow", "--model.lm", lab.model).trainer.max_steps == 3
 
 
 def test_the_page_s_example_of_a_file_of_one_s_own(lab):
@@ -318,6 +320,9 @@ def test_callbacks_are_added_to_those_that_are_there(lab):
     }
     assert toggle == "StraightThroughToggle"
     assert len(after) == len(before) + 1
+    (lab.folder / "one.yaml").write_text("trainer: {max_steps: 1, callbacks: {class_path: HardenMasks}}")
+    alone = build(["-c", "one.yaml", "--model.lm", str(lab.model)]).trainer.callbacks
+    assert HardenMasks in {type(callback) for callback in alone}
 
 
 def test_a_sampler_alone_leaves_the_schedules_as_they_are(lab):

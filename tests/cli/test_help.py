@@ -1,17 +1,24 @@
 """What a stranger is shown: help in groups, near names, one spelling of a thing, versions."""
 
+import os
 import re
 import sys
+from contextlib import ExitStack, suppress
+from importlib.machinery import PathFinder
+from pathlib import Path
 
 import pytest
 import yaml
 
 from helpers.lab import make_lab, run
+from helpers.refusals import make_bench
+from roi_lightning.__main__ import main
 from roi_lightning.cli.commands import SHORT
 from roi_lightning.cli.lightning import build
 from roi_lightning.cli.plan import PlanCLI
 
 lab = pytest.fixture(make_lab)
+bench = pytest.fixture(make_bench)
 COMMANDS = ("fit", "validate", "export", "plan")
 # What is typed in full with a value, for every short name.
 VALUES = {
@@ -30,6 +37,28 @@ VALUES = {
 def shown(capsys, *words):
     assert run(*words) == 0
     return capsys.readouterr().out
+
+
+@pytest.fixture
+def started(tmp_path, monkeypatch):
+    """Run a command as a process of its own begins, with a stream for its output; the exit status."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+
+    def start(*words, stdout="out"):
+        monkeypatch.setattr(sys, "argv", ["roi-lightning", *map(str, words)])
+        with monkeypatch.context() as patch, ExitStack() as opened:
+            for name, path in (("stdout", stdout), ("stderr", "err")):
+                stream = path and opened.enter_context(open(path, "w", encoding="ascii"))  # noqa: PTH123
+                patch.setattr(sys, name, stream)
+            try:
+                return main()
+            finally:
+                for stream in (sys.stdout, sys.stderr):
+                    with suppress(OSError):
+                        stream.close()
+
+    return start
 
 
 def parsed(*words):
@@ -93,6 +122,14 @@ MISTAKES = {
     ),
     "a value": (("fit", *QUICK, "--seq_len", "many"), '"seq_len": Expected.*int.*many'),
     "an option of the learner": (("fit", *QUICK, "--model.init_stdd", "3"), "'init_stdd' is not accepted"),
+    "a pattern that the shell spelled out": (
+        ("fit", *QUICK, "--corpora", "a.txt", "b.txt"),
+        "unrecognized arguments: b.txt; put a pattern like .* in quotes",
+    ),
+    "text in place of a path": (("verify", "word " * 1000), "^error: .*word word"),
+    "nobody's home": (("verify", "x", "--base", "~nobody_here/x"), "'~nobody_here/x' is no directory"),
+    "an empty path": (("verify", "x", "--json", " "), '"json":.*is empty; give one'),
+    "extends": (("fit", *QUICK, "--extends", "x"), "extends is for a configuration's file"),
     "no checkpoint": (("validate", *QUICK), "^error: validate needs --ckpt_path"),
 }
 
@@ -113,14 +150,29 @@ def test_a_run_s_folder_is_not_its_export(tmp_path, capsys):
     assert f"holds one; give '{tmp_path / 'run/export'}'" in capsys.readouterr().err
 
 
-def test_class_paths_may_name_files_of_the_working_folder(tmp_path, monkeypatch, capsys):
-    """As the installed command starts: with its own folder on the path, not the working one."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [str(tmp_path / "bin"), *(p for p in sys.path if p)])
-    monkeypatch.setattr(sys, "argv", ["roi-lightning", "--version"])
-    from roi_lightning.__main__ import main
+def test_class_paths_may_name_files_of_the_working_folder_and_replace_no_library(tmp_path, started):
+    assert started("--version") == 0
+    for name in ("my_own_module", "colorsys"):
+        (tmp_path / f"{name}.py").touch()
+    PathFinder.invalidate_caches()
+    assert Path(PathFinder.find_spec("my_own_module").origin).samefile("my_own_module.py")
+    assert not Path(PathFinder.find_spec("colorsys").origin).is_relative_to(tmp_path)
 
-    assert main() == 0
-    assert sys.path[0] == str(tmp_path)
-    assert main() == 0
-    assert sys.path.count(str(tmp_path)) == 1
+
+@pytest.mark.parametrize(
+    ("command", "stdout", "status"),
+    [("verify", stdout, 0) for stdout in ("left", "closed", "ascii")]
+    + [(command, "full", 1) for command in ("compare", "evaluate", "plan", "verify")],
+)
+def test_results_and_status_do_not_hang_on_what_can_be_printed(bench, started, command, stdout, status):
+    words = {
+        "compare": [bench.mask, f"again={bench.mask}", "--out", "out"],
+        "evaluate": [bench.model, "--text", bench.corpus, "--seq_len", "32", "--limit", "2"],
+        "plan": bench.lean(),
+        "verify": [bench.export],
+    }[command]
+    reader, writer = os.pipe()
+    os.close(reader)
+    streams = {"left": writer, "closed": None, "ascii": "said", "full": "/dev/full"}
+    assert started(command, *words, "--json", "out.json", stdout=streams[stdout]) == status
+    assert Path("out.json").is_file()

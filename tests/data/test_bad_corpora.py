@@ -67,6 +67,7 @@ TABLE = {
         "read.*c.txt.*'/dev/null/c' can be written, or set HF_HOME",
     ),
     "an empty gz": (text("c.txt.gz", gzip.compress(b"")), prune, r"c\.txt\.gz' holds no text"),
+    "a number": (lambda bench: "{source: 7}", prune, "source.*Expected a .*str.*Got value: 7"),
     "another column, streamed": (
         text("c.jsonl", ROWS.replace("text", "body")),
         stream,

@@ -34,8 +34,8 @@ model:
 data: { corpora: set by options }
 trainer: { logger: false, enable_checkpointing: false, num_sanity_val_steps: 0, default_root_dir: runs/lean }
 """
-# A run that began has its log; nothing else may stay.
-_LOG = re.compile(r"runs(/quickstart(/(events\.out\..*|hparams\.yaml))?)?")
+# A run that began has its folder, marked as one, and its log; nothing else may stay.
+_LOG = re.compile(r"runs(/(lean|quickstart)(/(\.run|events\.out\..*|hparams\.yaml))?)?")
 
 
 def rows(table):

@@ -1,5 +1,6 @@
 """One run, one folder: where its files go, whose are replaced, and what is done with another's checkpoint."""
 
+import fcntl
 import json
 import shutil
 from pathlib import Path
@@ -11,13 +12,13 @@ from helpers.lab import GOING_ON, QUICK_TRAINER, make_lab, run
 from roi_lightning.cli.lightning import build
 from roi_lightning.errors import UserError
 from roi_lightning.export.sidecar import read_sidecar
-from roi_lightning.learning.run_folder import claim_folder
+from roi_lightning.learning.run_folder import claim_folder, lock_folder
 from roi_lightning.learning.trainer import RoITrainer
 
 lab = pytest.fixture(make_lab)
 pytestmark = GOING_ON
 LOG = "events.out.tfevents"
-ALL = {"checkpoints", "config.yaml", "export", "mask.safetensors", "summary.json"}
+ALL = {".run", "checkpoints", "config.yaml", "export", "mask.safetensors", "summary.json"}
 
 
 def files(folder):
@@ -65,9 +66,25 @@ def test_what_no_run_made_is_never_replaced(lab, capsys):
     }
     for path, text in mine.items():
         path.write_text(text)
-    assert run("fit", *lab.quick("--trainer.default_root_dir", there, "--overwrite")) == 1
+    command = ["fit", *lab.quick("--trainer.default_root_dir", there)]
+    assert run(*command, "--overwrite") == 1
     assert "no run made" in capsys.readouterr().err
     assert {path: path.read_text() for path in there.rglob("*") if path.is_file()} == mine
+    (there / "summary.json").unlink()
+    assert run(*command) == 1
+    assert "config.yaml' is in a folder that no run made" in capsys.readouterr().err
+    assert (there / "config.yaml").read_text() == "a: 1"
+
+
+def test_a_folder_has_one_run_at_a_time(lab, capsys):
+    folder = lab.folder / "runs/quickstart"
+    folder.mkdir(parents=True)
+    with (folder / ".run").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert run("fit", *lab.quick()) == 1
+    assert "a run is going on in 'runs/quickstart'; wait" in capsys.readouterr().err
+    assert {path.name for path in folder.iterdir()} == {".run"}
+    lock_folder(RoITrainer(**QUICK_TRAINER, max_steps=1, default_root_dir=str(folder))).close()
 
 
 @pytest.mark.parametrize("name", ["checkpoints/step=3.ckpt", "masks/step-000002.safetensors", "report.html"])
@@ -78,9 +95,7 @@ def test_what_counts_as_a_result(tmp_path, name):
     torch.save({}, tmp_path / name)
     with pytest.raises(UserError, match="no run made"):
         claim_folder(trainer, None, overwrite=True)
-    (tmp_path / "config.yaml").write_text(
-        "model: { class_path: roi_lightning.learning.roi.RoILightningModule }"
-    )
+    lock_folder(trainer).close()
     with pytest.raises(UserError, match=Path(name).stem):
         claim_folder(trainer, None, overwrite=False)
     claim_folder(trainer, str(tmp_path / "checkpoints/step=3.ckpt"), overwrite=False)

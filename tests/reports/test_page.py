@@ -163,9 +163,15 @@ def test_what_can_t_be_reported_or_written_is_refused(ran, tmp_path):
     with pytest.raises(UserError, match="is no report"):
         write_report(ran[0], thesis)
     assert thesis.read_text() == "<p>years of work"
-    (tmp_path / "summary.json").write_text('{"perplexity"')
-    with pytest.raises(UserError, match=r"summary\.json' is damaged"):
-        write_report(tmp_path, tmp_path / "page.html")
+    for content in (
+        '{"perplexity"',
+        '{"perplexity": {}}',
+        '{"perplexity": {"dense": "1"}, "zeros": 1}',
+        "[3]",
+    ):
+        (tmp_path / "summary.json").write_text(content)
+        with pytest.raises(UserError, match=r"summary\.json .* is damaged"):
+            write_report(tmp_path, tmp_path / "page.html")
 
 
 def test_the_heat_map_shows_the_share_of_every_kind_and_block():

@@ -42,6 +42,15 @@ def test_work_that_follows_on_silent_work_is_named_at_its_start(clock, capsys):
     assert capsys.readouterr().err == "hashing files 0/2\n"
 
 
+def test_what_is_worked_on_is_no_markup(monkeypatch):
+    stream = io.StringIO()
+    stream.isatty = lambda: True
+    monkeypatch.setattr(sys, "stderr", stream)
+    with working("loading m[/x]"):
+        pass
+    assert "m[/x]" in stream.getvalue()
+
+
 def test_work_in_one_piece_is_reported_until_it_ends(monkeypatch, capsys):
     monkeypatch.setattr(module, "_EVERY_SECONDS", 0.01)
     written = threading.Event()

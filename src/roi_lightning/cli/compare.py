@@ -12,7 +12,7 @@ from typing import Any, Final
 from rich.box import SIMPLE_HEAD
 
 from roi_lightning.cli.options import parse_options
-from roi_lightning.errors import UserError
+from roi_lightning.errors import UserError, user_path
 from roi_lightning.masks.mask_set import MASK_FILE, MaskSet
 from roi_lightning.masks.overlap import Overlap, shown_layers
 from roi_lightning.utils.atomic_io import check_writable, write_json, written_aside
@@ -57,17 +57,15 @@ def main(argv: Sequence[str]) -> int:
     jsons = [path for path in (options.out / "overlap.json", options.json) if path]
     for path in jsons:
         check_writable(path)
-    masks = {
-        name: MaskSet.load(Path(path).expanduser()) for name, path in progress([*paths.items()], "reading")
-    }
+    masks = {name: MaskSet.load(user_path(path)) for name, path in progress([*paths.items()], "reading")}
     overlaps = _overlaps(masks)
     picture = _draw(masks)
-    _warn_of_other_bases(masks)
-    _print(overlaps, next(iter(masks.values())))
     for path in jsons:
         write_json(path, _as_json(overlaps, masks, paths))
     with written_aside(options.out / "masks.png") as partial:
         partial.write_bytes(picture)
+    _warn_of_other_bases(masks)
+    _print(overlaps, next(iter(masks.values())))
     sys.stdout.write(f"{options.out}: overlap.json, masks.png\n")
     return 0
 

@@ -1,19 +1,15 @@
 """Find a configuration by its bare name, here, in ./configs, or among those of the package, and what it extends."""
 
-import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
-from jsonargparse import ActionConfigFile  # type: ignore[attr-defined]
+from jsonargparse import ActionConfigFile, get_loader  # type: ignore[attr-defined]
 from typing_extensions import override
 
-from roi_lightning.errors import UserError, did_you_mean
+from roi_lightning.errors import UserError, did_you_mean, user_path
 
-# A line of its own, so that the rest of the file keeps its line numbers in the parser's messages.
-_EXTENDS: Final = re.compile(r"^extends:(.*)$", re.MULTILINE)
+EXTENDS: Final = "extends"
 
 
 def shipped_configs() -> Path:
@@ -33,10 +29,11 @@ def find_config(name: str, *beside: Path) -> Path:
     Raises:
         UserError: If there is none; near names are offered, or else those of whole configurations.
     """
+    path = user_path(name)
     for folder in (*beside, Path(), Path("configs"), shipped_configs()):
-        for candidate in (folder / name, folder / f"{name}.yaml"):
-            if candidate.expanduser().is_file():
-                return candidate.expanduser()
+        for candidate in (folder / path, folder / f"{path}.yaml"):
+            if candidate.is_file():
+                return candidate
     raise UserError(f"no configuration {name!r}, here or among those shipped{_offer(name)}")
 
 
@@ -45,13 +42,6 @@ def _offer(name: str) -> str:
     known = [str(path.relative_to(shipped).with_suffix("")) for path in sorted(shipped.rglob("*.yaml"))]
     near = did_you_mean(name.removesuffix(".yaml"), known)
     return near or f"; give a file's path, or the name of one in {str(shipped)!r}"
-
-
-def own_settings(text: str) -> str:
-    """A configuration's text without the line that names the file it extends; `{}` if nothing else is left."""
-    rest = _EXTENDS.sub("", text)
-    is_empty = rest != text and not any(line.partition("#")[0].strip() for line in rest.splitlines())
-    return "{}" if is_empty else rest
 
 
 def with_extended(file: Path) -> list[Path]:
@@ -76,25 +66,18 @@ def with_extended(file: Path) -> list[Path]:
 
 
 def _extended(file: Path) -> str | None:
-    with _readable(file):
-        written = _EXTENDS.search(file.read_text(encoding="utf-8"))
-    if written is None:
+    try:
+        content = get_loader("yaml")(file.read_text(encoding="utf-8"))
+    except yaml.YAMLError:  # of which the parser says more
         return None
-    try:
-        name = yaml.safe_load(written[1])
-    except yaml.YAMLError:
-        name = None
-    if not isinstance(name, str):
-        raise UserError(f"{str(file)!r} extends {written[1].strip()!r}; give one configuration's name")
-    return name
-
-
-@contextmanager
-def _readable(file: Path) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, RecursionError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"configuration {str(file)!r} can't be read: {error}; give a YAML file") from error
+    if not isinstance(content, dict) or EXTENDS not in content:
+        return None
+    name = content[EXTENDS]
+    if not isinstance(name, str):
+        raise UserError(f"{str(file)!r} extends {name!r}; give one configuration's name")
+    return name
 
 
 class ConfigByName(ActionConfigFile):
@@ -106,8 +89,11 @@ class ConfigByName(ActionConfigFile):
         for file in files:
             # The parser names this file if it finds a mistake in it.
             parser.reading = file
-            with _readable(file):
+            try:
                 super().__call__(parser, cfg, str(file), option_string)  # type: ignore[no-untyped-call]
+            except RecursionError as error:
+                parser.error(f"can't be read: {error}; give a YAML file")
+            cfg.pop(EXTENDS, None)
         # A run is named after the files that were typed.
         del cfg[self.dest][-len(files) : -1]
         parser.reading = None

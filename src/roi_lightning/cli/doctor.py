@@ -50,12 +50,12 @@ def main(argv: Sequence[str]) -> int:
     if options.json:
         check_writable(options.json)
     findings = {name: _attempt(probe) for name, probe in PROBES.items()}
+    if options.json:
+        write_json(options.json, {name: finding._asdict() for name, finding in findings.items()})
     rows: list[list[str | Text]] = [
         [name, _MARKS[ok], found, means] for name, (ok, found, means) in findings.items()
     ]
     print_table(["check", "", "found", "means"], rows, left=4)
-    if options.json:
-        write_json(options.json, {name: finding._asdict() for name, finding in findings.items()})
     return 0
 
 

@@ -60,11 +60,11 @@ def main(argv: Sequence[str]) -> int:
         models, options, lambda model: model.load(options.dtype, device, trusted), dense
     )
     table, below = make_table(evaluation), caption(evaluation)
-    table.print()
-    standard_output().print(Text(below, "dim"))
     if options.json:
         write_json(options.json, as_json(evaluation, device=str(device)))
     if options.markdown:
         with written_aside(options.markdown) as partial:
             partial.write_text(f"{table.markdown()}\n\n{below}\n", encoding="utf-8")
+    table.print()
+    standard_output().print(Text(below, "dim"))
     return 0

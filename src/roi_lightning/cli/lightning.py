@@ -2,6 +2,7 @@
 
 import logging
 import os
+from argparse import SUPPRESS
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -14,11 +15,11 @@ from lightning.pytorch.utilities import rank_zero_info
 from typing_extensions import override
 
 from roi_lightning.cli.commands import SHORT, sentence
-from roi_lightning.cli.config_files import ConfigByName, own_settings
+from roi_lightning.cli.config_files import EXTENDS, ConfigByName
 from roi_lightning.cli.log_folders import leave_folder_open, with_log_folders
 from roi_lightning.cli.options import PROGRAM, LineParser, descriptions
 from roi_lightning.data import CalibrationDataModule
-from roi_lightning.errors import UserError, brief
+from roi_lightning.errors import UserError, brief, user_path
 
 # Imported so that YAML may name them without their module.
 from roi_lightning.learning.base import MaskLearningModule
@@ -76,7 +77,7 @@ class Parser(LineParser, LightningArgumentParser):
     @override
     def parse_string(self, content: str, *args: Any, **kwargs: Any) -> Namespace:
         load_named_classes(content)
-        parsed: Namespace = super().parse_string(own_settings(content), *args, **kwargs)
+        parsed: Namespace = super().parse_string(content, *args, **kwargs)
         return parsed
 
     @override
@@ -112,10 +113,8 @@ class SaveFitConfig(SaveConfigCallback):
         for name in _BEGINNING:
             self.config.pop(name, None)
         if trainer.is_global_zero:
-            folder = run_folder(trainer)
-            folder.mkdir(parents=True, exist_ok=True)
             options = {"skip_none": False, "skip_validation": True, "overwrite": True}
-            self.parser.save(self.config, folder / CONFIG, **options)
+            self.parser.save(self.config, run_folder(trainer) / CONFIG, **options)
 
 
 class RoICLI(LightningCLI):
@@ -142,6 +141,7 @@ class RoICLI(LightningCLI):
         name = f"{PROGRAM} {self.command}"
         parser = self.parser_class(**kwargs, prog=name, usage=usage, description=about, epilog=_EPILOG)
         parser.add_argument("-c", "--config", action=ConfigByName, help=_CONFIG_HELP)
+        parser.add_argument(f"--{EXTENDS}", type=Any, default=SUPPRESS, help=SUPPRESS)  # in a file
         parser.logger = log = logging.getLogger("roi_lightning.parser")
         log.setLevel(logging.DEBUG)
         log.propagate, log.handlers = False, [DroppedOptions()]
@@ -179,12 +179,9 @@ class RoICLI(LightningCLI):
             group_options(parser, everything="--help_all" in asked)
             parser.print_help()
             parser.exit()
-        try:
-            self.config = parser.parse_args(words)
-        except (RecursionError, UnicodeError, OSError) as error:
-            raise UserError(
-                f"the command line or a file it names can't be read: {error}; give another"
-            ) from error
+        self.config = parser.parse_args(words)
+        if EXTENDS in self.config:
+            raise UserError(f"--{EXTENDS} is for a configuration's file; give --config once more")
         if self.command in ("validate", "export") and self.config["ckpt_path"] is None:
             raise UserError(
                 f"{self.command} needs --ckpt_path; give a file from the run's checkpoints/ folder"
@@ -209,6 +206,7 @@ class RoICLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> RoITrainer:
         config = self.config_init["trainer"]
         chosen = config.get("callbacks") or []
+        chosen = chosen if isinstance(chosen, list) else [chosen]
         if config.get("enable_progress_bar") is not False:
             chosen = with_progress(chosen)
         config["callbacks"] = chosen
@@ -229,27 +227,21 @@ class RoICLI(LightningCLI):
             UserError: If the name is no name of a folder.
         """
         name: str | None = self.config["run"]
-        if root is not None and not root.strip():
-            raise UserError("trainer.default_root_dir is empty; give a folder, or leave it out for runs/NAME")
+        folder = RUNS if root is None else user_path(root, "trainer.default_root_dir")
         if name is None and root is not None:
-            return Path(root)
+            return folder
         if name is None:
             files = self.config["config"] or []
             lm = self.config["model"]["init_args"]["lm"]
             name = "+".join(Path(str(file)).stem for file in files) or Path(lm).name
             # Kept in the run's config.yaml, with which it continues in the same folder.
             self.config["run"] = name
-        if (
-            Path(name).name != name
-            or not name.strip()
-            or name == ".."
-            or len(os.fsencode(name)) > _LONGEST_NAME
-        ):
+        if Path(name).name != name or name.strip() in ("", "..") or len(os.fsencode(name)) > _LONGEST_NAME:
             raise UserError(
                 f"--run is {name!r}; give a plain name of at most {_LONGEST_NAME} bytes, or a folder with "
                 "--trainer.default_root_dir"
             )
-        return Path(root or RUNS) / name
+        return folder / name
 
     def run(self) -> None:
         """Run the command, after all checks that need neither text nor weights."""

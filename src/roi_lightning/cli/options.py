@@ -6,16 +6,19 @@ A mistake is stated in two lines, `error:` and `try:`.
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, Field, fields
+from pathlib import Path
 from typing import Any, ClassVar, Final, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
 import docstring_parser
 from jsonargparse import ArgumentParser
+from jsonargparse.typing import register_type
 from typing_extensions import override
 
-from roi_lightning.errors import brief, did_you_mean
+from roi_lightning.errors import brief, did_you_mean, user_path
 
 PROGRAM: Final = "roi-lightning"
 T = TypeVar("T")
+register_type(Path, str, user_path, type_check=isinstance, fail_already_registered=False)
 
 
 class LineParser(ArgumentParser):
@@ -28,6 +31,8 @@ class LineParser(ArgumentParser):
         known = self._option_string_actions
         unknown = [word for word in message.split() if word.startswith("--") and word not in known]
         near = did_you_mean(unknown[0], known) if unknown else ""
+        if message.startswith("unrecognized arguments: ") and not unknown:
+            near = "; put a pattern like '*.txt' in quotes, several values in a list like '[a, b]'"
         sys.stderr.write(
             f"error: {self.place()}{brief(message)}{near}\ntry: {self.command or self.prog} --help\n"
         )

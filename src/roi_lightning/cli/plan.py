@@ -39,7 +39,7 @@ class PlanCLI(RoICLI):
     @override
     def init_parser(self, **kwargs: Any) -> Any:
         parser = super().init_parser(**kwargs)
-        parser.add_argument("--json", help="Also write the plan as JSON there.")
+        parser.add_argument("--json", type=Path | None, help="Also write the plan as JSON there.")
         parser.add_argument("--fit_in", help="Say what makes the run fit in a GPU's memory, like 80GB.")
         return parser
 
@@ -66,20 +66,19 @@ def main(argv: Sequence[str]) -> int:
     cli = build(list(argv), "plan", PlanCLI)
     out, size = cli.config.json, cli.config.fit_in
     if out:
-        check_writable(Path(out))
+        check_writable(out)
     limit = fit_in.parse_size(size) if size else None
     planner, step, trainer = _planned(cli)
-    plan = _count(planner, step, trainer)
-    show_plan(plan, planner.learner)
-    if limit is None:
-        if out:
-            write_json(Path(out), plan)
-        return 0
-    tried = fit_in.candidate_settings(planner, step, limit)
-    added = tried[-1].arguments(step, _micro_batch_counts(cli))
+    plan, found = _count(planner, step, trainer), {}
+    if limit is not None:
+        tried = fit_in.candidate_settings(planner, step, limit)
+        added = tried[-1].arguments(step, _micro_batch_counts(cli))
+        found = {"fit_in": fit_in.as_json(tried, added, limit)}
     if out:
-        write_json(Path(out), plan | {"fit_in": fit_in.as_json(tried, added, limit)})
-    fit_in.show(tried, added, limit)
+        write_json(out, plan | found)
+    show_plan(plan, planner.learner)
+    if limit is not None:
+        fit_in.show(tried, added, limit)
     return 0
 
 

@@ -55,9 +55,9 @@ def main(argv: Sequence[str]) -> int:
     if options.base:
         base = resolve_model(options.base, _revision(directory))
     report = verify_directory(directory, base)
-    _show(report)
     if options.json:
         write_json(options.json, report.to_json())
+    _show(report)
     return 0 if report.ok else 1
 
 

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-import yaml
+from jsonargparse import ArgumentError, ArgumentParser
 
 from roi_lightning.data.chats import chat_document
 from roi_lightning.data.files import (
@@ -29,7 +29,7 @@ from roi_lightning.data.files import (
     require_column,
     text_document,
 )
-from roi_lightning.errors import UserError, reason
+from roi_lightning.errors import UserError, brief, user_path
 
 if TYPE_CHECKING:
     from datasets import Dataset, Features, IterableDataset
@@ -108,14 +108,15 @@ def as_corpora(value: Sequence[Corpus | str] | Corpus | str) -> list[Corpus]:
 
 def _parse(text: str) -> Corpus:
     """A corpus as a command line spells it: a source, or a mapping with the fields of Corpus in braces."""
-    if not text.startswith("{"):
+    if not text.startswith("{") or os.path.lexists(text):
         return Corpus(text)
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--corpus", type=Corpus)
     try:
-        return Corpus(**yaml.safe_load(text))
-    except (yaml.YAMLError, TypeError) as error:
-        raise UserError(
-            f"corpus {text!r} is no mapping with the fields of Corpus ({reason(error)}); name its source"
-        ) from error
+        made: Corpus = parser.instantiate_classes(parser.parse_args([f"--corpus={text}"])).corpus
+    except (ArgumentError, TypeError, ValueError) as error:
+        raise UserError(f"corpus {text!r} is none: {brief(str(error))}; name its source") from error
+    return made
 
 
 def load_documents(corpus: Corpus, cache_dir: str | None = None) -> "Dataset | IterableDataset":
@@ -181,7 +182,7 @@ def _local_files(source: str) -> list[Path]:
     """Files that `source` names, a file of that very name before others that match; empty for anything else."""
     if source == PYTHON_DOCS:
         return []
-    pattern = os.path.expanduser(source)  # noqa: PTH111 - Path's refuses the name of a user that there is not
+    pattern = str(user_path(source, "the source of a corpus"))
     exists = os.path.exists(pattern)  # noqa: PTH110 - Path's raises where a name is too long
     matches = [pattern] if exists else sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207
     if len(matches) == 1 and Path(matches[0]).is_dir():

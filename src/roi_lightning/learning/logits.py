@@ -9,7 +9,6 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -19,7 +18,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from roi_lightning.data import CalibrationDataModule
-from roi_lightning.errors import UserError, check_at_least
+from roi_lightning.errors import UserError, check_at_least, user_path
 from roi_lightning.learning.base import MaskLearningModule
 from roi_lightning.learning.student import PrunedTensor
 from roi_lightning.masks.layer_mask import LayerMask
@@ -73,7 +72,7 @@ class LogitStart:
 
     def __post_init__(self) -> None:
         check_at_least(self, "model.", init_std=0, prior_strength=0, prior_margin=0, prior_windows=1)
-        if self.prior not in NAMED_PRIORS and not Path(self.prior).expanduser().exists():
+        if self.prior not in NAMED_PRIORS and not user_path(self.prior).exists():
             raise UserError(
                 f"model.prior {self.prior!r} is none of {', '.join(NAMED_PRIORS)} and no mask file is there; "
                 "choose one"
@@ -189,7 +188,7 @@ class LogitStart:
             yield name, result.mask
 
     def _file_masks(self, module: MaskLearningModule) -> Iterator[tuple[str, Tensor]]:
-        masks = MaskSet.load(Path(self.prior).expanduser())
+        masks = MaskSet.load(user_path(self.prior))
         check_masks_fit(module.source, masks)
         for name, stored in module.stored_weights.items():
             if stored not in masks.layers:

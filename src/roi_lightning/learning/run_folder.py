@@ -1,9 +1,10 @@
 """The folder of a run: everything that a run writes is in it, and no run overwrites another's results."""
 
+import fcntl
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, TextIO
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -11,7 +12,6 @@ from typing_extensions import override
 
 from roi_lightning.errors import UserError
 from roi_lightning.export import check_destination
-from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.models.source import SIDECAR
 
 RUNS: Final = Path("runs")
@@ -24,8 +24,8 @@ PAGE: Final = "report.html"
 MASK: Final = "mask.safetensors"
 BEFORE: Final = "before.safetensors"  # the mask before learning
 MASKS: Final = "masks"
-# What a run leaves that failed before it had a result; the next one continues or replaces it.
-_TRACES: Final = (BEFORE, CONFIG, "events.out.tfevents.*")
+RUN: Final = ".run"  # says that a run made the folder, and is locked while one goes on
+_LOGS: Final = "events.out.tfevents.*"
 
 
 def run_folder(trainer: Trainer) -> Path:
@@ -45,6 +45,24 @@ def keep_checkpoints_in_folder(trainer: Trainer) -> None:
             callback.dirpath = str((run_folder(trainer) / CHECKPOINTS).absolute())
 
 
+def lock_folder(trainer: Trainer) -> TextIO:
+    """Keep other runs out of a run's folder until the file that is returned is closed, if only by a kill.
+
+    Raises:
+        UserError: If another run is going on there.
+    """
+    folder = run_folder(trainer)
+    folder.mkdir(parents=True, exist_ok=True)
+    file = (folder / RUN).open("a")
+    try:
+        if trainer.is_global_zero:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise UserError(f"a run is going on in {str(folder)!r}; wait, or name this one (--run)") from None
+    return file
+
+
 def claim_folder(trainer: Trainer, ckpt_path: str | None, overwrite: bool) -> None:
     """Refuse a folder with the results of another run, or have them replaced when training starts.
 
@@ -61,41 +79,31 @@ def claim_folder(trainer: Trainer, ckpt_path: str | None, overwrite: bool) -> No
     if ckpt_path is not None and Path(ckpt_path).absolute().is_relative_to(folder):
         return
     results = list(_results(folder))
-    if results and overwrite and not _made_by_a_run(folder):
-        raise UserError(
-            f"{str(results[0])!r} is in a folder that no run made (it has no {CONFIG} and no {MASK} of one), so "
-            "--overwrite leaves it alone; name this run (--run NAME), or remove it yourself"
-        )
     if results and not overwrite:
         raise UserError(
             f"{str(results[0])!r} is of an earlier run; resume that one with its own settings and --resume auto, "
             "replace it with --overwrite, or name this run (--run NAME)"
         )
+    # Written over in any case are what a run leaves that failed before it had a result.
+    replaced = [*results, *(path for path in (folder / BEFORE, folder / CONFIG) if path.exists())]
+    is_own = (folder / RUN).exists()
+    if replaced and not is_own:
+        raise UserError(
+            f"{str(replaced[0])!r} is in a folder that no run made (it has no {RUN}), so it is left alone; name this "
+            "run (--run NAME), or remove it yourself"
+        )
     if (folder / EXPORT / SIDECAR).is_file():
         check_destination(folder / EXPORT, overwrite=overwrite)
-    if overwrite:
-        traces = [path for pattern in _TRACES for path in folder.glob(pattern)]
-        trainer.callbacks.insert(0, RemoveAtStart([*results, *traces]))  # type: ignore[attr-defined]
+    if overwrite and is_own:
+        trainer.callbacks.insert(0, RemoveAtStart([*replaced, *folder.glob(_LOGS)]))  # type: ignore[attr-defined]
 
 
 def _results(folder: Path) -> Iterator[Path]:
     """What earlier runs have left in a folder of runs, apart from logs."""
-    for pattern in (f"{CHECKPOINTS}/*.ckpt", MASK, f"{MASKS}/*.safetensors", SUMMARY, REPORT, PAGE):
+    for pattern in (f"{CHECKPOINTS}/*.ckpt", MASK, f"{MASKS}/step-*.safetensors", SUMMARY, REPORT, PAGE):
         yield from sorted(folder.glob(pattern))
     if (folder / EXPORT / SIDECAR).is_file():
         yield folder / EXPORT
-
-
-def _made_by_a_run(folder: Path) -> bool:
-    """Whether a folder holds what only a run writes: its configuration, which names classes of ours, or its masks."""
-    config = folder / CONFIG
-    if config.is_file() and "roi_lightning." in config.read_text(encoding="utf-8", errors="replace"):
-        return True
-    try:
-        MaskSet.load(folder / MASK)
-    except UserError:
-        return False
-    return True
 
 
 class RemoveAtStart(Callback):

@@ -14,7 +14,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from typing_extensions import override
 
 from roi_lightning.data import CalibrationDataModule
-from roi_lightning.errors import UserError
+from roi_lightning.errors import UserError, user_path
 from roi_lightning.export import check_destination
 from roi_lightning.learning.base import MaskLearningModule
 from roi_lightning.learning.callbacks.interruption import Preemption
@@ -24,7 +24,7 @@ from roi_lightning.learning.fsdp import FSDP2Strategy
 from roi_lightning.learning.optim import check_trainer, count_micro_batches
 from roi_lightning.learning.recipe import Recipe, check_same_run, run_recipe, without_text
 from roi_lightning.learning.resume import check_checkpoint, check_resumable, newest_checkpoint, stored_recipe
-from roi_lightning.learning.run_folder import CONFIG, claim_folder, keep_checkpoints_in_folder
+from roi_lightning.learning.run_folder import CONFIG, claim_folder, keep_checkpoints_in_folder, lock_folder
 from roi_lightning.utils.atomic_io import check_writable
 from roi_lightning.utils.devices import denormals_as_zero
 
@@ -133,7 +133,7 @@ class RoITrainer(Trainer):
             ranks, parts, size = self.world_size, self.accumulate_grad_batches, data.batch_size
             made_of = f"devices {ranks} x micro-batches {parts} x data.batch_size {size}"
             rank_zero_info(f"windows of a step: {ranks * parts * size} ({made_of})")
-        with denormals_as_zero():
+        with lock_folder(self), denormals_as_zero():
             super().fit(model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, weights_only)
 
     @override
@@ -242,7 +242,7 @@ class RoITrainer(Trainer):
         if ckpt_path is None:
             raise UserError("export needs --ckpt_path; give a file from the run's checkpoints/ folder")
         check_checkpoint(ckpt_path)
-        check_destination(Path(out), overwrite=overwrite)
+        check_destination(user_path(out), overwrite=overwrite)
         learned_with = stored_recipe(ckpt_path)
         if not allow_changed_settings:
             # The text need not be at hand.
@@ -257,5 +257,5 @@ class RoITrainer(Trainer):
             self.datamodule = datamodule
             if self._given.accumulate_grad_batches is None:
                 windows = datamodule.windows_per_step  # other devices may have learned than the ones here
-        path = export_learned(model, self, Path(out), overwrite=overwrite, windows_per_step=windows)
+        path = export_learned(model, self, user_path(out), overwrite=overwrite, windows_per_step=windows)
         rank_zero_info(f"wrote and verified {path}")

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from roi_lightning.errors import UserError, require
+from roi_lightning.errors import UserError, require, user_path
 from roi_lightning.models.stored_tensors import read_json
 from roi_lightning.utils.entry_points import added
 
@@ -103,7 +103,7 @@ def resolve_model(spec: str, revision: str | None = None, *, compressed: bool = 
     if spec == SMOLLM2:
         return _gguf(spec, _packaged_smollm2())
     is_gguf = spec.startswith("gguf:")
-    path = Path(spec.removeprefix("gguf:")).expanduser()
+    path = user_path(spec.removeprefix("gguf:"))
     if path.is_dir() and not is_gguf:
         _require_config(path)
         form = _registered(_quant_method(path))

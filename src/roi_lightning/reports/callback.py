@@ -46,7 +46,6 @@ class Report(FinishCallback):
         if not trainer.is_global_zero:
             return
         folder = run_folder(trainer)
-        folder.mkdir(parents=True, exist_ok=True)
         stored = {tensor: before[layer] for layer, tensor in pl_module.stored_weights.items()}
         pl_module.mask_set(stored).save(folder / BEFORE)
         write_json(folder / REPORT, _facts(pl_module, trainer, name) | {"continuations": continuations})

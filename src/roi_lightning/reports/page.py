@@ -8,7 +8,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from roi_lightning.errors import UserError
+from jinja2 import TemplateError
+
+from roi_lightning.errors import UserError, reason
 from roi_lightning.learning.run_folder import BEFORE, MASK, REPORT, SUMMARY
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.masks.overlap import shown_layers
@@ -71,7 +73,12 @@ def write_report(folder: Path, out: Path) -> None:
     check_writable(out)
     if out.exists() and GENERATOR not in out.read_text(encoding="utf-8", errors="replace"):
         raise UserError(f"{str(out)!r} exists and is no report; remove it, or give another path")
-    content = render(read_run(folder), str(folder))
+    try:
+        content = render(read_run(folder), str(folder))
+    except UserError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, TemplateError) as error:
+        raise UserError(f"{SUMMARY} or {REPORT} in {folder} is damaged ({reason(error)}); move it") from error
     with written_aside(out) as partial:
         partial.write_text(content, encoding="utf-8")
 
@@ -204,12 +211,7 @@ def read_run(folder: Path) -> Run:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
-    try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{str(path)!r} is damaged ({error}); move it away") from error
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     return content
 
 

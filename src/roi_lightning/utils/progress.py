@@ -108,7 +108,7 @@ def working(description: str, *, has_bar: bool = False) -> Iterator[None]:
         has_bar: Whether a library that does it shows its own bar on terminals.
     """
     if sys.stderr.isatty():
-        with nullcontext() if has_bar else Console(stderr=True).status(f"{description} …"):
+        with nullcontext() if has_bar else Console(stderr=True).status(Text(f"{description} …")):
             yield
         return
     lines, started, finished = Lines(), time.monotonic(), threading.Event()

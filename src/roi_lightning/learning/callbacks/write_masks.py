@@ -10,7 +10,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from typing_extensions import override
 
 from roi_lightning.data import CalibrationDataModule
-from roi_lightning.errors import check_at_least
+from roi_lightning.errors import check_at_least, user_path
 from roi_lightning.export import check_destination, needed_bytes
 from roi_lightning.learning.base import MaskLearningModule
 from roi_lightning.learning.recipe import callback_recipes, fingerprint, spelled
@@ -100,7 +100,7 @@ class SparseExport(FinishCallback):
 
     def destination(self, trainer: Trainer) -> Path:
         """The directory this run will write."""
-        return Path(self.out) if self.out else run_folder(trainer) / EXPORT
+        return user_path(self.out) if self.out else run_folder(trainer) / EXPORT
 
     def preflight(self, trainer: Trainer, recipe: Mapping[str, Any], size: int | None = None) -> None:
         """Refuse a destination that is not this run's to replace, before any work is done.
