@@ -74,6 +74,7 @@ def _describe(permutation: Permutation, facts: Mapping[str, object]) -> dict[str
 
 class _PermutedDirectory(checks.Exported):
     form = (PERMUTED, 1)
+    written = (PERMUTATION_FILE,)
 
     @cached_property
     def permutation(self) -> Permutation:
