@@ -1,5 +1,6 @@
 """Exports under random masks, what is in a written directory, and what a careless tool might do to it."""
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,6 +45,54 @@ def reseal(directory: Path, **other: Any) -> None:
     """Make the sidecar fit the files again; some of what it says may become something other."""
     content = {k: x for k, x in read_sidecar(directory, None).items() if k not in ("files", "checksum")}
     write_sidecar(directory, content | other)
+
+
+def whole_file(directory: Path) -> None:
+    save_file({name: x + 1 for name, x in tensors_of(directory).items()}, directory / "model.safetensors")
+
+
+def adapter(directory: Path) -> None:
+    (directory / "adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": "x"}')
+
+
+def named_by_the_configuration(directory: Path) -> None:
+    save_file({name: x + 1 for name, x in tensors_of(directory).items()}, directory / "other.safetensors")
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"transformers_weights": "other.safetensors"}))
+
+
+def tensor_twice(directory: Path) -> None:
+    first, *_, last = weight_files(directory)
+    name = next(iter(load_file(last)))
+    save_file(load_file(first) | {name: load_file(last)[name] + 1}, first)
+
+
+def tensor_in_no_index(directory: Path) -> None:
+    first, *_ = weight_files(directory)
+    save_file(load_file(first) | {"one_more": next(iter(load_file(first).values())).clone()}, first)
+
+
+def pickled_weights(directory: Path) -> None:
+    (directory / "pytorch_model.bin").write_bytes(b"")
+
+
+def link_out(directory: Path) -> None:
+    (directory / "LICENSE").replace(directory.parent / "text")
+    (directory / "LICENSE").symlink_to(directory.parent / "text")
+
+
+def chat_template(directory: Path) -> None:
+    (directory / "chat_template.jinja").write_text("{{ messages }}")
+
+
+# What a stranger may do to a directory whose own weights stay as they are; the last can be told by the base alone.
+ADDITIONS: dict[str, Callable[[Path], None]] = {
+    add.__name__: add
+    for add in (
+        *(whole_file, adapter, named_by_the_configuration, tensor_twice, tensor_in_no_index),
+        *(pickled_weights, link_out, chat_template),
+    )
+}
 
 
 def failed(report: VerifyReport) -> set[str]:

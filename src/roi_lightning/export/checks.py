@@ -11,14 +11,7 @@ from typing import Any, ClassVar
 
 from roi_lightning.export.sidecar import EXPORTED, describe, file_sha256, read_sidecar, written_files
 from roi_lightning.masks.mask_set import MASK_FILE, MaskSet
-from roi_lightning.models.base_tensors import (
-    BaseTensors,
-    StoredBase,
-    bits,
-    companions,
-    compression_keys,
-    same,
-)
+from roi_lightning.models.base_tensors import BaseTensors, StoredBase, bits, companions, compression, same
 from roi_lightning.models.stored_tensors import StoredTensors, tensor_sha256
 from roi_lightning.utils.progress import progress
 
@@ -86,7 +79,7 @@ def checksums(export: Exported) -> str:
 def config(export: Exported) -> str:
     """Nothing in the configuration tells engines that weights are compressed."""
     require_none(
-        compression_keys(export.directory),
+        compression(export.directory),
         "config.json has a key that makes engines refuse or misread the model",
     )
     return "no quantization or compression entry"

@@ -27,7 +27,6 @@ from roi_lightning.models.loading import load_language_model
 from roi_lightning.models.source import SIDECAR, ModelSource
 from roi_lightning.models.stored_tensors import INDEX, StoredTensors, own_file, read_json, tensor_sha256
 
-COMPRESSION_KEYS: Final = ("quantization_config", "compression_config")
 _COMPANIONS: Final = (
     "*.json",
     "*.jinja",
@@ -96,14 +95,13 @@ class StoredBase(StoredTensors, BaseTensors):
     """A directory with safetensors files, copied byte for byte.
 
     Raises:
-        UserError: If the weights are quantised or compressed: zeros in packed weights mean nothing; if a file to be
-            copied is a link to somewhere else.
+        UserError: If the weights are quantised or compressed: zeros in packed weights mean nothing; see `companions`.
     """
 
     def __init__(self, source: ModelSource) -> None:
         super().__init__(source.directory)
         self.source = source
-        keys = compression_keys(self.directory)
+        keys = compression(self.directory)
         if keys:
             raise UserError(
                 f"{str(self.directory)!r} has a {keys[0]} in its config.json: its weights are packed, and a mask "
@@ -195,17 +193,16 @@ def companions(directory: Path) -> list[str]:
     Raises:
         UserError: If one is a link to somewhere else.
     """
-    globbed = (path for pattern in _COMPANIONS for path in directory.glob(pattern) if path.is_file())
-    found = {own_file(path, directory) for path in globbed}
-    names = {path.relative_to(directory).as_posix() for path in found}
+    found = (path for pattern in _COMPANIONS for path in directory.glob(pattern) if path.is_file())
+    names = {own_file(path, directory).relative_to(directory).as_posix() for path in found}
     other_weights = {name for name in names if name.endswith(".index.json")} - {INDEX}
     return sorted(names - other_weights - {SIDECAR})
 
 
-def compression_keys(directory: Path) -> list[str]:
+def compression(directory: Path) -> list[str]:
     """The keys of `config.json` by which engines take weights for quantised or compressed."""
     config = read_json(directory / "config.json")
-    return [key for key in COMPRESSION_KEYS if config.get(key) is not None]
+    return [key for key in ("quantization_config", "compression_config") if config.get(key) is not None]
 
 
 def open_base(

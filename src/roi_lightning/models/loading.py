@@ -141,7 +141,7 @@ def _check_report(report: dict[str, Any], source: ModelSource) -> None:
 def _check_weights(lm: PreTrainedModel, source: ModelSource) -> None:
     for name, weight in lm.named_parameters():
         if not all_finite(weight):
-            what = f"NaN or infinity in {name!r}, read as {weight.dtype}"
+            what = f"NaN or infinity in {name!r} ({weight.dtype})"
             raise UserError(f"model {source.spec!r} has {what}; give a wider --dtype, or fetch it again")
 
 

@@ -63,28 +63,20 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _weight_map(directory: Path) -> dict[str, str]:
-    single, index, config = (directory / name for name in (WEIGHTS, INDEX, "config.json"))
+    index, config = directory / INDEX, directory / "config.json"
     listed = _listed(index) if index.is_file() else {}
     files = sorted(set(listed.values())) or [WEIGHTS]
-    named = read_json(config).get("transformers_weights") if config.is_file() else None
-    answers = {
-        "adapter_config.json": (directory / "adapter_config.json").is_file(),
-        f"{WEIGHTS} and an index of {files[0]!r}": single.is_file() and files != [WEIGHTS],
-        f"the transformers_weights {named!r} in config.json": str(named).endswith(
-            (".safetensors", ".json", ".bin")
-        ),
-    }
-    if other := next(filter(answers.get, answers), None):
-        raise UserError(
-            f"{str(directory)!r} holds {other}: transformers may read other weights than are pruned; "
-            "remove what is not the model's"
-        )
+    named = str(read_json(config).get("transformers_weights")) if config.is_file() else WEIGHTS
+    for other in sorted({"adapter_config.json", WEIGHTS, named}.difference(files)):
+        if (directory / other).is_file():
+            raise UserError(
+                f"{str(directory)!r} holds {other!r} beside {files[0]!r}, and transformers reads it (a whole file, an "
+                "adapter, or config.json's transformers_weights); remove what is not the model"
+            )
     held = [(name, file) for file in files for name in _names(directory, file)]
     if listed and (wrong := listed.items() ^ set(held)):
         name, file = min(wrong)
-        raise UserError(
-            f"{str(directory / file)!r} has or lacks {name!r}, against the index; fetch the model again"
-        )
+        raise UserError(f"the index and {str(directory / file)!r} differ in {name!r}; fetch the model again")
     return listed or dict(held)
 
 
@@ -110,14 +102,14 @@ def own_file(path: Path, directory: Path) -> Path:
 
 def _names(directory: Path, file: str) -> list[str]:
     """The names of a file's tensors, in its order."""
-    path = own_file(directory / file, directory)
+    path = directory / file
     if path.name != file or not path.is_file():
         raise UserError(
-            f"{str(directory)!r} holds no {file}; only safetensors are read: fetch the model again, or convert it with "
-            "save_pretrained"
+            f"{str(directory)!r} holds no {file}; only safetensors are read: fetch the model again, or convert "
+            "it with save_pretrained first"
         )
     try:
-        with safe_open(path, framework="pt") as stored:
+        with safe_open(own_file(path, directory), framework="pt") as stored:
             return list(stored.keys())
     except (OSError, SafetensorError) as error:
         raise UserError(f"{str(path)!r} can't be read ({error}); fetch the model again") from error
