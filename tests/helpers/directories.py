@@ -47,52 +47,31 @@ def reseal(directory: Path, **other: Any) -> None:
     write_sidecar(directory, content | other)
 
 
-def whole_file(directory: Path) -> None:
-    save_file({name: x + 1 for name, x in tensors_of(directory).items()}, directory / "model.safetensors")
+# What `add` knows. Without the base nobody can tell that a chat template is not the model's own.
+TEMPLATE = "chat_template.jinja"
+SHARDED = "a whole file", "a tensor twice", "a tensor in no index"
+ADDITIONS = *SHARDED, "other weights", "a link", "adapter_config.json", "pytorch_model.bin", TEMPLATE
 
 
-def adapter(directory: Path) -> None:
-    (directory / "adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": "x"}')
-
-
-def named_by_the_configuration(directory: Path) -> None:
-    save_file({name: x + 1 for name, x in tensors_of(directory).items()}, directory / "other.safetensors")
-    config = json.loads((directory / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps(config | {"transformers_weights": "other.safetensors"}))
-
-
-def tensor_twice(directory: Path) -> None:
-    first, *_, last = weight_files(directory)
-    name = next(iter(load_file(last)))
-    save_file(load_file(first) | {name: load_file(last)[name] + 1}, first)
-
-
-def tensor_in_no_index(directory: Path) -> None:
-    first, *_ = weight_files(directory)
-    save_file(load_file(first) | {"one_more": next(iter(load_file(first).values())).clone()}, first)
-
-
-def pickled_weights(directory: Path) -> None:
-    (directory / "pytorch_model.bin").write_bytes(b"")
-
-
-def link_out(directory: Path) -> None:
-    (directory / "LICENSE").replace(directory.parent / "text")
-    (directory / "LICENSE").symlink_to(directory.parent / "text")
-
-
-def chat_template(directory: Path) -> None:
-    (directory / "chat_template.jinja").write_text("{{ messages }}")
-
-
-# What a stranger may do to a directory whose own weights stay as they are; the last can be told by the base alone.
-ADDITIONS: dict[str, Callable[[Path], None]] = {
-    add.__name__: add
-    for add in (
-        *(whole_file, adapter, named_by_the_configuration, tensor_twice, tensor_in_no_index),
-        *(pickled_weights, link_out, chat_template),
-    )
-}
+def add(directory: Path, what: str) -> None:
+    """Put something into a directory that might be read instead of its own weights, which stay as they are."""
+    first, *_, last = weight_files(directory) * 2
+    other = {name: x + 1 for name, x in tensors_of(directory).items()}
+    if what == "a whole file":
+        save_file(other, directory / "model.safetensors")
+    elif what in SHARDED:
+        name = next(iter(load_file(last))) if what == "a tensor twice" else "one_more"
+        save_file(load_file(first) | {name: other["model.norm.weight"]}, first)
+    elif what == "other weights":
+        save_file(other, directory / "other.safetensors")
+        config = json.loads((directory / "config.json").read_text())
+        config["transformers_weights"] = "other.safetensors"
+        (directory / "config.json").write_text(json.dumps(config))
+    elif what == "a link":
+        (directory / "generation_config.json").replace(directory.parent / "outside")
+        (directory / "generation_config.json").symlink_to(directory.parent / "outside")
+    else:
+        (directory / what).write_text("{}")
 
 
 def failed(report: VerifyReport) -> set[str]:

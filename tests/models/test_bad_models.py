@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertForMaskedLM, T5Config, T5ForConditionalGeneration
 
-from helpers.directories import adapter, link_out, named_by_the_configuration
+from helpers.directories import add
 from helpers.lab import run
 from helpers.refusals import assert_refused, cut, flipped, make_bench, rows
 from helpers.tiny_models import tiny_gguf, tiny_llama, tiny_tokenizer
@@ -104,13 +104,6 @@ def with_value(name, value):
     return weights(change)
 
 
-def beyond_float16(bench):
-    model = with_value(Q, 1e6)(bench)
-    config = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps(config | {"dtype": "float16"}))
-    return model
-
-
 def removed(*_):
     return None
 
@@ -141,25 +134,8 @@ def swap_shards(model, index):
     (model / "x").rename(other)
 
 
-def save_over(model, index):
-    """What is left by two saves into one directory."""
-    save_file(load_file(next(model.glob("model-*.safetensors"))), model / "model.safetensors")
-
-
-def save_over_what_is_gone(model, index):
-    save_over(model, index)
-    for shard in model.glob("model-*.safetensors"):
-        shard.unlink()
-
-
-def with_addition(add):
-    def make(bench):
-        model = bench.copy(bench.model)
-        (model / "LICENSE").write_text("do as you like")
-        add(model)
-        return model
-
-    return make
+def added(what):
+    return sharded(lambda model, index: add(model, what))
 
 
 def pickled(bench):
@@ -240,8 +216,11 @@ TABLE = {
     "a flipped export, evaluated": (damaged_export, evaluate, "model.safetensors.*changed since"),
     "a tensor missing": (without(Q), prune, "lacks 1 tensors, .*q_proj.weight"),
     "a tensor missing, applied": (without(Q), apply, "there is no tensor .*q_proj"),
-    "weights beyond the dtype": (beyond_float16, prune, "q_proj.* .torch.float16.; give a wider --dtype"),
-    "NaN": (with_value(Q, float("nan")), prune, "NaN or infinity in .*q_proj.weight"),
+    "NaN": (
+        with_value(Q, float("nan")),
+        prune,
+        "NaN or infinity in .*q_proj.weight.*16.; give a wider --dtype",
+    ),
     # Packed directories.
     **{
         f"a packed directory, {name}": (packed, command, "holds weights as roi_lightning.packed; .*made from")
@@ -260,23 +239,10 @@ TABLE = {
     "a cut shard": (sharded(cut_shard), prune, "can't be read"),
     "shards by each other's names": (sharded(swap_shards), prune, "the index and .* differ in"),
     # More than one answer to what the model is.
-    "a whole file beside shards": (
-        sharded(save_over),
-        prune,
-        "'model.safetensors' beside 'model-00001-of.*remove",
-    ),
-    "a whole file beside an index": (
-        sharded(save_over_what_is_gone),
-        prune,
-        "'model.safetensors' beside 'model-",
-    ),
-    "an adapter beside the model": (with_addition(adapter), evaluate, "'adapter_config.json' beside"),
-    "weights of another name": (
-        with_addition(named_by_the_configuration),
-        evaluate,
-        "'other.safetensors' beside",
-    ),
-    "a link out of the directory": (with_addition(link_out), prune, "LICENSE' is a link out"),
+    "a whole file": (added("a whole file"), prune, "model.safetensors' beside 'model-0"),
+    "an adapter": (added("adapter_config.json"), evaluate, "adapter_config.json' beside 'model-0.*; remove"),
+    "other weights": (added("other weights"), evaluate, "other.safetensors' beside 'model-0"),
+    "a link": (added("a link"), prune, "generation_config.json' is a link out.*; move"),
     # Tokenizers.
     "no tokenizer": (changed("tokenizer.json", removed), fit, "no tokenizer"),
     "a broken tokenizer": (changed("tokenizer.json", text("{")), fit, "can't be read"),

@@ -70,8 +70,8 @@ def _weight_map(directory: Path) -> dict[str, str]:
     for other in sorted({"adapter_config.json", WEIGHTS, named}.difference(files)):
         if (directory / other).is_file():
             raise UserError(
-                f"{str(directory)!r} holds {other!r} beside {files[0]!r}, and transformers reads it (a whole file, an "
-                "adapter, or config.json's transformers_weights); remove what is not the model"
+                f"{str(directory)!r} holds {other!r} beside {files[0]!r}, and transformers reads it (a whole file, "
+                "an adapter, or config.json's transformers_weights); remove what is not the model"
             )
     held = [(name, file) for file in files for name in _names(directory, file)]
     if listed and (wrong := listed.items() ^ set(held)):
