@@ -117,9 +117,10 @@ def test_another_base_is_noticed(original, tmp_path):
     assert {"base hashes", "survivors", "other tensors"} <= failed(verify_export(original, other))
 
 
-def test_compression_entries_are_noticed(export):
+@pytest.mark.parametrize("entry", [{"quantization_config": {}}, {"transformers_weights": "nowhere"}])
+def test_entries_of_compression_and_other_files_are_noticed(export, entry):
     config = json.loads((export / "config.json").read_text())
-    (export / "config.json").write_text(json.dumps(config | {"quantization_config": {}}))
+    (export / "config.json").write_text(json.dumps(config | entry))
     reseal(export)
     assert failed(verify_export(export)) == {"config"}
 

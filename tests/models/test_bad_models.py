@@ -216,11 +216,7 @@ TABLE = {
     "a flipped export, evaluated": (damaged_export, evaluate, "model.safetensors.*changed since"),
     "a tensor missing": (without(Q), prune, "lacks 1 tensors, .*q_proj.weight"),
     "a tensor missing, applied": (without(Q), apply, "there is no tensor .*q_proj"),
-    "NaN": (
-        with_value(Q, float("nan")),
-        prune,
-        "NaN or infinity in .*q_proj.weight.*16.; give a wider --dtype",
-    ),
+    "NaN": (with_value(Q, float("nan")), prune, "NaN or infinity in .*q_proj.weight.* a wider --dtype"),
     # Packed directories.
     **{
         f"a packed directory, {name}": (packed, command, "holds weights as roi_lightning.packed; .*made from")

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from roi_lightning.export.sidecar import EXPORTED, describe, file_sha256, read_sidecar, written_files
 from roi_lightning.masks.mask_set import MASK_FILE, MaskSet
 from roi_lightning.models.base_tensors import BaseTensors, StoredBase, bits, companions, compression, same
-from roi_lightning.models.stored_tensors import StoredTensors, tensor_sha256
+from roi_lightning.models.stored_tensors import StoredTensors, own_file, tensor_sha256
 from roi_lightning.utils.progress import progress
 
 
@@ -62,6 +62,8 @@ def files(export: Exported) -> str:
     listed, present = set(export.sidecar["files"]), set(written_files(export.directory))
     require_none(sorted(listed - present), "missing")
     require_none(sorted(present - listed), "not written by roi_lightning")
+    for name in sorted(present):
+        own_file(export.directory / name, export.directory)
     weights, others = export.tensors.files.values(), companions(export.directory)
     require_none(sorted(present.difference(weights, others, export.written)), "of no use in such a directory")
     return f"{len(listed)} and the sidecar, none missing, none extra"

@@ -104,8 +104,8 @@ class StoredBase(StoredTensors, BaseTensors):
         keys = compression(self.directory)
         if keys:
             raise UserError(
-                f"{str(self.directory)!r} has a {keys[0]} in its config.json: its weights are packed, and a mask "
-                "of packed weights has no meaning; give the unquantised model"
+                f"{str(self.directory)!r} has a {keys[0]} in its config.json: its weights are packed or elsewhere, "
+                "and a mask of packed weights has no meaning; give the unquantised model"
             )
         self.companions = companions(self.directory)
 
@@ -200,9 +200,10 @@ def companions(directory: Path) -> list[str]:
 
 
 def compression(directory: Path) -> list[str]:
-    """The keys of `config.json` by which engines take weights for quantised or compressed."""
+    """The keys of `config.json` by which engines take weights for quantised or compressed, or read other files."""
     config = read_json(directory / "config.json")
-    return [key for key in ("quantization_config", "compression_config") if config.get(key) is not None]
+    keys = "quantization_config", "compression_config", "transformers_weights"
+    return [key for key in keys if config.get(key) is not None]
 
 
 def open_base(
