@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 import torch
 
-from helpers.directories import change, export_of, failed, flipped_bit, reseal
+from helpers.directories import ADDITIONS, TEMPLATE, add, change, export_of, failed, flipped_bit, reseal
 from helpers.tiny_models import random_masks, tiny_gguf, tiny_llama, tiny_qwen2
 from roi_lightning.cli import apply, verify
 from roi_lightning.errors import UserError
@@ -60,12 +60,17 @@ def test_missing_and_extra_files_are_noticed(export):
     report = {check.name: check.detail for check in verify_export(export).failures}
     assert "tokenizer.json" in report["files"]
     (export / "token.json").rename(export / "tokenizer.json")
-    (export / "extra.txt").write_text("")
-    assert failed(verify_export(export)) == {"files"}
-    (export / "extra.txt").unlink()
     (export / "folder").mkdir()
     (export / "folder" / "hidden").write_text("")
     assert failed(verify_export(export)) == {"files"}
+
+
+@pytest.mark.parametrize("what", ADDITIONS)
+def test_what_was_added_and_hashed_is_noticed(export, original, what):
+    add(export, what)
+    reseal(export)
+    assert ("files" in failed(verify_export(export))) == (what != TEMPLATE)
+    assert failed(verify_export(export, base_of(original))) & {"files", "copied files"}
 
 
 @pytest.mark.parametrize(
@@ -112,9 +117,10 @@ def test_another_base_is_noticed(original, tmp_path):
     assert {"base hashes", "survivors", "other tensors"} <= failed(verify_export(original, other))
 
 
-def test_compression_entries_are_noticed(export):
+@pytest.mark.parametrize("entry", [{"quantization_config": {}}, {"transformers_weights": "nowhere"}])
+def test_entries_of_compression_and_other_files_are_noticed(export, entry):
     config = json.loads((export / "config.json").read_text())
-    (export / "config.json").write_text(json.dumps(config | {"quantization_config": {}}))
+    (export / "config.json").write_text(json.dumps(config | entry))
     reseal(export)
     assert failed(verify_export(export)) == {"config"}
 
@@ -160,5 +166,8 @@ def test_apply_to_a_gguf_base(tmp_path):
     for file in out.iterdir():
         assert file.read_bytes() == (tmp_path / "again" / file.name).read_bytes()
     assert verify.main([str(out), "--base", gguf]) == 0
+    add(out, TEMPLATE)
+    reseal(out)
+    assert failed(verify_export(out, source)) == {"copied files"}
     with pytest.raises(UserError, match="other values"):
         apply.main([gguf, str(out), "--out", str(tmp_path / "other"), "--dtype", "float32"])

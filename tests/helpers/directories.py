@@ -1,5 +1,6 @@
 """Exports under random masks, what is in a written directory, and what a careless tool might do to it."""
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,6 +45,33 @@ def reseal(directory: Path, **other: Any) -> None:
     """Make the sidecar fit the files again; some of what it says may become something other."""
     content = {k: x for k, x in read_sidecar(directory, None).items() if k not in ("files", "checksum")}
     write_sidecar(directory, content | other)
+
+
+# What `add` knows. Without the base nobody can tell that a chat template is not the model's own.
+TEMPLATE = "chat_template.jinja"
+SHARDED = "a whole file", "a tensor twice", "a tensor in no index"
+ADDITIONS = *SHARDED, "other weights", "a link", "adapter_config.json", "pytorch_model.bin", TEMPLATE
+
+
+def add(directory: Path, what: str) -> None:
+    """Put something into a directory that might be read instead of its own weights, which stay as they are."""
+    first, *_, last = weight_files(directory) * 2
+    other = {name: x + 1 for name, x in tensors_of(directory).items()}
+    if what == "a whole file":
+        save_file(other, directory / "model.safetensors")
+    elif what in SHARDED:
+        name = next(iter(load_file(last))) if what == "a tensor twice" else "one_more"
+        save_file(load_file(first) | {name: other["model.norm.weight"]}, first)
+    elif what == "other weights":
+        save_file(other, directory / "other.safetensors")
+        config = json.loads((directory / "config.json").read_text())
+        config["transformers_weights"] = "other.safetensors"
+        (directory / "config.json").write_text(json.dumps(config))
+    elif what == "a link":
+        (directory / "generation_config.json").replace(directory.parent / "outside")
+        (directory / "generation_config.json").symlink_to(directory.parent / "outside")
+    else:
+        (directory / what).write_text("{}")
 
 
 def failed(report: VerifyReport) -> set[str]:

@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertForMaskedLM, T5Config, T5ForConditionalGeneration
 
+from helpers.directories import add
 from helpers.lab import run
 from helpers.refusals import assert_refused, cut, flipped, make_bench, rows
 from helpers.tiny_models import tiny_gguf, tiny_llama, tiny_tokenizer
@@ -133,6 +134,10 @@ def swap_shards(model, index):
     (model / "x").rename(other)
 
 
+def added(what):
+    return sharded(lambda model, index: add(model, what))
+
+
 def pickled(bench):
     model = bench.copy(bench.model)
     torch.save(load_file(model / "model.safetensors"), model / "pytorch_model.bin")
@@ -204,14 +209,14 @@ TABLE = {
         "its weights are packed.*give the unquantised",
     ),
     # Weights.
-    "no weights": (changed("model.safetensors", removed), fit, "no file named model.safetensors"),
+    "no weights": (changed("model.safetensors", removed), fit, "holds no model.safetensors"),
     "only pickled weights, applied": (pickled, apply, "only safetensors are read"),
     "cut weights": (changed("model.safetensors", cut(0.5)), prune, "can't be read"),
     "flipped weights, applied": (changed("model.safetensors", flipped(0.9)), apply, "has other values"),
     "a flipped export, evaluated": (damaged_export, evaluate, "model.safetensors.*changed since"),
     "a tensor missing": (without(Q), prune, "lacks 1 tensors, .*q_proj.weight"),
     "a tensor missing, applied": (without(Q), apply, "there is no tensor .*q_proj"),
-    "NaN": (with_value(Q, float("nan")), prune, "NaN or infinity in .*q_proj.weight"),
+    "NaN": (with_value(Q, float("nan")), prune, "NaN or infinity in .*q_proj.weight.* a wider --dtype"),
     # Packed directories.
     **{
         f"a packed directory, {name}": (packed, command, "holds weights as roi_lightning.packed; .*made from")
@@ -228,7 +233,12 @@ TABLE = {
     ),
     # Shards.
     "a cut shard": (sharded(cut_shard), prune, "can't be read"),
-    "shards by each other's names": (sharded(swap_shards), prune, "against the index"),
+    "shards by each other's names": (sharded(swap_shards), prune, "the index and .* differ in"),
+    # More than one answer to what the model is.
+    "a whole file": (added("a whole file"), prune, "model.safetensors' beside 'model-0"),
+    "an adapter": (added("adapter_config.json"), evaluate, "adapter_config.json' beside 'model-0.*; remove"),
+    "other weights": (added("other weights"), evaluate, "other.safetensors' beside 'model-0"),
+    "a link": (added("a link"), prune, "generation_config.json' is a link out.*; move"),
     # Tokenizers.
     "no tokenizer": (changed("tokenizer.json", removed), fit, "no tokenizer"),
     "a broken tokenizer": (changed("tokenizer.json", text("{")), fit, "can't be read"),

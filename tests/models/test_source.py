@@ -1,6 +1,7 @@
 import hashlib
 import importlib.util
 import json
+import os
 import sys
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from roi_lightning.errors import UserError
+from roi_lightning.models.base_tensors import save_tensors
 from roi_lightning.models.source import resolve_model
 from roi_lightning.models.stored_tensors import StoredTensors, tensor_sha256
 
@@ -139,16 +141,14 @@ def assert_reads(stored, expected):
 
 
 def test_one_file_is_read_as_stored(single):
-    stored = StoredTensors(single)
-    assert_reads(stored, load_file(single / "model.safetensors"))
-    assert stored.metadata("model.safetensors") == {"format": "pt"}
+    assert_reads(StoredTensors(single), load_file(single / "model.safetensors"))
+    (single / INDEX).write_text(json.dumps({"weight_map": dict.fromkeys(tensors(), "model.safetensors")}))
+    assert_reads(StoredTensors(single), load_file(single / "model.safetensors"))
 
 
 def test_shards_are_read_as_stored(sharded):
     files = sorted(sharded.glob("*.safetensors"))
-    stored = StoredTensors(sharded)
-    assert_reads(stored, load_file(files[0]) | load_file(files[1]))
-    assert stored.metadata(files[0].name) == {}
+    assert_reads(StoredTensors(sharded), load_file(files[0]) | load_file(files[1]))
 
 
 @pytest.mark.parametrize(
@@ -165,6 +165,13 @@ def test_a_shard_outside_the_directory_is_refused(sharded, escape):
     rename_shard(directory, escape.format(sharded))
     with pytest.raises(UserError, match=r"safetensors"):
         StoredTensors(directory)
+
+
+def test_written_files_follow_the_umask(tmp_path):
+    before = os.umask(0o027)
+    save_tensors(tensors(), tmp_path / "t.safetensors", "pt")
+    os.umask(before)
+    assert (tmp_path / "t.safetensors").stat().st_mode & 0o777 == 0o640
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -4,15 +4,15 @@ Which weights were pruned is read from the mask file and never from where the ze
 weight may be zero too.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
 from roi_lightning.export.sidecar import EXPORTED, describe, file_sha256, read_sidecar, written_files
-from roi_lightning.masks.mask_set import MaskSet
-from roi_lightning.models.base_tensors import BaseTensors, StoredBase, bits, compression_keys, same
-from roi_lightning.models.stored_tensors import StoredTensors, tensor_sha256
+from roi_lightning.masks.mask_set import MASK_FILE, MaskSet
+from roi_lightning.models.base_tensors import BaseTensors, StoredBase, bits, companions, compression, same
+from roi_lightning.models.stored_tensors import StoredTensors, own_file, tensor_sha256
 from roi_lightning.utils.progress import progress
 
 
@@ -25,9 +25,13 @@ class Exported:
 
     Attributes:
         form: The format and version of its sidecar.
+        written: What it holds besides weights and the base model's other files.
+        changed: Those of the latter that are not as they were.
     """
 
     form: ClassVar[tuple[str, int]] = (EXPORTED, 1)
+    written: ClassVar[tuple[str, ...]] = (MASK_FILE, "README.md")
+    changed: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -47,10 +51,6 @@ class Exported:
         """Raises UserError if weight files are missing."""
         return StoredTensors(self.directory)
 
-    def copies(self, companions: Iterable[str]) -> dict[str, Path]:
-        """Where the copy of each of the base model's files should be."""
-        return {name: self.directory / name for name in companions}
-
 
 def sidecar(export: Exported) -> str:
     """The sidecar is intact."""
@@ -58,10 +58,14 @@ def sidecar(export: Exported) -> str:
 
 
 def files(export: Exported) -> str:
-    """No file is missing and none was added."""
+    """No file is missing, none was added, and the weights are those that transformers reads."""
     listed, present = set(export.sidecar["files"]), set(written_files(export.directory))
     require_none(sorted(listed - present), "missing")
     require_none(sorted(present - listed), "not written by roi_lightning")
+    for name in sorted(present):
+        own_file(export.directory / name, export.directory)
+    weights, others = export.tensors.files.values(), companions(export.directory)
+    require_none(sorted(present.difference(weights, others, export.written)), "of no use in such a directory")
     return f"{len(listed)} and the sidecar, none missing, none extra"
 
 
@@ -77,7 +81,7 @@ def checksums(export: Exported) -> str:
 def config(export: Exported) -> str:
     """Nothing in the configuration tells engines that weights are compressed."""
     require_none(
-        compression_keys(export.directory),
+        compression(export.directory),
         "config.json has a key that makes engines refuse or misread the model",
     )
     return "no quantization or compression entry"
@@ -120,12 +124,14 @@ def updates(export: Exported) -> str:
 
 def copied(export: Exported, base: BaseTensors) -> str:
     """What is no weight is as in the base model's directory."""
+    added = set(companions(export.directory)).difference(base.companions)
+    require_none(sorted(added), "the base model has no such file")
     if not isinstance(base, StoredBase):
-        return "none to compare: the base is a GGUF file"
-    copies = export.copies(base.companions())
-    wrong = [name for name, copy in copies.items() if file_sha256(copy) != file_sha256(base.directory / name)]
+        return "none added, and none to compare: the base is a GGUF file"
+    names = [name for name in base.companions if name not in export.changed]
+    wrong = [n for n in names if file_sha256(export.directory / n) != file_sha256(base.directory / n)]
     require_none(wrong, "differs from the base model's")
-    return f"{len(copies)} as in the base model"
+    return f"{len(names)} as in the base model"
 
 
 def same_tensors(export: Exported, base: BaseTensors) -> str:

@@ -1,13 +1,13 @@
 """Prove that a directory is as exported: every byte, every zero, and every kept weight."""
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ParamSpec
 
 from roi_lightning.errors import UserError
 from roi_lightning.export import checks
-from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.models.base_tensors import BaseTensors, open_base
 from roi_lightning.models.source import SIDECAR, ModelSource
 
@@ -94,7 +94,9 @@ def _checks(directory: Path, base: ModelSource | BaseTensors | None) -> Iterator
     yield run_check("config", checks.config, export)
     yield run_check("mask", checks.mask, export)
     yield run_check("zeros", checks.zeros, export)
-    masks = _masks(export)
+    masks = None
+    with suppress(UserError):  # the check of the mask file reports it
+        masks = export.masks
     if masks is not None and masks.updated:
         yield run_check("updates", checks.updates, export)
     if base is None:
@@ -115,10 +117,3 @@ def run_check(name: str, check: Callable[P, str], *args: P.args, **options: P.kw
         return Check(name, False, str(error))
     except Exception as error:  # damaged files fail in ways of their own; none may look like success
         return Check(name, False, f"can't be checked: {error or type(error).__name__}")
-
-
-def _masks(export: checks.Exported) -> MaskSet | None:
-    try:
-        return export.masks
-    except UserError:  # the check of the mask file reports it
-        return None

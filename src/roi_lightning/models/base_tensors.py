@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final, cast, get_args
 
 import torch
@@ -24,9 +25,8 @@ from roi_lightning.models.config import GGUF_DTYPE, DType, load_config, load_tok
 from roi_lightning.models.layers import expert_layers, named_weights
 from roi_lightning.models.loading import load_language_model
 from roi_lightning.models.source import SIDECAR, ModelSource
-from roi_lightning.models.stored_tensors import INDEX, StoredTensors, read_json, tensor_sha256
+from roi_lightning.models.stored_tensors import INDEX, StoredTensors, own_file, read_json, tensor_sha256
 
-COMPRESSION_KEYS: Final = ("quantization_config", "compression_config")
 _COMPANIONS: Final = (
     "*.json",
     "*.jinja",
@@ -73,6 +73,13 @@ class BaseTensors(ABC):
     def write_companions(self, folder: Path) -> None:
         """Write every other file: configuration, tokenizer, licence, the index of the shards."""
 
+    @cached_property
+    def companions(self) -> list[str]:
+        """The names of these."""
+        with TemporaryDirectory() as folder:
+            self.write_companions(Path(folder))
+            return companions(Path(folder))
+
     def sha256(self, name: str) -> str:
         """The SHA-256 of one tensor (`tensor_sha256`), computed when first asked for."""
         if name not in self._hashes:
@@ -88,30 +95,24 @@ class StoredBase(StoredTensors, BaseTensors):
     """A directory with safetensors files, copied byte for byte.
 
     Raises:
-        UserError: If the weights are quantised or compressed: zeros in packed weights mean nothing.
+        UserError: If the weights are quantised or compressed: zeros in packed weights mean nothing; see `companions`.
     """
 
     def __init__(self, source: ModelSource) -> None:
         super().__init__(source.directory)
         self.source = source
-        keys = compression_keys(self.directory)
+        keys = compression(self.directory)
         if keys:
             raise UserError(
-                f"{str(self.directory)!r} has a {keys[0]} in its config.json: its weights are packed, and a mask "
-                "of packed weights has no meaning; give the unquantised model"
+                f"{str(self.directory)!r} has a {keys[0]} in its config.json: its weights are packed or elsewhere, "
+                "and a mask of packed weights has no meaning; give the unquantised model"
             )
+        self.companions = companions(self.directory)
 
     @property
     @override
     def nbytes(self) -> int:
         return sum((self.directory / file).stat().st_size for file in set(self.files.values()))
-
-    def companions(self) -> list[str]:
-        """The files to copy, as paths relative to the directory; not the README, which describes the base."""
-        found = {path for pattern in _COMPANIONS for path in self.directory.glob(pattern) if path.is_file()}
-        names = {path.relative_to(self.directory).as_posix() for path in found}
-        other_weights = {name for name in names if name.endswith(".index.json")} - {INDEX}
-        return sorted(names - other_weights - {SIDECAR})
 
     @override
     def write_weights(self, file_name: str, folder: Path) -> None:
@@ -119,7 +120,7 @@ class StoredBase(StoredTensors, BaseTensors):
 
     @override
     def write_companions(self, folder: Path) -> None:
-        for name in self.companions():
+        for name in self.companions:
             (folder / name).parent.mkdir(exist_ok=True)
             shutil.copyfile(self.directory / name, folder / name)
 
@@ -186,10 +187,23 @@ class LoadedBase(BaseTensors):
             (folder / INDEX).write_text(json.dumps(self._index, indent=2, sort_keys=True))
 
 
-def compression_keys(directory: Path) -> list[str]:
-    """The keys of `config.json` by which engines take weights for quantised or compressed."""
+def companions(directory: Path) -> list[str]:
+    """The files that an export copies, as paths relative to a directory; not the README, which describes the base.
+
+    Raises:
+        UserError: If one is a link to somewhere else.
+    """
+    found = (path for pattern in _COMPANIONS for path in directory.glob(pattern) if path.is_file())
+    names = {own_file(path, directory).relative_to(directory).as_posix() for path in found}
+    other_weights = {name for name in names if name.endswith(".index.json")} - {INDEX}
+    return sorted(names - other_weights - {SIDECAR})
+
+
+def compression(directory: Path) -> list[str]:
+    """The keys of `config.json` by which engines take weights for quantised or compressed, or read other files."""
     config = read_json(directory / "config.json")
-    return [key for key in COMPRESSION_KEYS if key in config]
+    keys = "quantization_config", "compression_config", "transformers_weights"
+    return [key for key in keys if config.get(key) is not None]
 
 
 def open_base(
@@ -226,9 +240,10 @@ def save_tensors(tensors: dict[str, Tensor], path: Path, form: str) -> None:
         path: The file.
         form: What its header calls its format; transformers knows `pt`.
     """
+    path.touch()
+    mode = path.stat().st_mode
     save_file(tensors, path, {"format": form})
-    # safetensors makes its files readable by their owner alone; a checkpoint is there to be shared.
-    path.chmod(0o644)
+    path.chmod(mode)  # as the umask has it; safetensors makes its files readable by their owner alone
 
 
 def overwrite_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:

@@ -18,6 +18,7 @@ from roi_lightning.errors import UserError, reason
 from roi_lightning.models.config import GGUF_DTYPE, DType, compute_dtype, unreadable
 from roi_lightning.models.experts import is_router
 from roi_lightning.models.source import ModelSource
+from roi_lightning.models.stored_tensors import StoredTensors
 from roi_lightning.utils.dtensor import all_finite
 from roi_lightning.utils.progress import working
 
@@ -44,6 +45,8 @@ def plain_language_model(
         UserError: If it can't be read, or its weights are not those of its configuration.
     """
     options: dict[str, Any] = {} if source.kind == "gguf" else {"use_safetensors": True}
+    if source.is_stored:
+        StoredTensors(source.directory)  # or transformers might read other files
     if attn_implementation:
         options["attn_implementation"] = attn_implementation
     return read_model(
@@ -138,7 +141,8 @@ def _check_report(report: dict[str, Any], source: ModelSource) -> None:
 def _check_weights(lm: PreTrainedModel, source: ModelSource) -> None:
     for name, weight in lm.named_parameters():
         if not all_finite(weight):
-            raise UserError(f"model {source.spec!r} has NaN or infinity in {name!r}; fetch it again")
+            what = f"NaN or infinity in {name!r} ({weight.dtype})"
+            raise UserError(f"model {source.spec!r} has {what}; give a wider --dtype, or fetch it again")
 
 
 def _forget_gguf(lm: PreTrainedModel) -> None:

@@ -17,13 +17,14 @@ INDEX: Final = f"{WEIGHTS}.index.json"
 
 
 class StoredTensors:
-    """The tensors of a directory's safetensors files, read one at a time.
+    """The tensors of a directory's safetensors files, read one at a time: of exactly those that transformers reads.
 
     Args:
         directory: Holds `model.safetensors`, or shards and `model.safetensors.index.json`.
 
     Raises:
-        UserError: If there are no safetensors files or the index names one that is missing.
+        UserError: If there are no safetensors files, the index is not of what they hold, or others could be meant: by
+            a single file beside an index, an adapter, an entry in `config.json`.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -45,11 +46,6 @@ class StoredTensors:
         with safe_open(self.directory / self.files[name], framework="pt") as file:
             return tuple(file.get_slice(name).get_shape())
 
-    def metadata(self, file_name: str) -> dict[str, str]:
-        """The header metadata of one of the files."""
-        with safe_open(self.directory / file_name, framework="pt") as file:
-            return dict(file.metadata() or {})
-
 
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object that a file holds.
@@ -67,36 +63,54 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _weight_map(directory: Path) -> dict[str, str]:
-    single, index = directory / WEIGHTS, directory / INDEX
-    if index.is_file():
-        return _indexed(index)
-    if not single.is_file():
-        raise UserError(
-            f"{str(directory)!r} holds no {single.name}; only safetensors are read: "
-            "convert the model with save_pretrained first"
-        )
-    return dict.fromkeys(_names(single), single.name)
+    index, config = directory / INDEX, directory / "config.json"
+    listed = _listed(index) if index.is_file() else {}
+    files = sorted(set(listed.values())) or [WEIGHTS]
+    named = str(read_json(config).get("transformers_weights")) if config.is_file() else WEIGHTS
+    for other in sorted({"adapter_config.json", WEIGHTS, named}.difference(files)):
+        if (directory / other).is_file():
+            raise UserError(
+                f"{str(directory)!r} holds {other!r} beside {files[0]!r}, and transformers reads it (a whole file, "
+                "an adapter, or config.json's transformers_weights); remove what is not the model"
+            )
+    held = [(name, file) for file in files for name in _names(directory, file)]
+    if listed and (wrong := listed.items() ^ set(held)):
+        name, file = min(wrong)
+        raise UserError(f"the index and {str(directory / file)!r} differ in {name!r}; fetch the model again")
+    return listed or dict(held)
 
 
-def _indexed(index: Path) -> dict[str, str]:
+def _listed(index: Path) -> dict[str, str]:
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
         raise UserError(f"{str(index)!r} can't be read (it names no files); fetch the model again")
-    for file in sorted(set(weight_map.values())):
-        path = index.parent / file
-        if path.name != file or not path.is_file():
-            raise UserError(f"{str(index)!r} names {file!r}, which is not there; fetch the model again")
-        lost = {name for name, home in weight_map.items() if home == file}.difference(_names(path))
-        if lost:
-            raise UserError(f"{str(path)!r} lacks {min(lost)!r}, against the index; fetch the model again")
     return weight_map
 
 
-def _names(path: Path) -> list[str]:
+def own_file(path: Path, directory: Path) -> Path:
+    """A path in a directory; a link may lead to another file there, or to a blob of the hub's cache.
+
+    Raises:
+        UserError: If it leads elsewhere: nothing from outside may get into an export.
+    """
+    home = directory.resolve()
+    blobs = next((above.parent / "blobs" for above in home.parents if above.name == "snapshots"), home)
+    if not any(path.resolve().is_relative_to(place) for place in (home, blobs)):
+        raise UserError(f"{str(path)!r} is a link out of the directory; move the file itself there")
+    return path
+
+
+def _names(directory: Path, file: str) -> list[str]:
     """The names of a file's tensors, in its order."""
+    path = directory / file
+    if path.name != file or not path.is_file():
+        raise UserError(
+            f"{str(directory)!r} holds no {file}; only safetensors are read: fetch the model again, or convert "
+            "it with save_pretrained first"
+        )
     try:
-        with safe_open(path, framework="pt") as file:
-            return list(file.keys())
+        with safe_open(own_file(path, directory), framework="pt") as stored:
+            return list(stored.keys())
     except (OSError, SafetensorError) as error:
         raise UserError(f"{str(path)!r} can't be read ({error}); fetch the model again") from error
 

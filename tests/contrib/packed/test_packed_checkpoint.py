@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from helpers.directories import change, export_of, failed, reseal, tensors_of
+from helpers.directories import ADDITIONS, TEMPLATE, add, change, export_of, failed, reseal, tensors_of
 from helpers.lab import run
 from helpers.tiny_models import (
     random_masks,
@@ -57,6 +57,7 @@ ARCHITECTURES = {
 }
 MIXTURES = {"mixtral", "mixtral, some experts dense", "qwen3_moe"}
 Q = "model.layers.0.self_attn.q_proj"
+NOTHING = {"quantization_config": None, "compression_config": None}
 
 
 def logits(lm):
@@ -104,6 +105,8 @@ def made(tmp_path_factory):
     base = tiny_llama(folder / "base", max_shard_size="150KB")
     (base / "LICENSE").write_text("do as you like")
     (base / "generation_config.json").write_text('{"max_new_tokens": 3, "eos_token_id": 256}')
+    config = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps(config | NOTHING))
     source, masks, dense = export_of(base, training={"steps": 7})
     write_packed(dense, folder / "packed")
     return SimpleNamespace(source=source, masks=masks, dense=dense, packed=folder / "packed", folder=folder)
@@ -130,13 +133,12 @@ def test_companions_come_along_and_the_configuration_says_what_is_packed(made):
     config = json.loads((made.packed / "config.json").read_text())
     quantized = config.pop("quantization_config")
     assert config.pop("transformers_weights") == "import roi_lightning.contrib.packed"
-    assert config == json.loads((made.dense / "config.json").read_text())
+    assert config | NOTHING == json.loads((made.dense / "config.json").read_text())
     method = {"quant_method": "roi_lightning.packed", "version": 4}
     assert quantized == method | {"weights": "stored", "layers": list(made.masks.layers)}
     assert {path.name for path in made.packed.glob("model*")} == {
         path.name for path in made.dense.glob("model*")
     }
-    assert {path.stat().st_mode & 0o777 for path in made.packed.glob("*.safetensors")} == {0o644}
     sidecar = read_sidecar(made.packed, PACKED, VERSION)
     assert sidecar["training"] == {"steps": 7}
     assert set(sidecar["files"]) == names - {"roi_sparsity.json"}
@@ -237,6 +239,14 @@ def test_an_untouched_directory_verifies(made, capsys):
     assert "all 10 checks hold" in capsys.readouterr().out
     assert run("verify", made.packed) == 0
     assert "all 5 checks hold" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("what", ADDITIONS)
+def test_what_was_added_and_hashed_is_noticed(copy, made, what):
+    add(copy, what)
+    reseal(copy)
+    assert ("files" in failed(verify_packed(copy))) == (what != TEMPLATE)
+    assert failed(verify_packed(copy, made.source)) & {"files", "copied files"}
 
 
 def test_indices_that_no_packing_makes_are_noticed(copy):

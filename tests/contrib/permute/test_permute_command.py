@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
-from helpers.directories import change, failed, reseal, tensors_of
+from helpers.directories import add, change, failed, reseal, tensors_of
 from helpers.lab import brute_top, make_lab, new_lab, plain_text, run
 from helpers.tiny_models import tiny_gpt2
 from roi_lightning.contrib.permute.channels import Channels
@@ -127,6 +127,12 @@ def resealed(directory, model):
     """The checks that fail, the sidecar made to fit again as a careless tool might."""
     reseal(directory)
     return failed(verify_permuted(directory, resolve_model(str(model))))
+
+
+def test_what_was_added_and_hashed_is_noticed(made, tmp_path):
+    copy = shutil.copytree(made.permuted, tmp_path / "permuted")
+    add(copy, "adapter_config.json")
+    assert resealed(copy, made.model) >= {"files", "copied files"}
 
 
 @pytest.mark.parametrize("name", ["mlp.gate_proj.weight", "self_attn.v_proj.bias", "self_attn.q_proj.weight"])

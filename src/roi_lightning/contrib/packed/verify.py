@@ -1,6 +1,7 @@
 """Prove that a packed directory is what `pack` left, and with the base model that its weights are the base's."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -8,7 +9,7 @@ from typing import Any, Final
 from typing_extensions import override
 
 from roi_lightning.contrib.packed.format import PATTERN, check_indices
-from roi_lightning.contrib.packed.quantizer import GUARD, PackedConfig, packed_configuration
+from roi_lightning.contrib.packed.quantizer import PackedConfig, packed_configuration
 from roi_lightning.contrib.packed.tensors import INT8, PACKED, VERSION, PackedTensors, packed_form
 from roi_lightning.errors import UserError
 from roi_lightning.export import checks
@@ -26,6 +27,7 @@ class _PackedExport(checks.Exported):
     """A packed directory under suspicion, as the checks of an export see it: masks from indices, tensors unpacked."""
 
     form = (PACKED, VERSION)
+    written, changed = ("README.md",), (INDEX, "config.json")
 
     @cached_property
     @override
@@ -39,10 +41,6 @@ class _PackedExport(checks.Exported):
         hashes = {name: entry["base_sha256"] for name, entry in layers.items()}
         masks = {name: self.tensors.mask(name) for name in progress(list(layers), "reading indices")}
         return MaskSet(PATTERN, masks, BaseModel(**base, sha256=hashes), self.sidecar["updated"])
-
-    @override
-    def copies(self, companions: Iterable[str]) -> dict[str, Path]:
-        return super().copies(name for name in companions if name not in (INDEX, "config.json"))
 
 
 def verify_packed(directory: Path, base: ModelSource | None = None) -> VerifyReport:
@@ -64,7 +62,9 @@ def _checks(directory: Path, base: ModelSource | None) -> Iterator[Check]:
     yield run_check("files", lambda: checks.files(export))
     yield run_check("checksums", lambda: checks.checksums(export))
     yield run_check("indices", lambda: _indices(export))
-    facts = _readable(export)
+    facts: dict[str, Any] = {}
+    with suppress(UserError):  # the check of the sidecar says so
+        facts = export.sidecar
     yield run_check("configuration", lambda: _configuration(export))
     is_int8 = facts.get("weights") == INT8
     if facts.get("updated"):
@@ -85,14 +85,6 @@ def _sidecar(export: _PackedExport) -> str:
     return f"pattern {export.sidecar['pattern']}, {form}, checksum right"
 
 
-def _readable(export: _PackedExport) -> dict[str, Any]:
-    """The sidecar, empty where it can't be read."""
-    try:
-        return export.sidecar
-    except UserError:  # the check of the sidecar says so
-        return {}
-
-
 def _indices(export: _PackedExport) -> str:
     """Every group of every packed tensor keeps two different weights, in their order."""
     tensors = export.tensors
@@ -105,7 +97,7 @@ def _configuration(export: _PackedExport) -> str:
     """The configuration tells transformers what the sidecar says."""
     config, sidecar = read_json(export.directory / "config.json"), export.sidecar
     packed = PackedConfig(list(sidecar["layers"]), sidecar["weights"])
-    if not GUARD.keys() <= config.keys() or {**config, **GUARD} != packed_configuration(config, packed):
+    if config != packed_configuration(config, packed):
         raise checks.CheckFailedError("config.json does not name the tensors that are packed, or their form")
     return f"transformers is told of {len(packed.layers)} packed tensors"
 
@@ -114,8 +106,8 @@ def _copied(export: _PackedExport, base: BaseTensors) -> str:
     """What is no weight is as in the base model's directory, the configuration but for what was added to it."""
     if isinstance(base, StoredBase):
         config, dense = (read_json(place / "config.json") for place in (export.directory, base.directory))
-        added = packed_configuration({}, PackedConfig([])).keys()
-        if {key: entry for key, entry in config.items() if key not in added} != dense:
+        added = {key: config.get(key) for key in packed_configuration({}, PackedConfig([]))}
+        if config != dense | added:
             raise checks.CheckFailedError("differs from the base model's: config.json")
     return checks.copied(export, base)
 

@@ -3,7 +3,6 @@
 It is written at a temporary path, checked, then renamed.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -26,7 +25,7 @@ from roi_lightning.contrib.packed.tensors import (
 )
 from roi_lightning.errors import UserError
 from roi_lightning.export import check_destination, check_not_base
-from roi_lightning.export.sidecar import heading, read_sidecar, write_sidecar
+from roi_lightning.export.sidecar import heading, read_sidecar, render, write_sidecar
 from roi_lightning.export.verify import verify_export
 from roi_lightning.masks.layer_mask import LayerMask
 from roi_lightning.masks.layer_patterns import DENSE
@@ -129,10 +128,8 @@ def _write_weights(base: StoredBase, masks: MaskSet, weights: Weights, folder: P
         weight_map |= dict.fromkeys(tensors, file)
     if (base.directory / INDEX).is_file():
         size = sum((folder / file).stat().st_size for file in files)
-        _write_json(
-            folder / INDEX,
-            {"metadata": {"total_size": size}, "weight_map": weight_map},
-        )
+        content = {"metadata": {"total_size": size}, "weight_map": weight_map}
+        (folder / INDEX).write_text(render(content), encoding="utf-8")
 
 
 def _parts(name: str, tensor: Tensor, mask: LayerMask | None, weights: Weights) -> dict[str, Tensor]:
@@ -147,11 +144,7 @@ def _write_companions(base: StoredBase, folder: Path, packed: PackedConfig) -> N
     base.write_companions(folder)
     (folder / INDEX).unlink(missing_ok=True)
     config = folder / "config.json"
-    _write_json(config, packed_configuration(read_json(config), packed))
-
-
-def _write_json(path: Path, content: Mapping[str, object]) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    config.write_text(render(packed_configuration(read_json(config), packed)), encoding="utf-8")
 
 
 def _describe(

@@ -1,6 +1,7 @@
 """A base model with its channels in another order as a directory: written to a temporary path, verified, renamed."""
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -74,19 +75,12 @@ def _describe(permutation: Permutation, facts: Mapping[str, object]) -> dict[str
 
 class _PermutedDirectory(checks.Exported):
     form = (PERMUTED, 1)
+    written = (PERMUTATION_FILE,)
 
     @cached_property
     def permutation(self) -> Permutation:
         """Raises UserError if the permutation file is missing or not intact."""
         return Permutation.load(self.directory)
-
-
-def _dtype(export: _PermutedDirectory) -> str:
-    """What a GGUF model was cast to."""
-    try:
-        return export.permutation.base.dtype
-    except UserError:  # the check of the permutation file reports it
-        return "auto"
 
 
 def verify_permuted(directory: Path, base: ModelSource | BaseTensors | None = None) -> VerifyReport:
@@ -111,7 +105,10 @@ def _checks(directory: Path, base: ModelSource | BaseTensors | None) -> Iterator
     yield run_check("permutation", _permutation, export)
     if base is None:
         return
-    tensors = open_base(base, _dtype(export))
+    dtype = "auto"
+    with suppress(UserError):  # the check of the permutation file reports it
+        dtype = export.permutation.base.dtype
+    tensors = open_base(base, dtype)
     yield run_check("copied files", checks.copied, export, tensors)
     yield run_check("same tensors", checks.same_tensors, export, tensors)
     yield run_check("base hashes", _base_hashes, export, tensors)
