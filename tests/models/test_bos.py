@@ -37,6 +37,7 @@ OTHERS = [(False, 2), *product((False, True), (16, 1000))]
 )
 def test_bos_is_what_the_tokenizer_puts_before_a_text(around, expected):
     assert find_bos(byte_tokenizer(around)) == expected
+    assert find_bos(byte_tokenizer(around, "ACGT")) == expected
 
 
 @pytest.mark.parametrize(

@@ -164,12 +164,10 @@ class RoILightningModule(MaskLearningModule):
 
     def _draw_index(self, step: int, batch_idx: int) -> int:
         """Name a draw by its step and its place there, so that none comes again in other micro-batches."""
-        place = 0
-        if self.draw_per == "micro_batch":
-            place = batch_idx % self.trainer.accumulate_grad_batches
-            if self.device_mesh is None:  # ranks that share a model share a draw
-                place = place * self.trainer.world_size + self.trainer.global_rank
-        return step + (place << 32)
+        place = batch_idx % self.trainer.accumulate_grad_batches
+        if self.device_mesh is None:  # ranks that share a model share its draws
+            place = place * self.trainer.world_size + self.trainer.global_rank
+        return step if self.draw_per == "step" else step + (place << 32)
 
     @override
     def training_weight(self, tensor: PrunedTensor, **learned: Tensor) -> Tensor:

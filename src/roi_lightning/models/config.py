@@ -4,7 +4,9 @@ from copy import deepcopy
 from functools import cache, lru_cache
 from typing import Any, Final, Literal
 
+import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
@@ -77,15 +79,22 @@ def max_positions(config: PreTrainedConfig) -> int | None:
     return next((int(value) for value in found if value is not None), None)
 
 
-def check_positions(spec: str, config: PreTrainedConfig, seq_len: int) -> None:
-    """Refuse windows longer than the model of a configuration takes.
+def check_embedded(
+    ids: ArrayLike, tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig | None
+) -> None:
+    """Refuse tokens, by number or its complement, for which the model of a configuration, if known, has no embedding.
 
     Raises:
-        UserError: Naming both lengths.
+        UserError: Naming the highest of them, and both sizes.
     """
-    longest = max_positions(config)
-    if longest is not None and seq_len > longest:
-        raise UserError(f"seq_len is {seq_len} and model {spec!r} reads at most {longest} tokens; lower it")
+    found, rows = np.asarray(ids), getattr(config and config.get_text_config(), "vocab_size", None)
+    highest = int(max(found.max(initial=0), ~found.min(initial=0)))
+    if rows is not None and highest >= rows:
+        raise UserError(
+            f"the text holds token {tokenizer.convert_ids_to_tokens(highest)!r}, number {highest}: the tokenizer has "
+            f"{len(tokenizer)} tokens and the model embeds {rows}; leave such text out, or give a model that was "
+            "resized for its tokenizer"
+        )
 
 
 def load_tokenizer(
