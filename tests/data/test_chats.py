@@ -144,7 +144,8 @@ def test_answers_are_those_of_a_reading_byte_by_byte(template):
 def test_no_bos_is_doubled_and_no_end(loss_on):
     tokenizer = with_template("<s>" + PLAIN.replace(";\n", "</s>\n"), "<s> $A")
     assert tokenizer.apply_chat_template([said("user", "a")])["input_ids"][0] == BOS
-    (ids,) = ChatTokenizer(tokenizer, "c", loss_on == "answers")([chat_document([said("user", "a")], "c")])
+    convert = ChatTokenizer(tokenizer, "c", answers_only=loss_on == "answers")
+    (ids,) = convert([chat_document([said("user", "a")], "c")])
     plain = np.where(ids < 0, ~ids, ids).tolist()
     assert plain == [*byte_ids("[user]a"), END, *byte_ids("\n")]
 

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import jsonargparse
 import pytest
 import torch
+from transformers import LlamaConfig
 
 from helpers.text_files import (
     LIGHTNING_REMARKS,
@@ -235,6 +236,19 @@ def test_too_little_text(tmp_path, texts, options, message, streaming):
     with pytest.raises(UserError, match=message) as raised:
         first_window(module)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_only_text_that_holds_a_token_without_an_embedding_is_refused(tmp_path, streaming):
+    for count, embedded, holds in ((1, 256, False), (90, 257, False), (90, 256, True)):
+        corpora = [Corpus(write_jsonl(tmp_path / "a.jsonl", documents(count)), streaming=streaming)]
+        module = data(tmp_path, corpora, val_corpora=corpora, seq_len=8)
+        module.check_model("a model", LlamaConfig(vocab_size=embedded))
+        if holds:  # END comes between documents
+            with pytest.raises(UserError, match=r"'</s>', number 256: .* has 257 .* embeds 256"):
+                module.setup("fit")
+        else:
+            module.setup("fit")
 
 
 MIXED = "[a.jsonl, {source: b.txt, weight: 2}]"

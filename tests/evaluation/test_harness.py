@@ -162,6 +162,15 @@ def test_what_can_t_be_scored_is_one_clear_line(lm, request_):
         ours(lm)._loglikelihood_tokens([(None, *request_)])
 
 
+def test_a_question_with_a_token_that_has_no_embedding_is_one_clear_line(lm):
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_tokens([f"<x{i}>" for i in range(10)])
+    with pytest.raises(UserError, match=r"token '<x9>', number 267: .* embeds 264"):
+        SlicedHFLM(lm, tokenizer, None, 3, "test").loglikelihood(
+            [Instance("loglikelihood", {}, ("a <x9>?", "b"), 0)]
+        )
+
+
 @pytest.mark.parametrize("max_length", [None, 50])
 def test_rolling_texts_agree_with_the_stock_model(lm, max_length):
     texts = ["short", "x" * 128, "many words " * 40, "y " * 77]

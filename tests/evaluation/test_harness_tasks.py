@@ -216,13 +216,18 @@ def test_a_tasks_own_number_of_examples_holds_unless_another_is_asked_for(place,
 
 
 def test_models_that_can_t_answer_are_refused(place, tmp_path):
-    plain = str(tiny_llama(tmp_path / "plain"))
-    with pytest.raises(UserError, match="no chat template"):
-        evaluate_models(
-            resolve_evaluated([plain], None),
-            EvalConfig(tasks=place.facts, apply_chat_template=True),
-            lambda _: pytest.fail("loaded"),
-        )
+    plain, bare = (tiny_llama(tmp_path / name) for name in ("plain", "bare"))
+    tokenizer = tiny_tokenizer()
+    tokenizer.eos_token = None
+    tokenizer.save_pretrained(bare)
+    refused = {plain: (True, "no chat template"), bare: (False, "bare': its tokenizer has no EOS")}
+    for model, (chat, says) in refused.items():
+        with pytest.raises(UserError, match=says):
+            evaluate_models(
+                resolve_evaluated([str(model)], None),
+                EvalConfig(tasks=place.facts, apply_chat_template=chat),
+                lambda _: pytest.fail("loaded"),
+            )
 
 
 def test_the_command_writes_it_all_down(place, base, tmp_path):

@@ -28,12 +28,12 @@ CHAT_TEMPLATE = (
 )
 
 
-def byte_tokenizer(around="$A"):
+def byte_tokenizer(around="$A", letters=None):
     """One token per byte, so that token ids can be predicted by hand; the end-of-text id is 256, that of BOS 257.
 
-    `around` says what comes around a text: "<s> $A" for a BOS before it.
+    `around` says what comes around a text: "<s> $A" for a BOS before it. `letters` may be all that it knows.
     """
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    alphabet = sorted(letters or pre_tokenizers.ByteLevel.alphabet())
     special = ["</s>"] if around == "$A" else ["</s>", "<s>"]
     vocabulary = {character: index for index, character in enumerate([*alphabet, *special])}
     backend = Tokenizer(models.BPE(vocabulary, merges=[]))

@@ -121,10 +121,10 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=core, eos_token=EOS, bos_token=EOS)
 
 
-def tiny_gguf(path: Path, seed: int = 0) -> Path:
-    """A Llama in a GGUF file, float32, head tied."""
+def tiny_gguf(path: Path, seed: int = 0, **facts: Any) -> Path:
+    """A Llama in a GGUF file, float32, head tied; `facts` by the names of the writer's functions."""
     shapes = {"ffn_up": (128, 64), "ffn_gate": (128, 64), "ffn_down": (64, 128)}
-    return _gguf(path, "llama", shapes, {"add_feed_forward_length": 128}, seed)
+    return _gguf(path, "llama", shapes, {"add_feed_forward_length": 128, **facts}, seed)
 
 
 def tiny_gguf_moe(path: Path, seed: int = 0) -> Path:

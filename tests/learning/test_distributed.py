@@ -31,7 +31,7 @@ KINDS |= {"joint": "joint", "joint-step": "joint-step", "recover": "recover"}
 SLOW_KINDS = [kind for kind in KINDS if kind not in ("llama", "step", "maskllm")]
 MEASURED = ["ddp-measured", "sharded-measured"]
 WHOLE = ["ddp-llama", "sharded-step", "gathered-step", "sharded-gpt2", "ddp-mixtral", "sharded-mixtral-step"]
-WHOLE += ["sharded-maskllm", "ddp-maskpro", "sharded-maskpro", "sharded-proxsparse"]
+WHOLE += ["ddp-step", "sharded-maskllm", "ddp-maskpro", "sharded-maskpro", "sharded-proxsparse"]
 WHOLE += ["ddp-joint", "sharded-joint-step", "ddp-recover", "sharded-recover"]
 # Resumed runs: from a file of one process, and from a folder of shards.
 ON = {"ddp-on": "one-llama", "sharded-on": "one-step", "sharded-shards": "sharded-step"}

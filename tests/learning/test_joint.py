@@ -58,13 +58,12 @@ def reference(model, start, sampler, batches, parts, distillation):
         for group, rate in zip(optimizer.param_groups, (RATE, WEIGHTS_RATE), strict=True):
             group["lr"] = rate * share
         for part in range(parts):
-            index = step * parts + part
             drawn = {}
             for name, weight in trained.items():
-                draw, ones = Draw.of(0, index, name, LAM, TAU), torch.ones_like(weight)
+                draw, ones = Draw.of(0, step + (part << 32), name, LAM, TAU), torch.ones_like(weight)
                 drawn[name] = weight * sampler.masked_weight(ones, logits[name], PATTERN, draw)
             weights = {f"{name}.weight": x.T if is_conv[name] else x for name, x in drawn.items()}
-            ids = batches[index]
+            ids = batches[step * parts + part]
             said = torch.func.functional_call(lm, weights, kwargs={"input_ids": ids}).logits[:, :-1]
             with torch.no_grad():
                 wanted = dense(input_ids=ids).logits[:, :-1].flatten(0, 1).log_softmax(-1)

@@ -3,6 +3,7 @@
 import logging
 import math
 import warnings
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -93,20 +94,20 @@ def test_rate_and_temperatures_follow_optimizer_steps(lab):
     assert len({draw.key for draw in recorder.draws}) == steps * parts
 
 
-@pytest.mark.parametrize("draw_per", ["micro_batch", "step"])
-def test_ranks_draw_different_masks(lab, draw_per):
-    learner = RoILightningModule(str(lab.model), draw_per=draw_per)
-    seen = {}
-    for step in range(3):
-        for rank in range(4):
-            for batch in range(2):
+def test_a_draw_is_a_step_s_or_one_micro_batch_s_alone(lab):
+    for draw_per in ("step", "micro_batch"):
+        learner, seen = RoILightningModule(str(lab.model), draw_per=draw_per), {}
+        # A run of 8 windows a step that goes on in other micro-batches, on other ranks, and back again.
+        for step, (world, parts) in enumerate([(1, 8), (2, 4), (4, 2), (1, 1), (1, 8), (2, 2)]):
+            for rank, part in product(range(world), range(parts)):
                 learner._trainer = SimpleNamespace(
-                    global_step=step, max_steps=3, accumulate_grad_batches=2, world_size=4, global_rank=rank
+                    accumulate_grad_batches=parts, world_size=world, global_rank=rank
                 )
-                index = learner._draw_index(step, 2 * step + batch)
-                place = (step, rank, batch if draw_per == "micro_batch" else 0)
-                assert seen.setdefault(index, place) == place
-    assert len(seen) == 3 * 4 * (2 if draw_per == "micro_batch" else 1)
+                index = learner._draw_index(step, step * parts + part)
+                seen.setdefault(index, []).append((step, part * world + rank))
+        if draw_per == "step":
+            assert [{step for step, _ in places} for places in seen.values()] == [{i} for i in range(6)]
+        assert (max(map(len, seen.values())) == 1) == (draw_per == "micro_batch")
 
 
 def test_validation_measures_the_hardened_mask(lab):

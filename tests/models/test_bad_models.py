@@ -42,6 +42,22 @@ def evaluate(bench, model):
     return ["evaluate", model, "--text", bench.corpus, "--seq_len", "32", "--json", "out.json"]
 
 
+def on_marked(command):
+    """A command on the text of `beyond`."""
+    return lambda bench, model: [
+        "c.jsonl" if str(word) == str(bench.corpus) else word for word in command(bench, model)
+    ]
+
+
+def beyond(bench):
+    """A model whose tokenizer was given ten tokens more, and a text with the last of them."""
+    model, tokenizer = bench.copy(bench.model), tiny_tokenizer()
+    tokenizer.add_tokens([f"<x{i}>" for i in range(10)])
+    tokenizer.save_pretrained(model)
+    bench.write("c.jsonl", bench.corpus.read_text().replace("cat", "<x9>"))
+    return model
+
+
 def changed(file, change):
     """A copy of the bench's model with the bytes of one file changed; None removes it."""
 
@@ -242,6 +258,10 @@ TABLE = {
     # Tokenizers.
     "no tokenizer": (changed("tokenizer.json", removed), fit, "no tokenizer"),
     "a broken tokenizer": (changed("tokenizer.json", text("{")), fit, "can't be read"),
+    **{
+        f"a token without an embedding, {name}": (beyond, on_marked(command), "'<x9>', number 267: .* 264;")
+        for name, command in {"measured": evaluate, "pruned": wanda, "learned from": fit}.items()
+    },
     # Kinds.
     "an encoder": (encoder, prune, "is an encoder.*give a causal"),
     "an encoder and decoder": (encoder_decoder, prune, "no causal language model of type .t5"),

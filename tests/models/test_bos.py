@@ -1,4 +1,4 @@
-"""Windows of tokenizers that put a BOS before a text, and of those that put none."""
+"""Windows of tokenizers that put a BOS before a text, and of those that put none; digits of those in GGUF files."""
 
 import json
 from itertools import cycle, islice, product
@@ -17,10 +17,11 @@ from helpers.text_files import (
     reference_windows,
     write_jsonl,
 )
-from helpers.tiny_models import tiny_llama
+from helpers.tiny_models import tiny_gguf, tiny_llama
 from roi_lightning.data import Corpus
 from roi_lightning.data.packing import find_bos
 from roi_lightning.evaluation.perplexity import Cut, token_perplexity
+from roi_lightning.models.config import load_tokenizer
 from roi_lightning.models.loading import load_language_model
 from roi_lightning.models.source import resolve_model
 
@@ -37,6 +38,17 @@ OTHERS = [(False, 2), *product((False, True), (16, 1000))]
 )
 def test_bos_is_what_the_tokenizer_puts_before_a_text(around, expected):
     assert find_bos(byte_tokenizer(around)) == expected
+    assert find_bos(byte_tokenizer(around, "ACGT")) == expected
+
+
+@pytest.mark.parametrize(
+    ("split", "pieces"),
+    [("smollm", ["a", "ĠĠ", "1", "2"]), ("gpt-2", ["a", "Ġ", "Ġ12"]), ("exaone-moe", ["a", "Ġ", "Ġ12"])],
+)
+def test_a_gguf_file_says_whether_digits_are_pieces_of_their_own(tmp_path, split, pieces):
+    file = tiny_gguf(tmp_path / "m.gguf", add_tokenizer_pre=split)
+    found = load_tokenizer(str(file)).backend_tokenizer.pre_tokenizer.pre_tokenize_str("a  12")
+    assert [piece for piece, _ in found] == pieces
 
 
 @pytest.mark.parametrize(

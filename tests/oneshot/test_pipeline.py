@@ -10,6 +10,8 @@ from test_sparsegpt import errors, slow_sparsegpt
 from torch.nn import functional as F
 from transformers import (
     AutoModelForCausalLM,
+    FalconConfig,
+    FalconForCausalLM,
     FalconMambaConfig,
     FalconMambaForCausalLM,
     JambaConfig,
@@ -182,6 +184,22 @@ def test_a_weight_that_another_module_multiplies_by_is_measured(kind, activation
         if activations == "sequential":
             for name, layer in block.items():
                 layer.of(lm).masked_fill_(~got[name].mask, 0)
+
+
+def test_a_product_with_a_transposed_weight_is_measured(windows):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 256, "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
+    lm = freeze(FalconForCausalLM(FalconConfig(**sizes)))
+    layers, seen = prunable_layers(lm), {}
+    for name in layers:
+        own = seen.setdefault(name, [])
+        lm.get_submodule(name).register_forward_pre_hook(
+            lambda _, x, own=own: own.append(x[0].flatten(0, -2))
+        )
+    with torch.no_grad():
+        lm(input_ids=windows)
+    for name, pruned in prune_layers(lm, layers, Wanda(), PATTERN, Calibration(windows, "dense")):
+        assert alike(pruned.mask, wanda_mask(layers[name].of(lm), seen[name][0])), name
 
 
 def hooks_of(lm):

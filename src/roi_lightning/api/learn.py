@@ -27,7 +27,7 @@ from roi_lightning.learning.trainer import RoITrainer
 from roi_lightning.masks.layer_patterns import mixed_pattern
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.masks.pattern import NMPattern
-from roi_lightning.models.config import check_positions, compute_dtype
+from roi_lightning.models.config import compute_dtype
 from roi_lightning.models.fingerprint import base_of
 from roi_lightning.models.layers import choose_layers
 from roi_lightning.models.loading import frozen_view
@@ -129,7 +129,6 @@ def learn(
         mixed = mixed_pattern(NMPattern(pattern), patterns or {})
         layers = choose_layers(type(lm).__name__, view, mixed, targets, ignore).pruned
         source = base_of(view, layers)
-        check_positions(source.spec, view.config, seq_len)
         module = _make(learner, source.spec, {"seed": seed, **chosen, **rates, **own})
         if getattr(module, "lr_weights", None) is not None:
             raise UserError(
@@ -142,6 +141,7 @@ def learn(
         text = {"corpora": corpora, "val_corpora": corpora, "seed": seed, **windows}
         reader = _make(data, tokenizer.name_or_path, text)
         reader.text_tokenizer = tokenizer
+        reader.check_model(source.spec, view.config)
         fitter.fit(module, datamodule=reader)
         return module.mask_set()
 

@@ -28,7 +28,7 @@ from roi_lightning.learning.optim import check_trainer
 from roi_lightning.learning.roi import RoILightningModule
 from roi_lightning.learning.run_folder import CONFIG, RUNS, run_folder
 from roi_lightning.learning.trainer import RoITrainer
-from roi_lightning.models.config import check_positions, load_config
+from roi_lightning.models.config import load_config
 from roi_lightning.reports.callback import Report  # noqa: F401
 from roi_lightning.samplers import schedules  # noqa: F401
 from roi_lightning.utils.entry_points import added, load_named_classes
@@ -259,10 +259,9 @@ class RoICLI(LightningCLI):
         getattr(self.trainer, self.command)(self.model, datamodule=self.datamodule, **options)
 
     def check_length(self) -> None:
-        """Refuse windows longer than the model takes."""
+        """Refuse windows that the model can't read."""
         source = self.model.source
-        config = load_config(source, self.model.trust_remote_code)
-        check_positions(source.spec, config, self.datamodule.seq_len)
+        self.datamodule.check_model(source.spec, load_config(source, self.model.trust_remote_code))
 
 
 def run(args: Sequence[str]) -> None:

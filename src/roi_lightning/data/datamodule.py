@@ -11,7 +11,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from typing_extensions import override
 
 from roi_lightning.data import packing
@@ -98,6 +98,7 @@ class CalibrationDataModule(LightningDataModule):
         self.held_out_fraction, self.val_windows = held_out_fraction, val_windows
         self.num_workers, self.cache_dir = num_workers, cache_dir
         self._state: StreamState | None = None
+        self._model: PreTrainedConfig | None = None
         # The first token of a window is given, the others are predicted.
         check_at_least(self, "data.", seq_len=2, batch_size=1, val_batch_size=1, windows_per_step=1)
         check_at_least(self, "data.", val_windows=1, num_workers=0, seed=0)
@@ -130,6 +131,15 @@ class CalibrationDataModule(LightningDataModule):
             f"data.windows_per_step is {self.windows_per_step}, no multiple of {ranks} x {self.batch_size} windows "
             f"(devices x data.batch_size); set it to {' or '.join(near)}"
         )
+
+    def check_model(self, spec: str, model: PreTrainedConfig) -> None:
+        """Refuse windows longer than the model of a configuration takes, later those with tokens unknown to it."""
+        longest = config.max_positions(model)
+        if longest is not None and self.seq_len > longest:
+            raise UserError(
+                f"seq_len is {self.seq_len} and model {spec!r} reads at most {longest} tokens; lower it"
+            )
+        self._model = model
 
     def check_files(self) -> None:
         """Look for the files that corpora name, and read none.
@@ -328,8 +338,8 @@ class CalibrationDataModule(LightningDataModule):
     def _convert(self, corpus: Corpus) -> TextTokenizer:
         """What makes tokens of the documents of a corpus."""
         if corpus.messages_field is None:
-            return TextTokenizer(self.text_tokenizer, corpus.source)
-        return ChatTokenizer(self.text_tokenizer, corpus.source, corpus.loss_on == "answers")
+            return TextTokenizer(self.text_tokenizer, corpus.source, self._model)
+        return ChatTokenizer(self.text_tokenizer, corpus.source, self._model, corpus.loss_on == "answers")
 
     def _first_windows(self, corpus: Corpus, side: Side) -> list[Tensor]:
         return [window for window, _ in islice(self._reader(corpus, side).once(), self.val_windows)]

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from roi_lightning.errors import UserError
+from roi_lightning.models.config import check_embedded
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 Side = Literal["all", "train", "val"]
 Tokens = NDArray[np.int32]
 DOCUMENTS_AT_ONCE = 64
+_ASKED: Final = 1000
 IGNORED: Final = -100
 
 
@@ -79,10 +81,12 @@ class TextTokenizer:
     Attributes:
         tokenizer: The tokenizer.
         source: The corpus, for errors.
+        model: The configuration of the model that will read them, if it is known.
     """
 
     tokenizer: PreTrainedTokenizerBase
     source: str
+    model: PreTrainedConfig | None = None
 
     @property
     def separator(self) -> int | None:
@@ -110,8 +114,14 @@ def find_bos(tokenizer: PreTrainedTokenizerBase) -> int | None:
 
     A model that has always seen it there is lost without it: Gemma's perplexity is five times as high.
     """
-    plain, full = (tokenizer("a", add_special_tokens=special)["input_ids"][0] for special in (False, True))
-    return None if full == plain else int(full)
+    # A text of its own tokens: no letter is in every vocabulary.
+    text = tokenizer.decode(
+        sorted({*range(min(len(tokenizer), _ASKED))} - {*tokenizer.get_added_vocab().values()})
+    )
+    plain, full = (
+        tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"] for special in (False, True)
+    )
+    return None if full[: len(plain)] == plain else int(full[0])
 
 
 class Packer:
@@ -195,13 +205,15 @@ def pack_side(documents: "Dataset", side: Side, convert: TextTokenizer, seq_len:
         than `seq_len` tokens, and windows in which no token counts.
 
     Raises:
-        UserError: If they do not fill one window; the `val` side may be that small.
+        UserError: If they do not fill one window, which the `val` side need not, or hold what the model can't read.
     """
     name, separator, bos = convert.source, convert.separator, convert.bos
     packer = Packer(seq_len, separator, bos)
     tokens = _map(documents, convert, -1, ["tokens", convert.identity], "Tokenizing")
     parts = ["windows", seq_len, separator, bos]
     windows = _map(tokens, lambda ids: list(counted_windows(packer(ids))), seq_len, parts, "Packing windows")
+    for chunk in windows.data.column("input_ids").chunks:
+        check_embedded(chunk.flatten().to_numpy(), convert.tokenizer, convert.model)
     if side == "val" or len(windows):
         return windows
     if not len(documents):

@@ -34,6 +34,7 @@ from roi_lightning.data.packing import (
 )
 from roi_lightning.data.resumable_order import ResumableLoader
 from roi_lightning.errors import UserError
+from roi_lightning.models.config import check_embedded
 
 if TYPE_CHECKING:
     from datasets import IterableDataset
@@ -102,6 +103,7 @@ class WindowReader:
             carry = None if packer.carry is None else torch.from_numpy(packer.carry)
             kept = [text for text in texts if text is not None and self.keeps(text)]
             windows = counted_windows(packer(self.convert(kept) if kept else []))
+            check_embedded(windows, self.convert.tokenizer, self.convert.model)
             for number, window in enumerate(windows[taken:].astype(np.int64), taken + 1):
                 position = {"shard": shard, "row": row, "carry": carry, "taken": number}
                 yield torch.from_numpy(window), position

@@ -16,6 +16,7 @@ from typing_extensions import override
 
 from roi_lightning.errors import UserError
 from roi_lightning.evaluation.scoring import TokenPositions, predict
+from roi_lightning.models.config import check_embedded
 from roi_lightning.utils.progress import progress
 
 Request = tuple[Any, list[int], list[int]]
@@ -53,6 +54,12 @@ class SlicedHFLM(HFLM):  # type: ignore[misc]
             pretrained=lm, backend="causal", tokenizer=tokenizer, max_length=max_length, batch_size=batch_size
         )
         self._sequences, self._description = batch_size, description
+
+    @override
+    def tok_encode(self, string: str, *args: Any, **kwargs: Any) -> list[int]:
+        ids: list[int] = super().tok_encode(string, *args, **kwargs)
+        check_embedded(ids, self.tokenizer, self.model.config)
+        return ids
 
     @override
     def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = True) -> list[float]:

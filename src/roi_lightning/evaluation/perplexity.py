@@ -56,7 +56,7 @@ class EvalChats(NamedTuple):
         Raises:
             UserError: If the tokenizer's chat template does not do for them, or no token counts.
         """
-        convert = ChatTokenizer(tokenizer, self.corpus.source, self.corpus.loss_on == "answers")
+        convert = ChatTokenizer(tokenizer, self.corpus.source, answers_only=self.corpus.loss_on == "answers")
         ids = torch.from_numpy(np.concatenate(convert(self.documents))).long()
         if not (ids >= 0).any():
             raise UserError(no_answers(self.corpus.source))

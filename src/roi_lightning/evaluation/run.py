@@ -17,6 +17,7 @@ from roi_lightning.evaluation.config import PERPLEXITIES, PROTOCOL_2048, WORDS, 
 from roi_lightning.evaluation.evaluated_models import EvaluatedModel
 from roi_lightning.evaluation.harness import figures_of, open_tasks, run_tasks
 from roi_lightning.evaluation.perplexity import Cut, EvalChats, EvalText, read_text, token_perplexity
+from roi_lightning.models.config import check_embedded
 from roi_lightning.utils.progress import progress
 
 # A perplexity, or figures by name.
@@ -98,6 +99,11 @@ def _prepare(models: Sequence[EvaluatedModel], config: EvalConfig) -> _Prepared:
             raise UserError(
                 f"model {model.name!r}: its tokenizer has no chat template; leave out --apply_chat_template"
             )
+        if (config.harness_names or WORDS in config.names) and model.tokenizer.eos_token is None:
+            raise UserError(
+                f"model {model.name!r}: its tokenizer has no EOS, which the harness puts before texts and pads with; "
+                "name one in its tokenizer_config.json (eos_token), or leave the harness' tasks out"
+            )
     documents = open_tasks(["wikitext"] if WORDS in config.names else [], config.task_data, None)
     tasks = open_tasks(config.harness_names, config.task_data, config.num_fewshot)
     for model in models:
@@ -128,6 +134,8 @@ def _batches(
     batches = [batch for batch in cut.batches(ids, config.batch_size) if (batch[:, 1:] >= 0).any()]
     if not batches:
         raise UserError(f"the first windows of {config.text} hold no answer; raise --limit")
+    for batch in batches:
+        check_embedded(batch, model.tokenizer, model.config)
     return [as_batch(batch) for batch in batches]
 
 

@@ -30,8 +30,8 @@ class RoILightningModule(MaskLearningModule):
             picks; not in the paper), or MaskLLM's `Categorical`.
         tau: Softmax temperature τ by optimizer step (Equation 13).
         lam: Sampling temperature λ by optimizer step (Equation 13).
-        draw_per: A fresh mask for every micro-batch (the paper's Monte Carlo estimate), or one for all
-            micro-batches of an optimizer step.
+        draw_per: A fresh mask for every micro-batch (the paper's Monte Carlo estimate), or one for an optimizer step,
+            on all its micro-batches and ranks.
         kept_norm: Coefficient of the reward for keeping large weights: the loss is lowered by it times the
             squared norm of the drawn weights, summed over layers (1e-5 in MaskLLM); it goes to 0 on a straight
             line over the run. 0 in RoI's paper.
@@ -163,11 +163,11 @@ class RoILightningModule(MaskLearningModule):
         self.draws = dict(zip(self.tensors, on_device(draws, device), strict=True))
 
     def _draw_index(self, step: int, batch_idx: int) -> int:
-        parts = self.trainer.accumulate_grad_batches
-        part = batch_idx % parts if self.draw_per == "micro_batch" else 0
-        # Ranks draw different masks, more samples of the mask per step; of a sharded model they share one.
-        rank = 0 if self.device_mesh is not None else self.trainer.global_rank
-        return (step * parts + part) * self.trainer.world_size + rank
+        """Name a draw by its step and its place there, so that none comes again in other micro-batches."""
+        place = batch_idx % self.trainer.accumulate_grad_batches
+        if self.device_mesh is None:  # ranks that share a model share its draws
+            place = place * self.trainer.world_size + self.trainer.global_rank
+        return step if self.draw_per == "step" else step + (place << 32)
 
     @override
     def training_weight(self, tensor: PrunedTensor, **learned: Tensor) -> Tensor:

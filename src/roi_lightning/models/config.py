@@ -1,10 +1,15 @@
 """A model's configuration and tokenizer, and the dtype that its weights are held in; no weight is read."""
 
+import re
 from copy import deepcopy
 from functools import cache, lru_cache
+from pathlib import Path
 from typing import Any, Final, Literal
 
+import numpy as np
 import torch
+from numpy.typing import ArrayLike
+from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
@@ -14,6 +19,12 @@ from roi_lightning.models.source import HUB_REMEDY, ModelSource, resolve_model
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 # What a GGUF file's weights are cast to unless told otherwise, and written as.
 GGUF_DTYPE: Final = "bfloat16"
+# The entry of a GGUF file, key, type, length and value, by which llama.cpp splits digits off before the rest. It
+# stands before the vocabulary, with which gguf's own reader takes seconds.
+_DIGITS_FIRST: Final = re.compile(
+    rb"tokenizer\.ggml\.pre\x08\0{3}.\0{7}(smollm|starcoder|refact|command-r|codeshell|exaone|minerva-7b).\0{7}",
+    re.DOTALL,
+)
 # Any of these will do; CPUs of other kinds list none of them.
 _INSTRUCTIONS: Final = {
     torch.bfloat16: ("amx_bf16", "avx512_bf16", "avx10_2", "bf16", "sve_bf16"),
@@ -77,15 +88,22 @@ def max_positions(config: PreTrainedConfig) -> int | None:
     return next((int(value) for value in found if value is not None), None)
 
 
-def check_positions(spec: str, config: PreTrainedConfig, seq_len: int) -> None:
-    """Refuse windows longer than the model of a configuration takes.
+def check_embedded(
+    ids: ArrayLike, tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig | None
+) -> None:
+    """Refuse tokens, by number or its complement, for which the model of a configuration, if known, has no embedding.
 
     Raises:
-        UserError: Naming both lengths.
+        UserError: Naming the highest of them, and both sizes.
     """
-    longest = max_positions(config)
-    if longest is not None and seq_len > longest:
-        raise UserError(f"seq_len is {seq_len} and model {spec!r} reads at most {longest} tokens; lower it")
+    found, rows = np.asarray(ids), getattr(config and config.get_text_config(), "vocab_size", None)
+    highest = int(max(found.max(initial=0), ~found.min(initial=0)))
+    if rows is not None and highest >= rows:
+        raise UserError(
+            f"the text holds token {tokenizer.convert_ids_to_tokens(highest)!r}, number {highest}: the tokenizer has "
+            f"{len(tokenizer)} tokens and the model embeds {rows}; leave such text out, or give a model that was "
+            "resized for its tokenizer"
+        )
 
 
 def load_tokenizer(
@@ -103,10 +121,21 @@ def load_tokenizer(
         )
     except Exception as error:
         raise unreadable(source, error) from error
+    if source.kind == "gguf" and source.path is not None:
+        _split_digits(tokenizer, source.path)
     if len(tokenizer) <= len(set(tokenizer.all_special_tokens)):
         # What transformers makes of a directory that has lost its tokenizer.json.
         raise UserError(f"model {source.spec!r} has no tokenizer that knows any text; fetch it again")
     return tokenizer
+
+
+def _split_digits(tokenizer: Any, file: Path) -> None:
+    """Make each digit a piece of its own where a GGUF file says so; transformers leaves this step out."""
+    with file.open("rb") as stream:
+        said = _DIGITS_FIRST.search(stream.read(1 << 20))
+    backend = tokenizer.backend_tokenizer
+    if said and isinstance(backend.pre_tokenizer, ByteLevel):
+        backend.pre_tokenizer = Sequence([Digits(individual_digits=True), backend.pre_tokenizer])
 
 
 def unreadable(source: ModelSource, error: Exception) -> UserError:

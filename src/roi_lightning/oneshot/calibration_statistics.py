@@ -100,7 +100,8 @@ def exact_products() -> Iterator[None]:
 
 
 # Of products: where the weight is among the arguments and where its inputs are, and whether these are [in, tokens].
-_MATMUL: Final = ((0, 1, True),)
+# What stands second in a product of two is the weight's transpose.
+_MATMUL: Final = ((0, 1, True), (1, 0, False))
 _FACTORS: Final[Mapping[Any, tuple[tuple[int, int, bool], ...]]] = {
     F.linear: ((1, 0, False),),
     torch.addmm: ((2, 1, False),),
@@ -206,9 +207,20 @@ class _Products(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         for place, other, turned in _FACTORS.get(func, ()):
-            if len(args) > place and isinstance(args[place], nn.Parameter):
-                name = self._name_of(args[place])
+            factor = args[place] if len(args) > place else None
+            if place and _FACTORS[func] is _MATMUL:
+                factor = _transposed(factor)
+            if isinstance(factor, nn.Parameter):
+                name = self._name_of(factor)
                 if name is not None:
                     x = args[other]
                     self._report(name, self._layers[name], x.transpose(-1, -2) if turned else x)
         return func(*args, **(kwargs or {}))
+
+
+def _transposed(factor: Any) -> Tensor | None:
+    """What a factor is the transpose of, as Falcon's own layers write it."""
+    base = getattr(factor, "_base", None)
+    if base is None or base.ndim != 2 or (factor.shape, factor.stride()) != (base.T.shape, base.T.stride()):
+        return None
+    return base  # type: ignore[no-any-return]

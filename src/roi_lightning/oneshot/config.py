@@ -12,7 +12,6 @@ from roi_lightning.data import CalibrationDataModule
 from roi_lightning.errors import UserError, brief, check_at_least, did_you_mean
 from roi_lightning.masks.layer_patterns import Pattern, mixed_pattern
 from roi_lightning.masks.pattern import NMPattern
-from roi_lightning.models.config import check_positions
 from roi_lightning.models.layers import ChosenLayers, choose_layers
 from roi_lightning.oneshot import (
     METHODS,
@@ -121,13 +120,13 @@ class PruneConfig:
             text: Makes the text, in windows of `seq_len`; called only if the method reads it.
 
         Raises:
-            UserError: If there is too little text or no such device, or a window is longer than the model takes.
+            UserError: If there is too little text or no such device, or the model can't read a window.
         """
         if not isinstance(self.chosen, CalibratedMethod):
             return None
         device = choose_device(self.device)
         data = text()
-        check_positions(spec, lm.config, data.seq_len)
+        data.check_model(spec, lm.config)
         windows = calibration_windows(data, self.windows)
         return Calibration(windows, self.activations, device, self.offload_dir, self.seed)
 

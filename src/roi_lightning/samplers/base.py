@@ -38,7 +38,7 @@ class Draw:
 
     @classmethod
     def of(cls, seed: int, index: int, name: str, lam: float, tau: float, first: int = 0) -> "Draw":
-        """The draw of the tensor `name` at micro-batch `index` of a run with this seed."""
+        """The draw number `index` of the tensor `name`, of a run with this seed."""
         return cls(noise_key(seed, index, name), lam, tau, first)
 
     def noise(self, groups: range, choices: int, device: torch.device) -> Tensor:

@@ -23,7 +23,7 @@ def noise_key(seed: int, draw: int, name: str) -> tuple[int, int]:
 
     Args:
         seed: Of the run.
-        draw: The global micro-batch index.
+        draw: Its number in the run.
         name: The tensor's; its noise stays the same when others are left out.
 
     Returns:

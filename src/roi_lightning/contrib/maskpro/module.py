@@ -151,10 +151,6 @@ class MaskProModule(RoILightningModule):
     # Stepping.
 
     @override
-    def _draw_index(self, step: int, batch_idx: int) -> int:
-        return step
-
-    @override
     def training_step(self, batch: Mapping[str, Tensor], batch_idx: int) -> Tensor:
         if not self._residuals:
             self._renew_reference()

@@ -24,7 +24,7 @@ from roi_lightning.export.sidecar import public_name
 from roi_lightning.masks.overlap import kind_of
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.base_tensors import open_base
-from roi_lightning.models.config import check_positions, load_config
+from roi_lightning.models.config import load_config
 from roi_lightning.models.fingerprint import base_model
 from roi_lightning.models.layers import choose_layers
 from roi_lightning.models.loading import (
@@ -120,7 +120,6 @@ def _check(source: ModelSource, pattern: NMPattern, options: PermuteOptions) -> 
         raise UserError(f"model {source.spec!r} is permuted already; give the original one")
     lm = meta_language_model(load_config(source))
     choose_layers(source.spec, lm, pattern)
-    check_positions(source.spec, lm.config, options.seq_len)
     if not find_channels(lm, pattern)[0]:
         raise UserError(
             f"model {source.spec!r} ({type(lm).__name__}) has no channels that are known to change places: no "
@@ -136,6 +135,7 @@ def _text(source: ModelSource, options: PermuteOptions) -> tuple[Tensor, dict[st
     data = calibration_text(
         source.spec, options.corpora, options.seq_len, options.seed, tokenizer_revision=source.revision
     )
+    data.check_model(source.spec, load_config(source))
     windows = calibration_windows(data, options.windows)
     return windows, {"windows": options.windows, "seed": options.seed, **data.facts(options.windows)}
 
