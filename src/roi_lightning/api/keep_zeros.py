@@ -2,6 +2,7 @@
 
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -39,17 +40,22 @@ class KeptZeros(AbstractContextManager["KeptZeros"]):
             for stored in layers
         }
         self.check()
-        trained = {name: weight for name, weight in self._weights.items() if weight.requires_grad}
-        self._hooks = [x.register_hook(lambda grad, n=n: self._zeroed(n, grad)) for n, x in trained.items()]
-        self._hooks.append(register_optimizer_step_post_hook(self._after_step))
+        self._hooks = [register_optimizer_step_post_hook(self._after_step)]
+        for name, weight in self._weights.items():
+            trained = weight.requires_grad  # or later on, but torch hooks on to no other
+            weight.requires_grad_()
+            self._hooks.append(weight.register_hook(partial(self._zeroed, name)))
+            weight.requires_grad_(trained)
 
     def remove(self) -> None:
         """Leave the model alone from now on."""
         for hook in self._hooks:
             hook.remove()
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.remove()
+        if kind is None:
+            self.check()
 
     def check(self) -> None:
         """Raise a `UserError` that names the first weight that has lost a zero, or is no longer the model's."""
@@ -57,7 +63,10 @@ class KeptZeros(AbstractContextManager["KeptZeros"]):
             for stored, layer in self._layers[name].items():
                 rows, pruned = layer.view(weight.detach()), self._pruned(stored, weight.device)
                 if rows.shape != pruned.shape or rows[pruned].any():
-                    raise UserError(f"{stored!r} is not zero where its mask prunes it; apply the masks first")
+                    raise UserError(
+                        f"{stored!r} is not zero where its mask prunes it; apply the masks first, and merge no "
+                        "adapter that fills zeros"
+                    )
 
     def save(self, out: Path | str, base: str | None = None, *, overwrite: bool = False) -> Path:
         """Write the model as an exported directory, in the dense model's dtypes, verify it, and return its path.
@@ -103,7 +112,10 @@ class KeptZeros(AbstractContextManager["KeptZeros"]):
         parameters = dict(self._lm.named_parameters())
         for name, weight in self._weights.items():
             if parameters.get(name) is not weight:
-                raise UserError(f"{name!r} was replaced; call keep_zeros on the model as it is trained")
+                raise UserError(
+                    f"{name!r} was replaced while its zeros were kept (assign=True, weight_norm, an adapter); load "
+                    "weights before that, and leave masked layers as they are"
+                )
         return self._weights
 
     def _zeroed(self, name: str, gradient: Tensor) -> Tensor:
