@@ -91,5 +91,16 @@ def _mixture(scores, pattern, tau):
     return ((scores / tau).softmax(0).movedim(0, -1) @ candidates).flatten(-2)
 
 
+def with_rim(sampler, logits, pattern):
+    """Logits with one choice of each group at -inf, or as many as can be, and with three groups that are bad."""
+    logits = logits.clone()
+    choices = sampler.choices(logits, pattern)
+    spare = choices.shape[-1] - sampler.picks(pattern)
+    choices[..., 0] = choices[::2, ..., :spare] = -torch.inf
+    for group, bad in enumerate((torch.nan, torch.inf, -torch.inf)):
+        choices[0, group, : spare + 1] = bad
+    return logits
+
+
 def relative(ours, theirs):
     return float((ours - theirs).norm() / theirs.norm())

@@ -7,7 +7,16 @@ from itertools import product
 import pytest
 import torch
 
-from helpers.sampler_truth import SHAPE, both_passes, exactly, in_shards, relative, tensors
+from helpers.sampler_truth import (
+    SHAPE,
+    both_passes,
+    exact_mask,
+    exactly,
+    in_shards,
+    relative,
+    tensors,
+    with_rim,
+)
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.samplers import (
     Categorical,
@@ -135,13 +144,22 @@ def test_the_number_of_threads_changes_no_bit(sampler, openmp, monkeypatch):
 
 
 @pytest.mark.parametrize("sampler", [GumbelTopK(), StraightThrough(), Categorical(), GumbelSubset()], ids=str)
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_logits_that_are_nan_show(sampler, bad, dtype):
-    pattern, weight = NMPattern("2:4"), torch.ones(SHAPE, dtype=dtype)
-    logits = torch.zeros(sampler.logits_shape(SHAPE, pattern))
-    logits.view(-1)[1234] = bad
-    assert not sampler.masked_weight(weight, logits, pattern, WARM).isfinite().all()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, None])
+def test_minus_infinity_is_never_taken_and_what_is_no_number_shows(sampler, dtype):
+    compiled, dtype = dtype is not None, dtype or torch.float32
+    pattern, (weight, upstream, logits) = NMPattern("2:4"), tensors(sampler, "2:4", dtype)
+    rim = with_rim(sampler, logits, pattern)
+    drawn, gradient = both_passes(replace(sampler, compiled=compiled), weight, upstream, rim, pattern, WARM)
+    low = rim.nan_to_num(0, 0, -1e3).double().requires_grad_()
+    exact = exact_mask(sampler, low, pattern, WARM) * weight
+    (of_logits,) = torch.autograd.grad(exact, low, upstream.double())
+    for ours, true, error in (
+        (pattern.group(drawn), pattern.group(exact.detach()), max(1e-5, torch.finfo(dtype).eps)),
+        (sampler.choices(gradient, pattern), sampler.choices(of_logits, pattern), 1e-5),
+    ):
+        ours, true = ours.flatten(0, 1), true.flatten(0, 1)
+        assert ours[:3].isnan().all()
+        assert relative(ours[3:].double(), true[3:]) < error
 
 
 def test_small_layers_have_no_compiled_code(monkeypatch):

@@ -118,10 +118,8 @@ class _Forward:
             _is_plain(model, options) and _sees_all(attention_mask) and _holds_one(model, past_key_values)
         ):
             return None
-        if self._decoder is not None and not self._decoder.goes_on(model, past_key_values):
-            self._decoder = None
-        if self._decoder is None and _why_not_weights(model) is None:
-            self._decoder = TokenDecoder(model)
+        if self._decoder is None or not self._decoder.goes_on(model, past_key_values):
+            self._decoder = TokenDecoder(model) if _why_not_weights(model) is None else None
         return self._decoder
 
     def __getstate__(self) -> dict[str, Any]:
