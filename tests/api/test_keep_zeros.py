@@ -213,7 +213,6 @@ REPLACED = {
     "parametrized": lambda lm, layer: parametrize.register_parametrization(layer, "weight", nn.Identity()),
     "wrapped": lambda lm, layer: lm.set_submodule("model.layers.0.mlp.up_proj", nn.Sequential(layer)),
     "assigned": lambda lm, layer: lm.load_state_dict(copy.deepcopy(lm.state_dict()), assign=True),
-    "another": lambda lm, layer: setattr(layer, "weight", nn.Parameter(layer.weight.detach().clone())),
 }
 
 
@@ -229,19 +228,17 @@ def test_a_weight_that_is_replaced_inside_is_refused(lab, how):
     _, export = pruned(lab)
     for steps in (0, 1):
         lm = load(export)
-        with pytest.raises(UserError, match=r"0\.mlp\..*\.weight' was replaced.*load weights before"):
+        with pytest.raises(UserError, match=r"0\.mlp\..*\.weight' was replaced; call keep_zeros after"):
             changed_inside(lm, REPLACED[how], steps)
-    if how not in ("assigned", "another"):
+    if how != "assigned":
         with pytest.raises(UserError, match=r"up_proj\.weight' is not among .*; give .* without adapters"):
             keep_zeros(lm, export)
 
 
-def test_a_zero_that_is_lost_after_the_last_step_is_told(lab):
+def test_a_zero_that_is_lost_after_the_last_step_is_told(lab):  # as by an adapter that is merged
     _, export = pruned(lab)
-    with pytest.raises(UserError, match=r"up_proj\.weight' is not zero .*adapter"):
-        changed_inside(
-            load(export), lambda lm, layer: layer.weight.data.add_(0.1)
-        )  # as a merged adapter does
+    with pytest.raises(UserError, match=r"up_proj\.weight' is not zero"):
+        changed_inside(load(export), lambda lm, layer: layer.weight.data.add_(0.1))
 
 
 def test_weights_that_are_trained_later_have_no_gradient_where_they_are_pruned(lab):

@@ -47,9 +47,10 @@ def in_shards(sampler, tensors, pattern, draw, sizes, passes=both_passes):
     return torch.cat(drawn), torch.cat(gradients, axis)
 
 
-def exactly(sampler, spec, draw, shape=SHAPE):
-    """Both passes on these in double precision, by autograd through the definitions."""
-    weight, upstream, logits = (x.double() for x in tensors(sampler, spec, shape=shape))
+def exactly(sampler, spec, draw, shape=SHAPE, logits=None):
+    """Both passes on these, or other logits, in double precision, by autograd through the definitions."""
+    weight, upstream, own = (x.double() for x in tensors(sampler, spec, shape=shape))
+    logits = own if logits is None else logits
     drawn = exact_mask(sampler, logits.requires_grad_(), NMPattern(spec), draw) * weight
     return drawn.detach(), torch.autograd.grad(drawn, logits, upstream)[0]
 

@@ -74,12 +74,8 @@ def rim(sampler):
     pattern, draw = NMPattern("2:4"), Draw((1, 2), 1.0, 1.0)
     weight, upstream, logits = tensors(sampler, "2:4", shape=(4, 16))
     arguments = weight, upstream, with_rim(sampler, logits, pattern), pattern, draw
-    both = zip(
-        by_kernels(sampler, *arguments),
-        both_passes(replace(sampler, compiled=False), *arguments),
-        strict=True,
-    )
-    return all(torch.allclose(ours, eager, atol=1e-6, equal_nan=True) for ours, eager in both)
+    ours, eager = by_kernels(sampler, *arguments), both_passes(replace(sampler, compiled=False), *arguments)
+    return all(torch.allclose(*both, atol=1e-6, equal_nan=True) for both in zip(ours, eager, strict=True))
 
 
 def main(every=False):

@@ -2,7 +2,6 @@
 
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -44,7 +43,7 @@ class KeptZeros(AbstractContextManager["KeptZeros"]):
         for name, weight in self._weights.items():
             trained = weight.requires_grad  # or later on, but torch hooks on to no other
             weight.requires_grad_()
-            self._hooks.append(weight.register_hook(partial(self._zeroed, name)))
+            self._hooks.append(weight.register_hook(lambda x, n=name: self._write_zeros(n, x.clone())))
             weight.requires_grad_(trained)
 
     def remove(self) -> None:
@@ -63,10 +62,7 @@ class KeptZeros(AbstractContextManager["KeptZeros"]):
             for stored, layer in self._layers[name].items():
                 rows, pruned = layer.view(weight.detach()), self._pruned(stored, weight.device)
                 if rows.shape != pruned.shape or rows[pruned].any():
-                    raise UserError(
-                        f"{stored!r} is not zero where its mask prunes it; apply the masks first, and merge no "
-                        "adapter that fills zeros"
-                    )
+                    raise UserError(f"{stored!r} is not zero where its mask prunes it; apply the masks first")
 
     def save(self, out: Path | str, base: str | None = None, *, overwrite: bool = False) -> Path:
         """Write the model as an exported directory, in the dense model's dtypes, verify it, and return its path.
@@ -112,14 +108,8 @@ class KeptZeros(AbstractContextManager["KeptZeros"]):
         parameters = dict(self._lm.named_parameters())
         for name, weight in self._weights.items():
             if parameters.get(name) is not weight:
-                raise UserError(
-                    f"{name!r} was replaced while its zeros were kept (assign=True, weight_norm, an adapter); load "
-                    "weights before that, and leave masked layers as they are"
-                )
+                raise UserError(f"{name!r} was replaced; call keep_zeros after that, and wrap no layer")
         return self._weights
-
-    def _zeroed(self, name: str, gradient: Tensor) -> Tensor:
-        return self._write_zeros(name, gradient.clone())
 
     def _write_zeros(self, name: str, tensor: Tensor) -> Tensor:
         """Set to zero what is pruned of a parameter, or of a tensor like it, in place."""

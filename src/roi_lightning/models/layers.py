@@ -278,8 +278,7 @@ def stored_names(lm: PreTrainedModel, names: Iterable[str], stored: Iterable[str
         UserError: If a parameter is on disk under no known name.
     """
     keys = {loaded: key for key, loaded in _renamed(lm, stored).items()}
-    what = "stored tensors; leave its layer out (ignore)"
-    return {name: keys[_among(keys, name, lm, what)] for name in names}
+    return {name: keys[_among(keys, name, lm, "stored tensors; leave it out (ignore)")] for name in names}
 
 
 def loaded_names(lm: PreTrainedModel, stored: Iterable[str], names: Iterable[str]) -> dict[str, str]:

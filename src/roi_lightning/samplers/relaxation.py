@@ -2,9 +2,6 @@
 
 Kernels are C++ on CPUs and Triton on NVIDIA GPUs. One may decline: no compiler, an unknown dtype, too large a group.
 Plain operations run everywhere. A gradient draws the same noise again, so that nothing is kept between the passes.
-
-A choice whose logit is -inf is never taken. Masks and gradients of a group are NaN where a logit is NaN or +inf, or
-fewer other choices are left than are taken.
 """
 
 from abc import abstractmethod
@@ -18,7 +15,7 @@ from typing_extensions import override
 from roi_lightning.masks.pattern import NMPattern, top_members
 from roi_lightning.samplers import cpu_kernels, triton_launch
 from roi_lightning.samplers.base import Draw, Kernel, Sampler
-from roi_lightning.samplers.soft_masks import settled
+from roi_lightning.samplers.soft_masks import NEVER
 
 # Values worked on at a time: temporaries stay in the CPU's cache, and small beside the tensor.
 _CPU_CHUNK: Final = 1 << 18
@@ -97,7 +94,10 @@ class Relaxation(Sampler):
             groups = range(start, min(start + step, len(rows)))
             noise = draw.noise(groups, rows.shape[1], logits.device)
             part = slice(groups.start, groups.stop)
-            yield part, settled(noise.add_(rows[part] / draw.lam).T.contiguous(), self.picks(pattern))
+            keys = noise.add_(rows[part] / draw.lam).T.contiguous()
+            # Where a logit is NaN or +inf, or fewer than are taken are not -inf, all of the group must show it.
+            good = ((keys > NEVER).sum(0) >= self.picks(pattern)) & (keys.amax(0) < torch.inf)
+            yield part, keys.clamp_(min=NEVER).masked_fill_(~good, torch.nan)
 
     def _by_group(self, logits: Tensor, pattern: NMPattern) -> Tensor:
         """Contiguous logits as a view [groups, choices]."""

@@ -16,22 +16,7 @@ MAX_LEAD: Final = 40.0
 # A choice further behind than this counts as this far: shares of 1e-11 are below fp32's rounding, and exponents that
 # make denormal numbers cost a CPU a hundred times as much as others.
 MIN_EXPONENT: Final = -25.0
-# Stands for the key -inf.
-NEVER: Final = -1e30
-
-
-def settled(keys: Tensor, taken: int) -> Tensor:
-    """Have keys of -inf, of choices that are never taken, be numbers, in place.
-
-    Args:
-        keys: [choices, groups].
-        taken: How many choices a group takes.
-
-    Returns:
-        The same; NaN in all of a group where one is NaN or +inf, or fewer others are left: that must show.
-    """
-    good = ((keys > NEVER).sum(0) >= taken) & (keys.amax(0) < torch.inf)
-    return keys.clamp_(min=NEVER).masked_fill_(~good, torch.nan)
+NEVER: Final = -1e30  # stands for the key -inf, of a choice that is never taken
 
 
 def recursive_mask(keys: Tensor, n: int, tau: float, push: float) -> Tensor:

@@ -122,7 +122,7 @@ def _numbers(numbers):
 
 @triton.jit
 def _keys(logits, offset, first, inside, element, key0, key1, over_lam, M: tl.constexpr, N: tl.constexpr):
-    """`soft_masks.settled`, but for NaN: that is in a vector beside, else zero."""
+    """Numbers, of -inf, too; and zero, or NaN where a logit is NaN or +inf, or too few others are left."""
     noise = _gumbel((first * M + offset).to(tl.uint32), key0, key1)
     key = tl.where(element < M, tl.load(logits + offset, inside, 0.0) * over_lam + noise, BEHIND)
     left = tl.sum((key > NEVER).to(tl.int32), 1)[:, None]

@@ -65,8 +65,7 @@ class _Token(ctypes.Structure):
 class TokenDecoder:
     """Takes a llama-like model on the CPU through one token after another, of one sequence.
 
-    It reads the weights where they lie, which may change from text to text: when another begins, which `goes_on`
-    notices, another one is to be made.
+    It reads the weights where they lie. When another text begins, which `goes_on` notices, another one is to be made.
 
     Args:
         model: The inner model, with what `why_not_fused` looks for.

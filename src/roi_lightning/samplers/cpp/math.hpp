@@ -53,7 +53,7 @@ static inline vec noise_log(uvec index, uint32_t key0, uint32_t key1)
     return log2_(-log2_close_to_one(__builtin_convertvector((ivec)x, vec) * 5.96046448e-8f));
 }
 
-/* `settled` in soft_masks.py, but for NaN: that is in the vector which it gives, else zero. */
+/* Have keys of -inf be numbers. Gives zero, or NaN where a key is NaN or +inf, or too few others are left. */
 template <int K> static inline vec settled(vec key[K], int taken)
 {
     vec left = {}, sum = {};
