@@ -1,11 +1,14 @@
 """Zeros that stay through other people's loops: against masks multiplied by hand, in plain PyTorch."""
 
+import copy
 import warnings
 
 import pytest
 import torch
 from accelerate.state import AcceleratorState, GradientState
 from safetensors.torch import load_file
+from torch import nn
+from torch.nn.utils import parametrize
 from torch.nn.utils.parametrizations import weight_norm
 from transformers import AutoModelForCausalLM
 
@@ -204,15 +207,45 @@ def test_a_removed_handle_leaves_the_model_alone(lab):
     assert not (lab.folder / "trained").exists()
 
 
-def test_a_weight_that_is_replaced_inside_is_refused(lab):
-    """Its zeros would fill up unseen."""
+# What is done to a layer; a wrapper stands for an adapter.
+REPLACED = {
+    "weight_norm": lambda lm, layer: weight_norm(layer),
+    "parametrized": lambda lm, layer: parametrize.register_parametrization(layer, "weight", nn.Identity()),
+    "wrapped": lambda lm, layer: lm.set_submodule("model.layers.0.mlp.up_proj", nn.Sequential(layer)),
+    "assigned": lambda lm, layer: lm.load_state_dict(copy.deepcopy(lm.state_dict()), assign=True),
+}
+
+
+def changed_inside(lm, change, steps=0):
+    with keep_zeros(lm):
+        change(lm, lm.model.layers[0].mlp.up_proj)
+        train(lm, adamw(lm), steps)
+
+
+@pytest.mark.parametrize("how", REPLACED)
+def test_a_weight_that_is_replaced_inside_is_refused(lab, how):
+    """Its zeros would fill up unseen: at the next step, or at the end if there is none."""
     _, export = pruned(lab)
-    normed = load(export)
-    optimizer = adamw(normed)
-    with keep_zeros(normed) as zeros:
-        weight_norm(normed.model.layers[0].mlp.up_proj)
-        loss_of(normed, batches(1)[0]).backward()
-        with pytest.raises(UserError, match=r"up_proj\.weight' was replaced"):
-            optimizer.step()
-        with pytest.raises(UserError, match="was replaced"):
-            zeros.check()
+    for steps in (0, 1):
+        lm = load(export)
+        with pytest.raises(UserError, match=r"0\.mlp\..*\.weight' was replaced; call keep_zeros after"):
+            changed_inside(lm, REPLACED[how], steps)
+    if how != "assigned":
+        with pytest.raises(UserError, match=r"up_proj\.weight' is not among .*; give .* without adapters"):
+            keep_zeros(lm, export)
+
+
+def test_a_zero_that_is_lost_after_the_last_step_is_told(lab):  # as by an adapter that is merged
+    _, export = pruned(lab)
+    with pytest.raises(UserError, match=r"up_proj\.weight' is not zero"):
+        changed_inside(load(export), lambda lm, layer: layer.weight.data.add_(0.1))
+
+
+def test_weights_that_are_trained_later_have_no_gradient_where_they_are_pruned(lab):
+    _, export = pruned(lab)
+    lm = load(export).requires_grad_(False)
+    with keep_zeros(lm):
+        loss_of(lm.requires_grad_(), batches(1)[0]).backward()
+    for name, gradient, mask in kept(lm, export, lambda weight: weight.grad):
+        assert not gradient[~mask].any(), name
+        assert gradient[mask].any()

@@ -47,9 +47,10 @@ def in_shards(sampler, tensors, pattern, draw, sizes, passes=both_passes):
     return torch.cat(drawn), torch.cat(gradients, axis)
 
 
-def exactly(sampler, spec, draw, shape=SHAPE):
-    """Both passes on these in double precision, by autograd through the definitions."""
-    weight, upstream, logits = (x.double() for x in tensors(sampler, spec, shape=shape))
+def exactly(sampler, spec, draw, shape=SHAPE, logits=None):
+    """Both passes on these, or other logits, in double precision, by autograd through the definitions."""
+    weight, upstream, own = (x.double() for x in tensors(sampler, spec, shape=shape))
+    logits = own if logits is None else logits
     drawn = exact_mask(sampler, logits.requires_grad_(), NMPattern(spec), draw) * weight
     return drawn.detach(), torch.autograd.grad(drawn, logits, upstream)[0]
 
@@ -89,6 +90,17 @@ def _mixture(scores, pattern, tau):
     for row, kept in zip(candidates, combinations(range(pattern.m), pattern.n), strict=True):
         row[list(kept)] = 1
     return ((scores / tau).softmax(0).movedim(0, -1) @ candidates).flatten(-2)
+
+
+def with_rim(sampler, logits, pattern):
+    """Logits with one choice of each group at -inf, or as many as can be, and with three groups that are bad."""
+    logits = logits.clone()
+    choices = sampler.choices(logits, pattern)
+    spare = choices.shape[-1] - sampler.picks(pattern)
+    choices[..., 0] = choices[::2, ..., :spare] = -torch.inf
+    for group, bad in enumerate((torch.nan, torch.inf, -torch.inf)):
+        choices[0, group, : spare + 1] = bad
+    return logits
 
 
 def relative(ours, theirs):

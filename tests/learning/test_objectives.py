@@ -6,7 +6,7 @@ from lightning.pytorch import Callback
 from torch.nn import functional as F
 
 from helpers.lab import make_lab
-from helpers.tiny_models import VOCAB_SIZE
+from helpers.tiny_models import VOCAB_SIZE, tiny_qwen2
 from roi_lightning.learning import losses
 from roi_lightning.learning.losses import kl_sum
 from roi_lightning.samplers import GumbelTopK, StraightThrough
@@ -51,14 +51,15 @@ def cross_entropy(learner, drawn, ids):
 
 
 @pytest.mark.parametrize(
-    ("sampler", "parts"),
+    ("sampler", "parts", "dtype"),
     [
-        *((GumbelTopK(), 1), (GumbelTopK(), 3), (StraightThrough(), 1)),
-        pytest.param(StraightThrough(), 3, marks=pytest.mark.slow),
+        *((GumbelTopK(), 1, torch.float32), (GumbelTopK(), 3, torch.float32)),
+        (StraightThrough(), 1, torch.float64),
+        pytest.param(StraightThrough(), 3, torch.float32, marks=pytest.mark.slow),
     ],
 )
-def test_kept_norm_has_the_gradient_of_the_squared_norm_and_fades(lab, sampler, parts):
-    coefficient, steps = 0.5, 3
+def test_kept_norm_has_the_gradient_of_the_squared_norm_and_fades(lab, sampler, parts, dtype):
+    coefficient, steps, model = 0.5, 3, tiny_qwen2(lab.folder / "base", dtype=dtype)
 
     def objective(learner, drawn, ids):
         left = 1 - learner.trainer.global_step / steps
@@ -67,8 +68,7 @@ def test_kept_norm_has_the_gradient_of_the_squared_norm_and_fades(lab, sampler, 
 
     expected = Expected(objective)
     trainer = {"accumulate_grad_batches": parts, "gradient_clip_val": None}
-    options = {"sampler": sampler, "kept_norm": coefficient, "dtype": "float32"}
-    lab.learn(steps, callbacks=[expected], trainer=trainer, **options)
+    lab.learn(steps, model, callbacks=[expected], trainer=trainer, sampler=sampler, kept_norm=coefficient)
     assert expected.compared == steps
 
 

@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 import torch
 
-from helpers.sampler_truth import SHAPE, both_passes, exactly, in_shards, relative, tensors
+from helpers.sampler_truth import SHAPE, both_passes, exactly, in_shards, relative, tensors, with_rim
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.samplers import (
     Categorical,
@@ -135,13 +135,17 @@ def test_the_number_of_threads_changes_no_bit(sampler, openmp, monkeypatch):
 
 
 @pytest.mark.parametrize("sampler", [GumbelTopK(), StraightThrough(), Categorical(), GumbelSubset()], ids=str)
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_logits_that_are_nan_show(sampler, bad, dtype):
-    pattern, weight = NMPattern("2:4"), torch.ones(SHAPE, dtype=dtype)
-    logits = torch.zeros(sampler.logits_shape(SHAPE, pattern))
-    logits.view(-1)[1234] = bad
-    assert not sampler.masked_weight(weight, logits, pattern, WARM).isfinite().all()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, None])
+def test_minus_infinity_is_never_taken_and_what_is_no_number_shows(sampler, dtype):
+    compiled, dtype = dtype is not None, dtype or torch.float32
+    pattern, (weight, upstream, logits) = NMPattern("2:4"), tensors(sampler, "2:4", dtype)
+    logits = with_rim(sampler, logits, pattern)
+    found = both_passes(replace(sampler, compiled=compiled), weight, upstream, logits, pattern, WARM)
+    exact = exactly(sampler, "2:4", WARM, logits=logits.nan_to_num(0, 0, -1e3).double())
+    for group, ours, true in zip((GumbelTopK().choices, sampler.choices), found, exact, strict=True):
+        assert group(ours, pattern)[0, :3].isnan().all()
+        group(ours, pattern)[0, :3] = group(true, pattern)[0, :3] = 0
+        assert relative(ours, true) < max(1e-5, torch.finfo(dtype).eps)
 
 
 def test_small_layers_have_no_compiled_code(monkeypatch):

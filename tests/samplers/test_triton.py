@@ -57,8 +57,8 @@ def test_kernels_round_once_to_the_weights_type(found):
     assert of_logits < 1e-4
 
 
-def test_logits_that_are_nan_show(found):
-    assert found["nan"] == [True] * 5
+def test_logits_at_the_rim_are_the_eager_form_s(found):
+    assert found["rim"] == [True] * 5
     assert not found["disabled"]
 
 

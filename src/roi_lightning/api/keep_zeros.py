@@ -39,17 +39,22 @@ class KeptZeros(AbstractContextManager["KeptZeros"]):
             for stored in layers
         }
         self.check()
-        trained = {name: weight for name, weight in self._weights.items() if weight.requires_grad}
-        self._hooks = [x.register_hook(lambda grad, n=n: self._zeroed(n, grad)) for n, x in trained.items()]
-        self._hooks.append(register_optimizer_step_post_hook(self._after_step))
+        self._hooks = [register_optimizer_step_post_hook(self._after_step)]
+        for name, weight in self._weights.items():
+            trained = weight.requires_grad  # or later on, but torch hooks on to no other
+            weight.requires_grad_()
+            self._hooks.append(weight.register_hook(lambda x, n=name: self._write_zeros(n, x.clone())))
+            weight.requires_grad_(trained)
 
     def remove(self) -> None:
         """Leave the model alone from now on."""
         for hook in self._hooks:
             hook.remove()
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.remove()
+        if kind is None:
+            self.check()
 
     def check(self) -> None:
         """Raise a `UserError` that names the first weight that has lost a zero, or is no longer the model's."""
@@ -103,11 +108,8 @@ class KeptZeros(AbstractContextManager["KeptZeros"]):
         parameters = dict(self._lm.named_parameters())
         for name, weight in self._weights.items():
             if parameters.get(name) is not weight:
-                raise UserError(f"{name!r} was replaced; call keep_zeros on the model as it is trained")
+                raise UserError(f"{name!r} was replaced; call keep_zeros after that, and wrap no layer")
         return self._weights
-
-    def _zeroed(self, name: str, gradient: Tensor) -> Tensor:
-        return self._write_zeros(name, gradient.clone())
 
     def _write_zeros(self, name: str, tensor: Tensor) -> Tensor:
         """Set to zero what is pruned of a parameter, or of a tensor like it, in place."""

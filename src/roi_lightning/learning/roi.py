@@ -210,8 +210,9 @@ class RoILightningModule(MaskLearningModule):
         self._reward = None
         if not coefficient:
             return loss
-        norms = [torch.linalg.vector_norm(x.masked, dtype=torch.float32) for x in self.tensors.values()]
-        total = torch.stack(norms).square().sum()
+        masked = [tensor.masked for tensor in self.tensors.values()]
+        wide = torch.promote_types(masked[0].dtype, torch.float32)
+        total = torch.stack([torch.linalg.vector_norm(x, dtype=wide) for x in masked]).square().sum().float()
         if self.device_mesh is not None:  # ranks have a part each
             dist.all_reduce(total)
         self._reward = total.requires_grad_()

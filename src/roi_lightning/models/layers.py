@@ -278,7 +278,7 @@ def stored_names(lm: PreTrainedModel, names: Iterable[str], stored: Iterable[str
         UserError: If a parameter is on disk under no known name.
     """
     keys = {loaded: key for key, loaded in _renamed(lm, stored).items()}
-    return {name: keys[_among(keys, name, lm, "stored tensors")] for name in names}
+    return {name: keys[_among(keys, name, lm, "stored tensors; leave it out (ignore)")] for name in names}
 
 
 def loaded_names(lm: PreTrainedModel, stored: Iterable[str], names: Iterable[str]) -> dict[str, str]:
@@ -293,7 +293,8 @@ def loaded_names(lm: PreTrainedModel, stored: Iterable[str], names: Iterable[str
         UserError: If the model has no such parameter.
     """
     known = set(names)
-    return {key: _among(known, name, lm, "parameters") for key, name in _renamed(lm, stored).items()}
+    what = "parameters; give the model that it was made for, without adapters and parametrizations"
+    return {key: _among(known, name, lm, what) for key, name in _renamed(lm, stored).items()}
 
 
 def _renamed(lm: PreTrainedModel, stored: Iterable[str]) -> dict[str, str]:
@@ -314,7 +315,7 @@ def _among(known: Collection[str], name: str, lm: PreTrainedModel, what: str) ->
     for option in (name, name.removeprefix(prefix), prefix + name):
         if option in known:
             return option
-    raise UserError(f"{name!r} is not among the model's {len(known)} {what}; leave its layer out (ignore)")
+    raise UserError(f"{name!r} is not among the model's {len(known)} {what}")
 
 
 def stored_weights(source: ModelSource, lm: PreTrainedModel, layers: Iterable[str]) -> dict[str, str]:

@@ -15,6 +15,7 @@ from typing_extensions import override
 from roi_lightning.masks.pattern import NMPattern, top_members
 from roi_lightning.samplers import cpu_kernels, triton_launch
 from roi_lightning.samplers.base import Draw, Kernel, Sampler
+from roi_lightning.samplers.soft_masks import NEVER
 
 # Values worked on at a time: temporaries stay in the CPU's cache, and small beside the tensor.
 _CPU_CHUNK: Final = 1 << 18
@@ -59,8 +60,8 @@ class Relaxation(Sampler):
         groups, filled = weight.view(-1, pattern.m), out.view(-1, pattern.m)
         for part, keys in self._keys(logits, pattern, draw):
             mask = top_members(keys, pattern.n) if hard else self.soft_mask(keys, pattern, draw.tau)
-            # The product is taken in fp32 and rounded once to the weight's dtype.
-            filled[part].T.copy_(mask * groups[part].T.float())
+            # The product is taken in fp32 and rounded once to the weight's dtype; NaN shows under a hard mask, too.
+            filled[part].T.copy_(mask * groups[part].T.float() + (keys[0] - keys[0]))
 
     @override
     @torch.no_grad()
@@ -77,7 +78,7 @@ class Relaxation(Sampler):
             with torch.enable_grad():
                 mask = self.soft_mask(keys.requires_grad_(), pattern, draw.tau)
             (of_keys,) = torch.autograd.grad(mask, keys, of_mask)
-            filled[part].T.copy_(of_keys.div_(draw.lam))
+            filled[part].T.copy_(of_keys.div_(draw.lam).add_(keys[0] - keys[0]))
         return out
 
     def _attempt(self, name: str, tensors: tuple[Tensor, ...], pattern: NMPattern, draw: Draw) -> bool:
@@ -93,7 +94,10 @@ class Relaxation(Sampler):
             groups = range(start, min(start + step, len(rows)))
             noise = draw.noise(groups, rows.shape[1], logits.device)
             part = slice(groups.start, groups.stop)
-            yield part, noise.add_(rows[part] / draw.lam).T.contiguous()
+            keys = noise.add_(rows[part] / draw.lam).T.contiguous()
+            # Where a logit is NaN or +inf, or fewer than are taken are not -inf, all of the group must show it.
+            good = ((keys > NEVER).sum(0) >= self.picks(pattern)) & (keys.amax(0) < torch.inf)
+            yield part, keys.clamp_(min=NEVER).masked_fill_(~good, torch.nan)
 
     def _by_group(self, logits: Tensor, pattern: NMPattern) -> Tensor:
         """Contiguous logits as a view [groups, choices]."""

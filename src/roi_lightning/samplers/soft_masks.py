@@ -16,6 +16,7 @@ MAX_LEAD: Final = 40.0
 # A choice further behind than this counts as this far: shares of 1e-11 are below fp32's rounding, and exponents that
 # make denormal numbers cost a CPU a hundred times as much as others.
 MIN_EXPONENT: Final = -25.0
+NEVER: Final = -1e30  # stands for the key -inf, of a choice that is never taken
 
 
 def recursive_mask(keys: Tensor, n: int, tau: float, push: float) -> Tensor:

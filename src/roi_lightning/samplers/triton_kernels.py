@@ -12,6 +12,7 @@ import triton.language as tl
 from roi_lightning.samplers.noise import MIX_A, MIX_B
 from roi_lightning.samplers.soft_masks import MAX_LEAD as _MAX_LEAD
 from roi_lightning.samplers.soft_masks import MIN_EXPONENT as _MIN_EXPONENT
+from roi_lightning.samplers.soft_masks import NEVER as _NEVER
 
 A = tl.constexpr(MIX_A & 0xFFFFFFFF)
 B = tl.constexpr(MIX_B & 0xFFFFFFFF)
@@ -19,6 +20,7 @@ MAX_LEAD = tl.constexpr(_MAX_LEAD)
 MIN_EXPONENT = tl.constexpr(_MIN_EXPONENT)
 TINY = tl.constexpr(1.17549435e-38)
 BEHIND = tl.constexpr(-3e38)
+NEVER = tl.constexpr(_NEVER)
 # The first group of a shard is any number: kernels of their own for multiples of 16 would be compiled.
 jit = triton.jit(do_not_specialize=["first"])
 
@@ -43,14 +45,14 @@ def masked_weight(
     group, offset, inside, element = _places(groups, M, WIDTH, TILE)
     key0, key1, over_lam, over_tau = _numbers(numbers)
     if KIND == "gumbel_top_k":
-        key = _keys(logits, offset, first, inside, element, key0, key1, over_lam, M)
+        key, flaw = _keys(logits, offset, first, inside, element, key0, key1, over_lam, M, N)
         if HARD:
             mask = _hard_mask(key, element, N, WIDTH)
         else:
             mask = _soft_mask(_all_keys(key, over_tau, SCALED, element, M, N), over_tau, element, M)
-        mask += tl.where(element < M, key - key, 0.0)  # NaN and infinite logits must show
+        mask += flaw
     elif KIND == "gumbel_subset":
-        key = _keys(logits, offset, first, inside, element, key0, key1, over_lam, M)
+        key, flaw = _keys(logits, offset, first, inside, element, key0, key1, over_lam, M, N)
         mask = _mixture(_shares(_sums(key, element, M, N), over_tau), element, M, N)
     else:
         scores = _candidate_keys(logits, group, groups, first, key0, key1, over_lam, M, N)
@@ -89,14 +91,14 @@ def logits_gradient(
             tl.store(place, of_scores[c] * over_tau * over_lam, group < groups)
             place += groups
     else:
-        key = _keys(logits, offset, first, inside, element, key0, key1, over_lam, M)
+        key, flaw = _keys(logits, offset, first, inside, element, key0, key1, over_lam, M, N)
         if KIND == "gumbel_subset":
             shares = _shares(_sums(key, element, M, N), over_tau)
             of_scores = _mixture_gradient(shares, of_mask, element, M, N)
             of_keys = _mixture(of_scores, element, M, N) * over_tau
         else:
             keys = _all_keys(key, over_tau, SCALED, element, M, N)
-            of_keys = _picks_gradient(keys, of_mask, over_tau, SCALED, element, M, N)
+            of_keys = _picks_gradient(keys, of_mask, over_tau, SCALED, element, M, N) + flaw
         tl.store(out + offset, of_keys * over_lam, inside)
 
 
@@ -119,9 +121,13 @@ def _numbers(numbers):
 
 
 @triton.jit
-def _keys(logits, offset, first, inside, element, key0, key1, over_lam, M: tl.constexpr):
+def _keys(logits, offset, first, inside, element, key0, key1, over_lam, M: tl.constexpr, N: tl.constexpr):
+    """Numbers, of -inf, too; and zero, or NaN where a logit is NaN or +inf, or too few others are left."""
     noise = _gumbel((first * M + offset).to(tl.uint32), key0, key1)
-    return tl.where(element < M, tl.load(logits + offset, inside, 0.0) * over_lam + noise, BEHIND)
+    key = tl.where(element < M, tl.load(logits + offset, inside, 0.0) * over_lam + noise, BEHIND)
+    left = tl.sum((key > NEVER).to(tl.int32), 1)[:, None]
+    key = tl.where((element < M) & (key <= NEVER), NEVER, key)
+    return key, tl.where(left < N, float("nan"), tl.sum(key - key, 1)[:, None])
 
 
 @triton.jit
@@ -145,11 +151,12 @@ def _sums(key, element, M: tl.constexpr, N: tl.constexpr):
 
 @triton.jit
 def _shares(scores, over_tau):
-    """softmax(scores / τ); NaN in all of a group where a logit is NaN or infinite."""
+    """softmax(scores / τ); NaN in all of a group where one is NaN or +inf, or all are -inf."""
     best, total = scores[0], tl.zeros_like(scores[0])
     for c in tl.static_range(len(scores)):
         best = tl.maximum(best, scores[c])
-        total += scores[c] - scores[c]
+        total += tl.where(scores[c] <= NEVER, 0.0, scores[c] - scores[c])
+    total += tl.where(best <= NEVER, float("nan"), 0.0)
     odds, shares = (), ()
     for c in tl.static_range(len(scores)):
         e = tl.exp(tl.maximum((scores[c] - best) * over_tau, MIN_EXPONENT))

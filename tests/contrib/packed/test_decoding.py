@@ -180,18 +180,27 @@ def test_several_sequences_gradients_and_train_mode(llama):
 # Weights.
 
 
-def test_weights_may_change_between_two_texts(llama):
-    lm, ids = fused(llama), text()
-    continued(lm, ids, start(lm, ids))
-    lm.model.norm.weight.data = lm.model.norm.weight * 2
-    other = copy.deepcopy(llama)
-    other.model.norm.weight *= 2
-    past = start(lm, ids)
-    torch.testing.assert_close(continued(lm, ids, past), other(ids).logits[:, 7:], rtol=1e-4, atol=1e-5)
-    lm.bfloat16()
-    past = start(lm, ids)
-    assert continued(lm, ids, past).dtype == torch.bfloat16
-    assert is_fused(past)
+def replace(norm):
+    norm.weight = torch.nn.Parameter(norm.weight * 2, requires_grad=False)
+
+
+CHANGES = {
+    "in place": lambda lm: lm.model.layers[0].input_layernorm.weight.mul_(2),
+    "cast": lambda lm: lm.bfloat16().float(),
+    "replaced": lambda lm: replace(lm.model.layers[0].input_layernorm),
+    "hooked": lambda lm: lm.model.layers[1].register_forward_hook(lambda layer, given, out: out * 2),
+}
+
+
+@pytest.mark.parametrize("how", CHANGES)
+@pytest.mark.parametrize("prompt", [1, 7])
+def test_a_model_may_change_between_two_texts(llama, how, prompt):
+    lm, other, ids = fused(llama), copy.deepcopy(llama), text()
+    continued(lm, ids, start(lm, ids, prompt), prompt)
+    for changed in (lm, other):
+        CHANGES[how](changed)
+    found = continued(lm, ids, start(lm, ids, prompt), prompt)
+    torch.testing.assert_close(found, other(ids).logits[:, prompt:], rtol=1e-4, atol=1e-5)
 
 
 # Threads and CPUs.

@@ -254,9 +254,22 @@ def test_a_dense_layer_decodes_by_the_kernel_and_does_the_rest_as_before(monkeyp
     assert calls == [1, 8]
 
 
-@pytest.mark.parametrize("int8", [False, True])
-def test_many_rows_are_multiplied_by_the_dense_matrix(int8):
-    packed, bias = packed_matrix(torch.bfloat16, 19, 200, int8), numbers(torch.bfloat16, 19, seed=3)
+@pytest.mark.parametrize("rows", [1, MAX_SMALL_BATCH + 1])
+def test_int8_weights_that_bf16_cannot_hold_are_computed_with(rows):
+    """Of 127 and 121 steps bf16 would hold the second as a weight that is a whole step from what it was."""
+    weight = torch.tensor([137, 130, 0, 0]).repeat(3, 16).bfloat16() / 128
+    bias, x = numbers(torch.bfloat16, 3), torch.tensor([1, -1, 0, 0]).repeat(rows, 16).bfloat16()
+    packed = quantize(pack(weight))
+    written = (unpack(packed, torch.bfloat16) - weight).abs() / packed.scales[:, None]
+    assert 0.9 < written.max() < 1, "where it is written out, as the docs say"
+    exact = 16 * 6 * packed.scales + bias
+    torch.testing.assert_close(
+        packed_linear(x, *packed, bias).float(), exact.expand(rows, -1), rtol=2**-7, atol=0
+    )
+
+
+def test_many_rows_are_multiplied_by_the_dense_matrix():
+    packed, bias = packed_matrix(torch.bfloat16, 19, 200), numbers(torch.bfloat16, 19, seed=3)
     x = numbers(torch.bfloat16, MAX_SMALL_BATCH + 1, 200)
     dense = exact_matrix(packed).bfloat16()
     assert torch.equal(packed_linear(x, *packed, bias), nn.functional.linear(x, dense, bias))

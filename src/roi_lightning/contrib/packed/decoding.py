@@ -112,16 +112,13 @@ class _Forward:
         """What can do a call; None if it is not one more token of one sequence, or more is asked for."""
         model = self._model
         if input_ids is None or input_ids.numel() != 1 or inputs_embeds is not None or use_cache is False:
-            self._decoder = None  # between two texts weights may move
+            self._decoder = None  # which holds weights that the model may have no longer
             return None
-        if not (
-            _is_plain(model, options) and _sees_all(attention_mask) and _holds_one(model, past_key_values)
-        ):
+        plain = _is_plain(model, options) and _sees_all(attention_mask)
+        if not plain or not _holds_one(model, past_key_values):
             return None
-        if self._decoder is not None and not self._decoder.reads(model):
-            self._decoder = None
-        if self._decoder is None and _why_not_weights(model) is None:
-            self._decoder = TokenDecoder(model)
+        if self._decoder is None or not self._decoder.goes_on(model, past_key_values):
+            self._decoder = TokenDecoder(model) if _why_not_weights(model) is None else None
         return self._decoder
 
     def __getstate__(self) -> dict[str, Any]:

@@ -66,10 +66,10 @@ def multiply_dense(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | N
 def unpack(
     values: Tensor, indices: Tensor, scales: Tensor | None, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """A packed matrix on the CPU written out, [out, in]; see `format.unpack`."""
+    """A packed matrix written out, [out, in]; see `format.unpack`."""
     if scales is None:
         dtype = values.dtype
-    library = _library(dtype, scales is not None)
+    library = _library(dtype, scales is not None) if values.is_cpu else None
     if library is None:
         return format.unpack(format.Packed(values, indices, scales), dtype)
     outputs, kept = values.shape

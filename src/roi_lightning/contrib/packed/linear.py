@@ -121,10 +121,14 @@ def _product(
         is_small = x.numel() <= inputs * MAX_SMALL_BATCH
         if is_small and (y := kernels.multiply(x, values, indices, scales, bias)) is not None:
             return y
-        return F.linear(x, kernels.unpack(values, indices, scales, x.dtype), bias)
-    if x.device != values.device:
+    elif x.device != values.device:
         raise _misfit(x, values, model)
-    return F.linear(x, unpack(Packed(values, indices, scales), x.dtype), bias)
+    if scales is None:
+        return F.linear(x, kernels.unpack(values, indices, None), bias)
+    # In 16 bits int8 times a power of two is exact; what is left of the scale goes to the outputs.
+    left, _ = scales.frexp()
+    y = F.linear(x, kernels.unpack(values, indices, scales / left, x.dtype)) * left
+    return (y if bias is None else y + bias).to(x.dtype)
 
 
 def _misfit(x: Tensor, values: Tensor, model: Tensor | None) -> UserError:

@@ -65,7 +65,7 @@ class _Token(ctypes.Structure):
 class TokenDecoder:
     """Takes a llama-like model on the CPU through one token after another, of one sequence.
 
-    It reads the weights where they lie. When they have moved, which `reads` notices, another one is to be made.
+    It reads the weights where they lie. When another text begins, which `goes_on` notices, another one is to be made.
 
     Args:
         model: The inner model, with what `why_not_fused` looks for.
@@ -93,9 +93,12 @@ class TokenDecoder:
         self._call: Any = library(model.dtype).decode_token  # type: ignore[union-attr]
         self._bytes = sum(layer.weight.nbytes for layer in linear_layers(blocks[0]))
 
-    def reads(self, model: Any) -> bool:
-        """Whether a model's weights lie where they did."""
-        return bool(model.norm.weight.data_ptr() == self._token.norm)
+    def goes_on(self, model: Any, past: Any) -> bool:
+        """Whether a cache ends with what it wrote there, and a model's last norm lies where it did."""
+        return self._wrote(past) and bool(model.norm.weight.data_ptr() == self._token.norm)
+
+    def _wrote(self, past: Any) -> bool:
+        return all(isinstance(x, PreallocatedLayer) and x.writer is self._writer for x in past.layers)
 
     def step(self, embedded: Tensor, position: int, past: DynamicCache) -> Tensor:
         """One token.
@@ -131,8 +134,7 @@ class TokenDecoder:
 
     def _attach(self, past: Any, length: int, position: int) -> None:
         """See that every layer of the cache has room, and that its address is known."""
-        known = all(isinstance(x, PreallocatedLayer) and x.writer is self._writer for x in past.layers)
-        if not known or length == self._token.capacity:
+        if not self._wrote(past) or length == self._token.capacity:
             self._writer, self._token.capacity = object(), max(2 * length, length + _SPARE)
             past.layers[:] = [
                 x if isinstance(x, PreallocatedLayer) else PreallocatedLayer.of(x) for x in past.layers

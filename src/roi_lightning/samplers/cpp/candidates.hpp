@@ -30,17 +30,13 @@ static constexpr Candidates candidates;
 /* Scores to each candidate's probability, not yet divided by their sum; returns one over it. */
 static inline vec probabilities_of(vec e[C], const Draw *d)
 {
-    vec best = all(-3e38f), total = {};
-    vec sum = {}; /* NaN where a score is not finite, which must show */
-    CANDIDATES {
-        best = larger(best, e[c]);
-        sum += e[c];
-    }
+    vec best = all(-3e38f), total = settled<C>(e, 1);
+    CANDIDATES best = larger(best, e[c]);
     CANDIDATES {
         e[c] = exp2_(larger(all(MIN_EXPONENT / d->over_tau), e[c] - best), d->over_tau);
         total += e[c];
     }
-    return over(total + (sum - sum));
+    return over(total);
 }
 
 static inline void soft_mask(const vec e[C], vec scale, vec mask[M])

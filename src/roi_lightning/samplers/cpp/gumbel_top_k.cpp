@@ -62,7 +62,7 @@ static inline void last_pick(const vec key[M], const Draw *d, vec flaw, vec mu[M
 
 static inline void all_picks(vec key[M], const Draw *d, Pick picks[N], vec last[M])
 {
-    vec flaw = flaw_of(key);
+    vec flaw = settled<M>(key, N);
     for (int k = 0; k < N - 1; k++) pick(key, d, &picks[k]);
     last_pick(key, d, flaw, last);
 }
@@ -75,9 +75,9 @@ static inline void soft_mask(const Pick picks[N], const vec last[M], vec mask[M]
     }
 }
 
-static inline void hard_mask(const vec key[M], vec mask[M])
+static inline void hard_mask(vec key[M], vec mask[M])
 {
-    vec flaw = flaw_of(key);
+    vec flaw = settled<M>(key, N);
     ELEMENTS {
         ivec better = {};
         for (int o = 0; o < M; o++)

@@ -10,11 +10,3 @@ static inline void keys_of(const float *logits, const Block &b, const Draw *d, v
     load<float, vec>(logits, b, key);
     ELEMENTS key[m] = key[m] * scale - noise_log(b.index + (uint32_t)m, d->key0, d->key1);
 }
-
-/* Zero, or NaN where a key is not finite, which must show. */
-static inline vec flaw_of(const vec key[M])
-{
-    vec sum = {};
-    ELEMENTS sum += key[m];
-    return sum - sum;
-}

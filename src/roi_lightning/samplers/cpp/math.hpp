@@ -4,6 +4,7 @@
 
 #define LOG2_E 1.44269504f
 #define MIN_EXPONENT (-25.0f * LOG2_E) /* of a probability's exponent, after dividing by tau */
+#define NEVER (-1e30f)                 /* stands for the key -inf, of a choice that is never taken */
 
 /* x = 2^exponent (1 + f), -1/4 <= f < 1/2, of positive, normal numbers. */
 struct Split {
@@ -50,4 +51,16 @@ static inline vec noise_log(uvec index, uint32_t key0, uint32_t key1)
     x = ((x ^ (x >> 15)) + key1) * 0x846CA68Bu;
     x = (x >> 8) ^ (x >> 24) | 1u; /* (2 k + 1) / 2^24 = (k + 1/2) / 2^23 */
     return log2_(-log2_close_to_one(__builtin_convertvector((ivec)x, vec) * 5.96046448e-8f));
+}
+
+/* Have keys of -inf be numbers. Gives zero, or NaN where a key is NaN or +inf, or too few others are left. */
+template <int K> static inline vec settled(vec key[K], int taken)
+{
+    vec left = {}, sum = {};
+    _Pragma("GCC unroll 32") for (int k = 0; k < K; k++) {
+        left = add_where(above(key[k], all(NEVER)), left, all(1.0f), left);
+        key[k] = larger(all(NEVER), key[k]); /* NaN if the key is */
+        sum += key[k];
+    }
+    return choose(above(all(taken), left), all(__builtin_nanf("")), sum - sum);
 }
