@@ -14,6 +14,7 @@ from matplotlib import pyplot
 
 DOCS: Final = Path(__file__).resolve().parent
 IMAGES: Final = DOCS / "images"
+MODEL: Final = "SmolLM2-135M-Instruct (GGUF, Q4_1)"
 # Rows of results.md's first table, and the labels of their bars.
 ROWS: Final = {
     "dense": "dense model",
@@ -21,7 +22,9 @@ ROWS: Final = {
     "Wanda": "Wanda",
     "SparseGPT": "SparseGPT",
     "RoI, 150 steps": "RoI, 150 steps",
-    "RoI, a million tokens": "RoI, a million tokens",
+    "SparseGPT, 900 steps of recovery": "SparseGPT, 900 steps of recovery",
+    "RoI, 900 steps, seed 0": "RoI, 900 steps, seed 0",
+    "RoI, 900 steps, seed 1": "RoI, 900 steps, seed 1",
 }
 # Learners of the study: label, line style, width; the first is wide, so that it shows below those that follow it.
 LEARNERS: Final = {
@@ -44,8 +47,9 @@ def perplexities() -> dict[str, float]:
 def draw_chart(path: Path) -> None:
     """Bars of perplexity on a log scale."""
     values = perplexities()
-    figure, axes = pyplot.subplots(figsize=(7.2, 2.9), layout="constrained")
-    colours = [_GREY, _BLUE, _BLUE, _BLUE, _GREEN, _GREEN]
+    figure, axes = pyplot.subplots(figsize=(7.2, 3.5), layout="constrained")
+    colours = [_GREEN if label.startswith("RoI") else _BLUE for label in values]
+    colours[0] = _GREY
     bars = axes.barh(list(values), list(values.values()), color=colours, height=0.66)
     axes.bar_label(bars, [f"{value:,.2f}" for value in values.values()], padding=4)
     axes.set_xscale("log")
@@ -54,7 +58,7 @@ def draw_chart(path: Path) -> None:
     axes.invert_yaxis()
     axes.set_xlabel("perplexity on WikiText-2, lower is better (log scale)")
     axes.spines[["top", "right"]].set_visible(False)
-    axes.set_title("SmolLM2-135M-Instruct at 2:4", loc="left", fontsize=11)
+    axes.set_title(f"{MODEL} at 2:4", loc="left", fontsize=11)
     figure.savefig(path, dpi=150)
     pyplot.close(figure)
 
@@ -82,7 +86,7 @@ def draw_learners(path: Path) -> None:
     axes.set_xlabel("thousand tokens seen")
     axes.set_ylabel("perplexity on held-out text (log scale)")
     axes.spines[["top", "right"]].set_visible(False)
-    axes.set_title("SmolLM2-135M-Instruct at 2:4, mean of two seeds", loc="left", fontsize=11)
+    axes.set_title(f"{MODEL} at 2:4, mean of two seeds", loc="left", fontsize=11)
     figure.legend(loc="outside right center", frameon=False)
     figure.savefig(path, dpi=150)
     pyplot.close(figure)

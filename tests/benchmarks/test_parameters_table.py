@@ -8,7 +8,6 @@ import pytest
 from benchmarks.parameters_table import (
     MODELS,
     PATTERNS,
-    PRINTED,
     counted_table,
     counts,
     printed_table,
@@ -38,9 +37,6 @@ def test_the_page_has_the_numbers_of_weights_and_candidates():
     found, page = {lm: closed_form(lm) for lm in MODELS}, PAGE.read_text()
     assert counted_table(found) in page
     assert printed_table(found) in page
-    ratios = {pattern: comb(m, n) / m for pattern in PATTERNS for n, m in [map(int, pattern.split(":"))]}
-    assert ratios == {"2:4": 1.5, "2:8": 3.5, "4:8": 8.75}
-    assert sum(len(printed) for printed in PRINTED.values()) == 20
 
 
 @pytest.mark.slow
