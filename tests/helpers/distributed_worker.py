@@ -181,7 +181,7 @@ def learn(
     settings = {"log_every_n_steps": 1}
     if learner not in ("roi", "step", "measured"):
         callbacks += [MaskMonitor(every_n_steps=2), BaselineSummary(windows=2)]
-        settings |= {"logger": CSVLogger(folder, name="", version="")}
+        settings |= {"logger": CSVLogger(folder, name="log", version="")}
     if folder.name in REPORTED:
         callbacks.append(Report())
     keep = 1 if resume else -1

@@ -113,6 +113,12 @@ def tiny_gpt_oss(directory: Path, seed: int = 0, **overrides: Any) -> Path:
     return _save("gpt_oss", sizes, directory, seed, overrides)
 
 
+def tiny_mamba(directory: Path, seed: int = 0, **overrides: Any) -> Path:
+    """A mixer that multiplies by another module's weight; float32."""
+    sizes = {"vocab_size": VOCAB_SIZE, "hidden_size": 32, "state_size": 8, "num_hidden_layers": 2}
+    return _save("mamba", sizes | {"time_step_rank": 8}, directory, seed, overrides)
+
+
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
     """One token per byte, and an end token."""
     core = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(VOCABULARY)}, merges=[("a", "b")]))
@@ -187,7 +193,7 @@ def random_masks(source: ModelSource, pattern: str = "2:4", seed: int = 0, dtype
     generator = torch.Generator().manual_seed(seed)
     layers = {}
     for name in base.files:
-        if len(base.shape(name)) == 2 and re.search(r"\b(layers|h)\.\d(?!.*\.gate\.)", name):
+        if len(base.shape(name)) == 2 and re.search(r"\b(layers|h)\.\d(?!.*(\.gate\.|_log))", name):
             transposed = ".c_" in name
             scores = torch.rand(base.shape(name), generator=generator)
             layers[name] = LayerMask.from_bool(rule.top(scores, dim=0 if transposed else 1), transposed)

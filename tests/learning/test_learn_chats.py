@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 
 import pytest
 import torch
@@ -62,11 +63,7 @@ def test_held_out_figures_of_a_run_are_means_over_the_tokens_that_count(lab, los
 
 def test_pruning_without_a_loss_reads_chats_and_refuses_a_loss(lab, capsys):
     tokenizer = json.loads((lab.model / "tokenizer_config.json").read_text())
-    model = lab.folder / "chat_model"
-    model.mkdir()
-    for file in lab.model.iterdir():
-        (model / file.name).symlink_to(file)
-    (model / "tokenizer_config.json").unlink()
+    model = shutil.copytree(lab.model, lab.folder / "chat_model")
     (model / "tokenizer_config.json").write_text(json.dumps(tokenizer | {"chat_template": CHAT_TEMPLATE}))
     path = write_jsonl(lab.folder / "chats.jsonl", CHATS, "messages")
     words = ["--method", "wanda", "--windows", 2, "--seq_len", 32, "--device", "cpu", "--overwrite"]

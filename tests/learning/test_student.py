@@ -3,11 +3,10 @@
 import pytest
 import torch
 from torch.nn import functional as F
-from transformers import MambaConfig, MambaForCausalLM
 
 from helpers.lab import draw
 from helpers.sampler_truth import exact_mask, relative
-from helpers.tiny_models import tiny_gpt2, tiny_llama, tiny_mixtral
+from helpers.tiny_models import tiny_gpt2, tiny_llama, tiny_mamba, tiny_mixtral
 from roi_lightning.errors import UserError
 from roi_lightning.learning.losses import objective
 from roi_lightning.learning.roi import RoILightningModule
@@ -15,14 +14,6 @@ from roi_lightning.samplers import Categorical, GumbelSubset, GumbelTopK, Straig
 
 IDS = torch.randint(0, 250, (2, 24), generator=torch.Generator().manual_seed(0))
 SAMPLERS = [GumbelTopK(), GumbelTopK("scaled"), StraightThrough(), GumbelSubset(), Categorical()]
-
-
-def tiny_mamba(folder):
-    """A mixer that multiplies by another module's weight."""
-    sizes = {"vocab_size": 256, "hidden_size": 32, "state_size": 8, "num_hidden_layers": 2}
-    torch.manual_seed(0)
-    MambaForCausalLM(MambaConfig(**sizes, time_step_rank=8)).save_pretrained(folder)
-    return folder
 
 
 def learner_of(model, **options):

@@ -25,7 +25,7 @@ def model_card(masks: MaskSet, description: Mapping[str, Any]) -> str:
     """
     hub_id = masks.base.spec if masks.base.revision else None  # only hub models have one
     base = hub_id or public_name(masks.base.spec)
-    training, is_gguf = description.get("training", {}), "dequantized" in description
+    training, of_gguf = description.get("training", {}), description.get("dequantized", {})
     parts = [
         _front_matter(masks, hub_id),
         f"# {base}, {masks.pattern} sparse{' (mixed patterns)' if masks.is_mixed else ''}",
@@ -35,8 +35,8 @@ def model_card(masks: MaskSet, description: Mapping[str, Any]) -> str:
         _facts("## Perplexity", description.get("perplexity")),
         _facts("## How the mask was made", training),
         _data(training),
-        _check(masks, "BASE" if is_gguf else hub_id or "BASE"),
-        _GGUF if is_gguf else "",
+        _check(masks, "BASE" if of_gguf else hub_id or "BASE"),
+        _origin(of_gguf),
         _LIMITS,
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -70,8 +70,9 @@ print(tokenizer.decode(model.generate(**prompt, max_new_tokens=20)[0]))
 
 _GGUF: Final = """## Origin of the weights
 
-The base model was read from a GGUF file. Its weights were dequantised and cast, so they differ from those of
-the checkpoint that the GGUF file was made of; "bit for bit" refers to the dequantised weights."""
+The base model was read from the GGUF file `{file}`, whose matrices are {blocks} in the blocks and {others}
+elsewhere. They were dequantised and cast. So the weights, and the perplexity of the dense model, differ from those of
+the checkpoint that the file was made of; "bit for bit" refers to the dequantised weights."""
 
 _LIMITS: Final = """## Limits
 
@@ -158,6 +159,16 @@ def _check(masks: MaskSet, base: str) -> str:
     command = f"```\nroi-lightning verify PATH --base {base}\n```"
     claim = _UPDATED if masks.updated else _UNCHANGED.replace("BASE", base)
     return f"## Check\n\n{command}\n\n{claim}"
+
+
+def _origin(of_gguf: Mapping[str, Any]) -> str:
+    """Where dequantised weights come from."""
+    if not of_gguf:
+        return ""
+    blocks, others = (
+        ", ".join(f"{n} {kind}" for kind, n in of_gguf[part].items()) for part in ("blocks", "others")
+    )
+    return _GGUF.format(file=of_gguf["file"], blocks=blocks, others=others)
 
 
 def _facts(title: str, facts: Mapping[str, Any] | None) -> str:

@@ -1,7 +1,9 @@
 """Write a masked model as an ordinary Hugging Face directory: to a temporary path, verified, then renamed."""
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -64,7 +66,7 @@ def write_export(
         description = heading(EXPORTED) | describe(masks, base)
         facts = {
             "command": command_line(),
-            "dequantized": base.source.kind == "gguf" or None,
+            "dequantized": _gguf_facts(base.source),
             "training": training,
             "perplexity": perplexity,
         }
@@ -73,6 +75,19 @@ def write_export(
         write_sidecar(partial, description)
         verify_export(partial, base).require("the export")
     return out
+
+
+def _gguf_facts(source: ModelSource) -> dict[str, Any] | None:
+    """A GGUF file's name and the number of its matrices of each type, in the blocks and elsewhere."""
+    if source.kind != "gguf" or source.path is None:
+        return None
+    from gguf import GGUFReader
+
+    counts: dict[str, Counter[str]] = {"blocks": Counter(), "others": Counter()}
+    for tensor in GGUFReader(source.path).tensors:
+        if len(tensor.shape) > 1:
+            counts["blocks" if tensor.name.startswith("blk.") else "others"][tensor.tensor_type.name] += 1
+    return {"file": source.path.name, **counts}
 
 
 def _write_weights(base: BaseTensors, masks: MaskSet, updates: Mapping[str, Tensor], folder: Path) -> None:

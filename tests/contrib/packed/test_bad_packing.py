@@ -3,7 +3,7 @@
 import pytest
 
 from helpers.refusals import assert_refused, flipped, make_bench
-from helpers.tiny_models import random_masks
+from helpers.tiny_models import random_masks, tiny_mamba
 from roi_lightning.export import write_export
 from roi_lightning.models.source import resolve_model
 
@@ -32,7 +32,16 @@ def other_pattern(bench):
     return write_export(source, random_masks(source, "1:4"), bench.folder / "sparse")
 
 
+def read_by_the_model(bench):
+    source = resolve_model(str(tiny_mamba(bench.folder / "mamba")))
+    return write_export(source, random_masks(source, "2:4"), bench.folder / "sparse")
+
+
 TABLE = {
+    "a weight that the model reads itself": (
+        read_by_the_model,
+        r"'backbone.layers.0.mixer.dt_proj.weight' can't run packed.*leave it out",
+    ),
     "nothing": (lambda bench: "nowhere", "'nowhere' is no directory"),
     "a model that nobody pruned": (
         lambda bench: bench.model,

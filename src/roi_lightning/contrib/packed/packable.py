@@ -19,6 +19,8 @@ Dense = nn.Linear | Conv1D
 Owners = dict[int, dict[str, nn.Module]]
 
 _log: Final = logging.getLogger(__name__)
+# Layers of state-space models whose weight the model multiplies by itself, without calling them.
+READ_BY_THE_MODEL: Final = ("dt_proj",)
 _DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
 _NOT_SPARSE: Final = f"the weight is not {PATTERN} sparse"
 # Groups in which a pattern is looked for, to say what a model has instead.
@@ -52,7 +54,7 @@ def split_packable(lm: PreTrainedModel, owners: Owners) -> tuple[dict[str, Dense
     """
     layers: dict[str, Dense] = {name: lm.get_submodule(name) for name in prunable_layers(lm)}  # type: ignore[misc]
     known = {id(layer) for layer in layers.values()}
-    reasons = {name: _why_dense(layer, owners, known) for name, layer in layers.items()}
+    reasons = {name: _why_dense(name, layer, owners, known) for name, layer in layers.items()}
     left = {name: reason for name, reason in reasons.items() if reason is not None}
     if len(left) == len(layers):
         raise _nothing_to_pack(layers, left)
@@ -67,9 +69,11 @@ def warn_reasons(reasons: Mapping[str, str], layers: int, what: str) -> None:
         _log.warning("%d of %d layers %s, %s first: %s", count, layers, what, first, reason)
 
 
-def _why_dense(layer: Dense, owners: Owners, known: set[int]) -> str | None:
+def _why_dense(layer_name: str, layer: Dense, owners: Owners, known: set[int]) -> str | None:
     """Why a layer can't be packed, in words that fit others too; None if it can."""
     weight, inputs = layer.weight, layer.weight.shape[input_dim(layer)]
+    if layer_name.endswith(READ_BY_THE_MODEL):
+        return "the model reads the weight itself"
     if weight.is_meta:
         return "the weight is not in memory"
     if weight.dtype not in _DTYPES:

@@ -29,6 +29,7 @@ _log: Final = logging.getLogger(__name__)
 # The entry of a packed `config.json` by which a transformers that does not know the format ends, and shows its value:
 # the name of no weight file.
 GUARD: Final = {"transformers_weights": "import roi_lightning.contrib.packed"}
+FORMER_GUARD: Final = {"transformers_weights": "import roi_lightning.runtime"}
 
 
 @register_quantization_config(PACKED)

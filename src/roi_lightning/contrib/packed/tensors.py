@@ -15,6 +15,7 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from roi_lightning.contrib.packed.format import Packed, kept_inputs, pack, quantize, unpack
+from roi_lightning.contrib.packed.packable import READ_BY_THE_MODEL
 from roi_lightning.errors import UserError
 from roi_lightning.export.sidecar import read_sidecar
 from roi_lightning.masks.layer_mask import LayerMask
@@ -121,8 +122,9 @@ def packed_layers(shape: PreTrainedModel, stored: Iterable[str]) -> dict[str, st
     experts = {layer for layers in expert_layers(shape).values() for layer in layers}
     layers = {name.removesuffix(".weight"): key for key, name in weights.items()}
     for name, key in layers.items():
-        if name not in experts and not isinstance(modules.get(name), nn.Linear | Conv1D):
+        is_linear = name in experts or isinstance(modules.get(name), nn.Linear | Conv1D)
+        if not is_linear or name.endswith(READ_BY_THE_MODEL):
             raise UserError(
-                f"{key!r} is the weight of no linear layer, and can't run packed; leave it out (ignore)"
+                f"{key!r} can't run packed, as no linear layer multiplies by it; leave it out (ignore)"
             )
     return layers

@@ -9,7 +9,7 @@ from typing import Any, Final
 from typing_extensions import override
 
 from roi_lightning.contrib.packed.format import PATTERN, check_indices
-from roi_lightning.contrib.packed.quantizer import PackedConfig, packed_configuration
+from roi_lightning.contrib.packed.quantizer import FORMER_GUARD, PackedConfig, packed_configuration
 from roi_lightning.contrib.packed.tensors import INT8, PACKED, VERSION, PackedTensors, packed_form
 from roi_lightning.errors import UserError
 from roi_lightning.export import checks
@@ -97,7 +97,8 @@ def _configuration(export: _PackedExport) -> str:
     """The configuration tells transformers what the sidecar says."""
     config, sidecar = read_json(export.directory / "config.json"), export.sidecar
     packed = PackedConfig(list(sidecar["layers"]), sidecar["weights"])
-    if config != packed_configuration(config, packed):
+    right = packed_configuration(config, packed)
+    if config not in (right, right | FORMER_GUARD):
         raise checks.CheckFailedError("config.json does not name the tensors that are packed, or their form")
     return f"transformers is told of {len(packed.layers)} packed tensors"
 
