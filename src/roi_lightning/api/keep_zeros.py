@@ -135,5 +135,8 @@ def keep_zeros(lm: PreTrainedModel, masks: MaskSet | Path | str | None = None) -
         UserError: If no masks are found, they belong to another model, or a pruned weight is not zero.
     """
     if masks is None:
-        masks = resolve_model(lm.name_or_path or "", getattr(lm.config, "_commit_hash", None)).directory
+        try:
+            masks = resolve_model(lm.name_or_path or "", getattr(lm.config, "_commit_hash", None)).directory
+        except UserError as error:
+            raise UserError(f"{error}, or give keep_zeros the masks") from error
     return KeptZeros(lm, masks if isinstance(masks, MaskSet) else MaskSet.load(Path(masks)))
