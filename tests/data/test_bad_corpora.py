@@ -61,6 +61,11 @@ TABLE = {
         r"c\.raw.*; convert it to UTF-8",
     ),
     "a table in text": (text("c.csv", "n,text\n1,x\n"), evaluate, r"c\.csv' has the name of a table"),
+    "a Git LFS pointer": (
+        text("c.txt", "version https://git-lfs.github.com/spec/v1\noid sha256:1f" + LONG[:99]),
+        evaluate,
+        r"c\.txt' is a Git LFS pointer",
+    ),
     "a cache that can't be": (
         text("c.txt", LONG),
         uncached,

@@ -201,6 +201,7 @@ def test_a_named_checkpoint_is_of_the_same_run_whose_steps_may_only_grow(lab, fi
     assert "run of 4 optimizer steps, and trainer.max_steps is 3" in capsys.readouterr().err
     assert run("fit", *fast(lab, max_steps=6), "--resume", "auto") == 0
     assert training(finished / "export")["steps"] == 6
+    assert (finished / "checkpoints/last.ckpt").resolve().name == "step=6.ckpt"
 
 
 def test_export_takes_the_name_of_the_run_that_learned(lab, finished, capsys):

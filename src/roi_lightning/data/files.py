@@ -34,6 +34,7 @@ _OPENERS: Final[dict[bytes, Any]] = {
 }
 _OBJECTS: Final = re.compile(r"""\s*(?:\{\s*["}]|(\[)\s*\{)""")  # JSON's, or a list of them
 _NAME_OF_A_TABLE: Final = re.compile(r"(?i)\.(json\w*|ndjson|parquet|csv|tsv)(\.(gz|zst|xz|bz2))?$")
+_POINTER: Final = b"version https://git-lfs.github.com/spec/"
 _LONE_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 PASSAGE_CHARACTERS: Final = 10_000
 _HEAD: Final = 1 << 16  # bytes
@@ -207,6 +208,8 @@ def _open(path: Path | str) -> BinaryIO:
 def _kind(file: Path, head: bytes) -> Kind:
     if head.startswith(b"PAR1"):
         return "table"
+    if head.startswith(_POINTER):
+        raise UserError(f"{str(file)!r} is a Git LFS pointer, not the file itself; run `git lfs pull` there")
     begin = codecs.getincrementaldecoder("utf-8-sig")().decode(head)
     if begin[:512].count("\0") > len(begin[:512]) // 4:
         raise UnicodeError("so many zeros are in UTF-16 and archives, not in text")
