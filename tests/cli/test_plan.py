@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -215,13 +214,3 @@ def test_what_fits_learns_from_as_many_windows_and_validates_as_often(lab, accum
     for plan in (configured, smaller):
         assert (plan["windows_per_step"], plan["validate_every_steps"]) == (16, 2)
     assert smaller["micro_batches"] == 2 * configured["micro_batches"] == 4
-
-
-def test_where_the_system_does_not_tell_peak_memory_the_plan_leaves_it_out(lab, monkeypatch, capsys):
-    """As on Windows, which has no module `resource`."""
-    monkeypatch.setitem(sys.modules, "resource", None)
-    assert run("plan", *lab.quick(), "--json", "plan.json") == 0
-    assert json.loads(Path("plan.json").read_text())["bytes"].keys() == PARTS
-    shown = plain_text(capsys.readouterr().out)
-    assert "peak 0.00 GiB" in shown
-    assert "libraries" not in shown

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from helpers.lab import brute_top, make_lab
 from roi_lightning.errors import UserError
-from roi_lightning.evaluation import window_perplexity
+from roi_lightning.evaluation.perplexity import token_perplexity
 from roi_lightning.learning.callbacks import SparseExport
 from roi_lightning.learning.roi import RoILightningModule
 from roi_lightning.learning.trainer import RoITrainer
@@ -148,12 +148,12 @@ def test_the_export_computes_in_bf16_what_the_hardened_model_computed(lab, tmp_p
 def test_a_learned_mask_beats_magnitude_on_held_out_text(lab):
     learner, trainer = lab.learn(40, lr=0.05, lr_end=0.01, trainer={"accumulate_grad_batches": 1})
     windows = trainer.datamodule.windows("val", 4)
-    learned = window_perplexity(learner.harden(), windows, 8)
+    learned = token_perplexity(learner.harden(), [windows])
     largest = {
         name: LayerMask.from_rows(learner.pattern.top(tensor.dense.abs()))
         for name, tensor in learner.tensors.items()
     }
-    magnitude = window_perplexity(learner.harden(largest), windows, 8)
+    magnitude = token_perplexity(learner.harden(largest), [windows])
     assert learned < 0.7 * magnitude
 
 

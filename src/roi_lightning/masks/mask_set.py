@@ -22,8 +22,6 @@ from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.utils.atomic_io import written_aside
 from roi_lightning.utils.checksummed import read_checksummed, write_checksummed
 
-__all__ = ["MASK_FILE", "BaseModel", "LayerMask", "MaskSet", "Overlap"]
-
 MASK_FILE: Final = "roi_mask.safetensors"
 _REMEDY: Final = "give an intact mask file of this version"
 _HEADER: Final = {
