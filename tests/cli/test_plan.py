@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2Config
+from transformers import AutoModelForCausalLM, Qwen2Config
 
 from benchmarks.speed.timing import peak_bytes
 from helpers.lab import draw, make_lab, plain_text, run
-from helpers.tiny_models import tiny_gpt2, tiny_qwen2
+from helpers.tiny_models import tiny_gpt2, tiny_llama, tiny_qwen2
 from roi_lightning.cli.fit_in import parse_size
 from roi_lightning.cli.plan import make_plan
 from roi_lightning.learning.losses import objective
@@ -22,6 +22,7 @@ from roi_lightning.samplers.schedules import Exponential
 
 lab = pytest.fixture(make_lab)
 PARTS = {"weights", "logits", "gradients", "optimizer", "masked_weights", "activations", "loss", "total"}
+PARTS |= {"process"}
 # No gradient goes on from these, so that their weights are not kept for the backward pass.
 FIRST = re.compile(r".*\.0\.(self_attn\.[qkv]_proj|attn\.c_attn)")
 
@@ -80,6 +81,7 @@ def test_bytes_are_those_of_real_tensors(lab, builder, dtype, half_width):
     masked = [tensor.student for tensor in learner.tensors.values()]
     assert plan["bytes"]["masked_weights"] == sum(x.numel() * x.element_size() for x in masked)
     assert plan["tokens"] == 4 * 2 * 32
+    assert plan["bytes"].keys() == PARTS
 
 
 def test_what_each_of_several_devices_keeps(lab, half_width):
@@ -109,18 +111,14 @@ def test_plan_reads_no_weight(lab, monkeypatch):
 @pytest.fixture(scope="module")
 def wide_llama(tmp_path_factory):
     """Large enough for its activations to outweigh what a sampler works with."""
-    config = LlamaConfig(
-        hidden_size=256,
-        intermediate_size=768,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=8192,
-        tie_word_embeddings=True,
-    )
+    sizes = {
+        "hidden_size": 256,
+        "intermediate_size": 768,
+        "vocab_size": 8192,
+        "max_position_embeddings": 2048,
+    }
     folder = tmp_path_factory.mktemp("wide")
-    LlamaForCausalLM(config).bfloat16().save_pretrained(folder)
-    return str(folder)
+    return str(tiny_llama(folder, **sizes, tie_word_embeddings=True, dtype=torch.bfloat16))
 
 
 SETTINGS = [{}, {"distillation": 0.5}, {"activation_checkpointing": True}, {"sampler": Categorical()}]

@@ -74,11 +74,6 @@ def test_a_text_without_a_window_is_refused(cut, count):
         cut.batches(tokens(count), 1)
 
 
-def test_token_perplexity_is_exp_of_the_mean_loss(lm):
-    windows = tokens(5, 40)
-    assert token_perplexity(lm, windows.split(2)) == pytest.approx(by_a_loop(lm, windows), rel=1e-5)
-
-
 def test_a_hopeless_model_is_infinitely_perplexed(lm):
     with torch.no_grad():
         lm.lm_head.weight.mul_(1e5)
