@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Qwen2Config
+from transformers import AutoModelForCausalLM
 
+from benchmarks.plan_table import architecture
 from benchmarks.speed.timing import peak_bytes
 from helpers.lab import draw, make_lab, plain_text, run
 from helpers.tiny_models import tiny_gpt2, tiny_llama, tiny_qwen2
@@ -27,31 +28,12 @@ PARTS |= {"process"}
 FIRST = re.compile(r".*\.0\.(self_attn\.[qkv]_proj|attn\.c_attn)")
 
 
-@pytest.fixture
-def qwen_half_b(tmp_path):
-    """Qwen2.5-0.5B's shape, and nothing else of it."""
-    folder = tmp_path / "qwen2.5-0.5b"
-    config = Qwen2Config(
-        hidden_size=896,
-        intermediate_size=4864,
-        num_hidden_layers=24,
-        num_attention_heads=14,
-        num_key_value_heads=2,
-        vocab_size=151936,
-        tie_word_embeddings=True,
-        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
-        dtype="bfloat16",
-        architectures=["Qwen2ForCausalLM"],
-    )
-    config.save_pretrained(folder)
-    return folder
-
-
 @pytest.mark.slow
-def test_the_docs_show_what_plan_says(qwen_half_b, capsys):
+def test_the_docs_show_what_plan_says(tmp_path, capsys):
+    architecture("Qwen/Qwen2.5-0.5B").save_pretrained(tmp_path / "qwen2.5-0.5b")
     page = (Path(__file__).parents[2] / "docs/training.md").read_text()
     command, said = page.split("plan --config qwen0.5b_2of4.yaml --fit_in", 1)[1].split("```", 3)[::2][:2]
-    model = ["--model.lm", qwen_half_b]
+    model = ["--model.lm", tmp_path / "qwen2.5-0.5b"]
     assert run("plan", "--config", "qwen0.5b_2of4.yaml", *model, "--fit_in", *command.split()) == 0
     shown = plain_text(capsys.readouterr().out)
     rows = [plain_text(line) for line in said.splitlines() if line.startswith(("│", "  --"))]

@@ -106,17 +106,14 @@ class MaskSet:
         if self.layers.keys() != self.base.sha256.keys():
             raise UserError("the masked layers are not the ones that have a hash of the base tensor")
         if isinstance(self.pattern, LayerPatterns):
-            self._check_patterns(self.pattern)
+            pruned = {name for name, pattern in self.pattern.by_glob.items() if pattern is not None}
+            if pruned != self.layers.keys() or self.pattern.by_glob.keys() - pruned != self.dense.keys():
+                raise UserError("the layers with a pattern are not the masked ones and those left dense")
         for name, layer in self.layers.items():
             pattern = self.pattern.of(name)
             pattern.check(layer.shape[1], name)
             if not pattern.holds(layer.to_bool(), dim=0 if layer.transposed else 1):
                 raise UserError(f"{name} has a group that does not keep exactly {pattern} weights")
-
-    def _check_patterns(self, patterns: LayerPatterns) -> None:
-        pruned = {name for name, pattern in patterns.by_glob.items() if pattern is not None}
-        if pruned != self.layers.keys() or patterns.by_glob.keys() - pruned != self.dense.keys():
-            raise UserError("the layers with a pattern are not the masked ones and those left dense")
 
     def overlap(self, other: "MaskSet") -> Overlap:
         """Compare with another mask of the same layers.

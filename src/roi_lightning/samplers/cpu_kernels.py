@@ -80,7 +80,7 @@ def library(build: Build) -> ctypes.CDLL | None:
 
 
 def run(function: "ctypes._NamedFuncPointer", tensors: tuple[Tensor, ...], draw: _Draw) -> None:
-    """Call a kernel on all groups, in as many threads as torch uses.
+    """Call a kernel on all groups, in as many threads as torch uses; in this one alone if torch has no OpenMP.
 
     Args:
         function: Of a library; takes the tensors' addresses, the first group, the one after the last, the draw,
@@ -90,7 +90,5 @@ def run(function: "ctypes._NamedFuncPointer", tensors: tuple[Tensor, ...], draw:
     """
     assert all(tensor.is_contiguous() for tensor in tensors)
     addresses = [ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors]
-    parallel = openmp()  # in this thread alone if torch has none
-    threads = threads_for(draw.groups, _MIN_GROUPS) if parallel else 1
-    groups = ctypes.c_int64(0), ctypes.c_int64(draw.groups)
-    function(*addresses, *groups, ctypes.byref(draw), ctypes.c_void_p(parallel), threads)
+    groups, threads = (ctypes.c_int64(0), ctypes.c_int64(draw.groups)), threads_for(draw.groups, _MIN_GROUPS)
+    function(*addresses, *groups, ctypes.byref(draw), ctypes.c_void_p(openmp()), threads)
