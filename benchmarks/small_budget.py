@@ -16,7 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from roi_lightning.__main__ import main as roi_lightning
-from roi_lightning.evaluation import window_perplexity
+from roi_lightning.evaluation.perplexity import token_perplexity
 from roi_lightning.models.loading import load_language_model
 from roi_lightning.models.source import resolve_model
 from roi_lightning.utils.atomic_io import write_json
@@ -75,8 +75,8 @@ def measure(export: Path, data: Path, count: int) -> dict[str, dict[str, float]]
     results: dict[str, dict[str, float]] = {}
     for text_name, text in texts.items():
         ids = torch.tensor(tokenizer(text[: count * WINDOW * 8], add_special_tokens=False)["input_ids"])
-        windows = ids[: count * WINDOW].view(count, WINDOW)
-        results[text_name] = {name: round(window_perplexity(lm, windows), 2) for name, lm in models.items()}
+        windows = ids[: count * WINDOW].view(count, WINDOW).split(1)
+        results[text_name] = {name: round(token_perplexity(lm, windows), 2) for name, lm in models.items()}
     return results
 
 

@@ -141,6 +141,16 @@ def roi_data(request):
     return Path(folder)
 
 
+@pytest.fixture
+def one_rank():
+    """A process group of this process alone."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _half_width(pytestconfig):
     """What `compute_dtype` is told of this CPU, where it is given: tests on one machine see both."""

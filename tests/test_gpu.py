@@ -13,7 +13,7 @@ from helpers.sampler_truth import both_passes, in_shards, relative, tensors
 from helpers.tiny_models import random_masks, tiny_gemma2, tiny_gpt2, tiny_llama
 from roi_lightning.contrib.packed import from_packed, write_packed
 from roi_lightning.contrib.proxsparse.proximal import apply_prox_
-from roi_lightning.evaluation import window_perplexity
+from roi_lightning.evaluation.perplexity import token_perplexity
 from roi_lightning.export import write_export
 from roi_lightning.learning.losses import objective
 from roi_lightning.learning.roi import RoILightningModule
@@ -156,7 +156,8 @@ def test_blocks_that_visit_the_device_are_pruned_as_on_the_cpu(tmp_path, builder
 def test_perplexity_is_the_same_on_every_device(tmp_path):
     lm = AutoModelForCausalLM.from_pretrained(tiny_llama(tmp_path / "m")).eval()
     windows = torch.randint(0, 250, (4, 32), generator=torch.Generator().manual_seed(0))
-    assert window_perplexity(lm, windows) == pytest.approx(window_perplexity(lm.cuda(), windows), rel=1e-4)
+    on_cpu = token_perplexity(lm, [windows])
+    assert on_cpu == pytest.approx(token_perplexity(lm.cuda(), [windows]), rel=1e-4)
 
 
 def test_a_packed_directory_is_unpacked(tmp_path):

@@ -176,7 +176,7 @@ def _some_masks(source: ModelSource) -> MaskSet:
     rule, base = NMPattern("2:4"), open_base(source)
     generator = torch.Generator().manual_seed(0)
     layers = {
-        name: LayerMask.from_bool(rule.top(torch.rand(base.shape(name), generator=generator)))
+        name: LayerMask.from_rows(rule.top(torch.rand(base.shape(name), generator=generator)))
         for name in base.files
         if name.endswith("proj.weight")
     }

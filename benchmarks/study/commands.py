@@ -14,7 +14,7 @@ from pathlib import Path
 
 from roi_lightning.__main__ import main as roi_lightning
 from roi_lightning.data import CalibrationDataModule
-from roi_lightning.evaluation import window_perplexity
+from roi_lightning.evaluation.perplexity import token_perplexity
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.models.loading import load_language_model
 from roi_lightning.models.source import resolve_model
@@ -39,7 +39,7 @@ def held_out(model: str, settings: str) -> float:
     windows = data.windows("val", data.val_tokens // data.seq_len)
     device = choose_device("auto")
     lm = load_language_model(resolve_model(model), device=device).to(device)  # type: ignore[arg-type]
-    return window_perplexity(lm, windows)
+    return token_perplexity(lm, windows.split(1))
 
 
 def differs(mask: str, prior: str) -> float:

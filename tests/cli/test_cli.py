@@ -15,7 +15,6 @@ from helpers.lab import Lab, make_lab, plain_text, run
 from helpers.slow_perplexity import by_a_loop
 from roi_lightning.cli.commands import COMMANDS
 from roi_lightning.cli.lightning import build
-from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.utils.entry_points import added
 
 lab = pytest.fixture(make_lab)
@@ -90,16 +89,6 @@ def test_export_apply_and_verify_agree_with_the_run(quick, tmp_path):
         found = load_file(tmp_path / name / "model.safetensors")
         assert found.keys() == wanted.keys()
         assert all(torch.equal(found[tensor], wanted[tensor]) for tensor in wanted), name
-
-
-def test_the_papers_configuration_runs_as_it_is_written(lab):
-    options = [*lab.options(accumulate=2), "--trainer.val_check_interval", "4"]
-    assert run("fit", "--config", "qwen0.5b_2of4.yaml", *options) == 0
-    folder = lab.folder / "runs" / "qwen0.5b_2of4"
-    assert run("verify", folder / "export", "--base", lab.model) == 0
-    assert str(MaskSet.load(folder / "mask.safetensors").pattern) == "2:4"
-    assert list(folder.glob("events.out.tfevents.*"))
-    assert (folder / "checkpoints" / "last.ckpt").exists()
 
 
 def test_the_overview_names_every_command(capsys):

@@ -24,7 +24,7 @@ from helpers.tiny_models import (
 from helpers.watched import LargestTensor
 from roi_lightning.data import Corpus
 from roi_lightning.errors import UserError
-from roi_lightning.evaluation import perplexity, window_perplexity
+from roi_lightning.evaluation import perplexity
 from roi_lightning.evaluation.config import EvalConfig
 from roi_lightning.evaluation.evaluated_models import resolve_evaluated
 from roi_lightning.evaluation.perplexity import Cut, read_text, token_perplexity
@@ -48,7 +48,9 @@ def tokens(*shape):
     ("length", "batch_size", "shortest"),
     [*((x, y, 2) for x, y in ((300, 1), (300, 4), (256, 2), (257, 3), (258, 5), (20, 2))), (300, 3, 64)],
 )
-def test_token_perplexity_is_the_mean_loss_over_windows_and_their_tail(lm, length, batch_size, shortest):
+def test_token_perplexity_is_exp_of_the_mean_loss_over_windows_and_their_tail(
+    lm, length, batch_size, shortest
+):
     ids = tokens(length)
     windows = [window for window in ids.split(64) if len(window) >= shortest]
     found = token_perplexity(lm, Cut(64, keep_tail=shortest < 64).batches(ids, batch_size))
@@ -72,15 +74,10 @@ def test_a_text_without_a_window_is_refused(cut, count):
         cut.batches(tokens(count), 1)
 
 
-def test_window_perplexity_is_the_mean_loss(lm):
-    windows = tokens(5, 40)
-    assert window_perplexity(lm, windows, 2) == pytest.approx(by_a_loop(lm, windows), rel=1e-5)
-
-
 def test_a_hopeless_model_is_infinitely_perplexed(lm):
     with torch.no_grad():
         lm.lm_head.weight.mul_(1e5)
-    assert window_perplexity(lm, tokens(1, 16)) == math.inf
+    assert token_perplexity(lm, [tokens(1, 16)]) == math.inf
 
 
 CAPPED = partial(tiny_gemma2, final_logit_softcapping=0.5)
@@ -126,7 +123,7 @@ def test_windows_never_make_a_tensor_of_tokens_times_vocabulary(tmp_path):
     folder = tiny_llama(tmp_path / "wide", vocab_size=5000)
     lm = load_language_model(resolve_model(str(folder)))
     with LargestTensor() as watched:
-        window_perplexity(lm, tokens(8, 128), batch_size=8)
+        token_perplexity(lm, [tokens(8, 128)])
     assert watched.elements <= 5000 * _SLICE_TOKENS < 5000 * 8 * 127 / 3
 
 

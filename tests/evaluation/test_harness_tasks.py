@@ -3,9 +3,12 @@
 import json
 from pathlib import Path
 
+import lm_eval.tasks
 import pytest
 import yaml
-from test_harness import arc, by_hand, write_rows
+from lm_eval import simple_evaluate
+from lm_eval.tasks import TaskManager
+from test_harness import _no_environment, arc, by_hand, huggingface, write_rows  # noqa: F401
 
 from helpers.lab import run
 from helpers.tiny_models import tiny_llama, tiny_tokenizer
@@ -18,12 +21,6 @@ from roi_lightning.evaluation.run import evaluate_models
 from roi_lightning.models.config import load_tokenizer
 from roi_lightning.models.loading import load_language_model
 from roi_lightning.models.source import resolve_model
-
-huggingface = pytest.importorskip("lm_eval.models.huggingface")
-import lm_eval.evaluator  # noqa: E402
-import lm_eval.tasks  # noqa: E402
-from lm_eval import simple_evaluate  # noqa: E402
-from lm_eval.tasks import TaskManager  # noqa: E402
 
 STOCK = Path(lm_eval.tasks.__file__).parent
 TEMPLATE = (
@@ -132,8 +129,6 @@ def known(place):
 @pytest.fixture(autouse=True)
 def _short_list(monkeypatch, known):
     monkeypatch.setattr(harness, "_task_manager", lambda whole: known)
-    # The harness' own function asks pip for every package, which takes seconds.
-    monkeypatch.setattr(lm_eval.evaluator, "add_env_info", lambda _: None)
 
 
 def ours(lm, base, name, **options):

@@ -43,7 +43,7 @@ def masks() -> MaskSet:
     """The masks of all linear layers of the model in this folder, which must be the working directory."""
     source, stored = resolve_model("model"), StoredTensors(Path("model"))
     names = [name for name in sorted(stored) if name.endswith("_proj.weight")]
-    layers = {name: LayerMask.from_bool(kept(i, stored.shape(name))) for i, name in enumerate(names)}
+    layers = {name: LayerMask.from_rows(kept(i, stored.shape(name))) for i, name in enumerate(names)}
     return MaskSet(NMPattern("2:4"), layers, base_model(open_base(source), layers))
 
 

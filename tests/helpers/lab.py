@@ -107,11 +107,12 @@ class Lab:
         resume=None,
         overwrite=True,
         allow_changed_settings=False,
+        kind=RoILightningModule,
         **options,
     ):
         """Fit without the command line; the learner and its trainer."""
         optimizer = partial(torch.optim.AdamW, lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
-        learner = RoILightningModule(str(model or self.model), **{"optimizer": optimizer} | options)
+        learner = kind(str(model or self.model), **{"optimizer": optimizer} | options)
         fitter = RoITrainer(
             **QUICK_TRAINER
             | {"max_steps": max_steps, "callbacks": list(callbacks), "default_root_dir": str(self.folder)}

@@ -26,5 +26,5 @@ def mask_set(seed, pattern="2:4", shapes=None, transposed=False, base="some/mode
     layers = {}
     for name, shape in (shapes or names_of(QWEN, 4, "model.layers")).items():
         kept = rule.top(torch.rand(shape, generator=generator))
-        layers[name] = LayerMask.from_bool(kept.T if transposed else kept, transposed)
+        layers[name] = LayerMask.from_rows(kept, transposed)
     return MaskSet(rule, layers, BaseModel(base, None, "float32", dict.fromkeys(layers, base)))

@@ -86,10 +86,13 @@ def _sums_of_keys(logits, pattern, draw):
 
 
 def _mixture(scores, pattern, tau):
-    candidates = torch.zeros(len(scores), pattern.m, dtype=torch.double)
-    for row, kept in zip(candidates, combinations(range(pattern.m), pattern.n), strict=True):
-        row[list(kept)] = 1
-    return ((scores / tau).softmax(0).movedim(0, -1) @ candidates).flatten(-2)
+    return ((scores / tau).softmax(0).movedim(0, -1) @ candidate_masks(pattern)).flatten(-2)
+
+
+def candidate_masks(pattern):
+    """All masks of a group, [C, M], double."""
+    kept = combinations(range(pattern.m), pattern.n)
+    return torch.tensor([[float(i in members) for i in range(pattern.m)] for members in kept]).double()
 
 
 def with_rim(sampler, logits, pattern):

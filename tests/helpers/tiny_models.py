@@ -196,7 +196,7 @@ def random_masks(source: ModelSource, pattern: str = "2:4", seed: int = 0, dtype
         if len(base.shape(name)) == 2 and re.search(r"\b(layers|h)\.\d(?!.*(\.gate\.|_log))", name):
             transposed = ".c_" in name
             scores = torch.rand(base.shape(name), generator=generator)
-            layers[name] = LayerMask.from_bool(rule.top(scores, dim=0 if transposed else 1), transposed)
+            layers[name] = LayerMask.from_rows(rule.top(scores.T if transposed else scores), transposed)
     return MaskSet(rule, layers, base_model(base, layers))
 
 

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-import torch.distributed as dist
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
 
@@ -68,13 +67,6 @@ def numbers(count):
         "optimizer_states": [state],
         "b": torch.rand(count // 4),
     }
-
-
-@pytest.fixture
-def one_rank():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 @contextmanager

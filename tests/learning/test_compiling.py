@@ -143,13 +143,6 @@ def test_what_torch_compiles_has_the_loss_and_the_gradients_of_the_eager_form(tm
         compare(pair.step(seed), expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.fixture
-def one_rank():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
 @pytest.mark.usefixtures("one_rank")
 def test_a_sharded_model_is_compiled_in_blocks_that_share_their_code(tmp_path, use):
     pair, mesh = Pair(tmp_path, num_hidden_layers=9), init_device_mesh("cpu", (1,))

@@ -28,7 +28,7 @@ from roi_lightning.masks.layer_mask import LayerMask
 
 lab = pytest.fixture(make_lab)
 VALUES = torch.linspace(-1, 3, 1000)
-PICTURE = mask_tile(LayerMask.from_bool(torch.arange(64).view(8, 8) % 2 == 0))
+PICTURE = mask_tile(LayerMask.from_rows(torch.arange(64).view(8, 8) % 2 == 0))
 SETTINGS = {"model.lm": "tiny", "model.tau.end": 0.05, "model.ignore": ["head"], "data.revision": None}
 
 

@@ -19,7 +19,7 @@ from helpers.tiny_models import (
     tiny_mixtral,
     tiny_qwen2,
 )
-from roi_lightning.evaluation import window_perplexity
+from roi_lightning.evaluation.perplexity import token_perplexity
 from roi_lightning.learning import losses
 from roi_lightning.learning.losses import next_token_nll
 
@@ -102,8 +102,8 @@ def test_tokens_that_do_not_count_are_not_in_the_sum_nor_in_the_perplexity(lm):
     assert int(count) == len(counted)
     torch.testing.assert_close(nll.double(), wanted, rtol=1e-5, atol=0)
     perplexity = float((wanted / len(counted)).exp())
-    assert window_perplexity(lm, ids, 2, labels) == pytest.approx(perplexity, rel=1e-4)
-    assert window_perplexity(lm, ids, 2, ids) == window_perplexity(lm, ids, 2)
+    assert token_perplexity(lm, ids.split(2), labels.split(2)) == pytest.approx(perplexity, rel=1e-4)
+    assert token_perplexity(lm, ids.split(2), ids.split(2)) == token_perplexity(lm, ids.split(2))
 
 
 @pytest.mark.parametrize("distillation", [0.0, 0.3, 1.0])

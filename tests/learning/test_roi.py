@@ -2,7 +2,6 @@
 
 import logging
 import math
-import warnings
 from itertools import product
 from types import SimpleNamespace
 
@@ -12,9 +11,9 @@ from lightning.pytorch import Callback
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
-from helpers.lab import brute_top, make_lab
+from helpers.lab import QUICK_TRAINER, brute_top, make_lab
 from roi_lightning.errors import UserError
-from roi_lightning.evaluation import window_perplexity
+from roi_lightning.evaluation.perplexity import token_perplexity
 from roi_lightning.learning.callbacks import SparseExport
 from roi_lightning.learning.roi import RoILightningModule
 from roi_lightning.learning.trainer import RoITrainer
@@ -110,18 +109,15 @@ def test_a_draw_is_a_step_s_or_one_micro_batch_s_alone(lab):
         assert (max(map(len, seen.values())) == 1) == (draw_per == "micro_batch")
 
 
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
 def test_validation_measures_the_hardened_mask(lab):
     learner, data = RoILightningModule(str(lab.model), dtype="float32"), lab.data(val_windows=5)
     learner.configure_model()
     generator = torch.Generator().manual_seed(3)
     for layer in learner.tensors.values():
         layer.learned["logits"].data = torch.randn(layer.learned["logits"].shape, generator=generator)
-    trainer = RoITrainer(
-        accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False, max_steps=1
-    )
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*does not have many workers")
-        metrics = trainer.validate(learner, datamodule=data, verbose=False)[0]
+    trainer = RoITrainer(**QUICK_TRAINER | {"limit_val_batches": 1.0}, max_steps=1)
+    metrics = trainer.validate(learner, datamodule=data, verbose=False)[0]
     plain = AutoModelForCausalLM.from_pretrained(lab.model, dtype=torch.float32)
     for name, layer in learner.tensors.items():
         weight = plain.get_parameter(f"{name}.weight").data
@@ -148,12 +144,12 @@ def test_the_export_computes_in_bf16_what_the_hardened_model_computed(lab, tmp_p
 def test_a_learned_mask_beats_magnitude_on_held_out_text(lab):
     learner, trainer = lab.learn(40, lr=0.05, lr_end=0.01, trainer={"accumulate_grad_batches": 1})
     windows = trainer.datamodule.windows("val", 4)
-    learned = window_perplexity(learner.harden(), windows, 8)
+    learned = token_perplexity(learner.harden(), [windows])
     largest = {
         name: LayerMask.from_rows(learner.pattern.top(tensor.dense.abs()))
         for name, tensor in learner.tensors.items()
     }
-    magnitude = window_perplexity(learner.harden(largest), windows, 8)
+    magnitude = token_perplexity(learner.harden(largest), [windows])
     assert learned < 0.7 * magnitude
 
 

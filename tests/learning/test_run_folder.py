@@ -139,6 +139,7 @@ def test_everything_of_a_run_is_in_its_folder(lab, finished):
     again = ["--config", "qwen0.5b_2of4.yaml", *lab.options(), "--trainer.default_root_dir", "there"]
     assert run("fit", *again, "--trainer.logger", "false") == 0
     assert files(lab.folder / "there") == (ALL, 0)
+    assert run("verify", "there/export", "--base", lab.model) == 0
     assert {path.name for path in lab.folder.iterdir()} >= {"runs", "there"}
     assert {path.name for path in (lab.folder / "runs").iterdir()} == {"quickstart"}
 

@@ -21,7 +21,7 @@ DENSE = {"b.1.down_proj.weight": 80}
 def mixed_masks(seed=0, patterns=PATTERNS, dense=DENSE):
     generator = torch.Generator().manual_seed(seed)
     bools = {name: patterns[name].top(torch.rand(SHAPES[name], generator=generator)) for name in patterns}
-    layers = {name: LayerMask.from_bool(mask) for name, mask in bools.items()}
+    layers = {name: LayerMask.from_rows(mask) for name, mask in bools.items()}
     base = BaseModel("some/model", None, "float32", {name: f"hash of {name}" for name in layers})
     return MaskSet(layer_patterns(patterns | dict.fromkeys(dense)), layers, base, dense=dense)
 
@@ -88,9 +88,9 @@ def test_groups_are_checked_by_their_own_pattern(tmp_path):
     masks = mixed_masks()
     # Half of every eight, but not of every four: 4:8 and not 2:4.
     uneven = torch.tensor([1, 1, 1, 1, 0, 0, 0, 0], dtype=torch.bool).repeat(5, 2)
-    masks.layers["b.0.down_proj.weight"] = LayerMask.from_bool(uneven)
+    masks.layers["b.0.down_proj.weight"] = LayerMask.from_rows(uneven)
     masks.check()
-    masks.layers["b.0.q_proj.weight"] = LayerMask.from_bool(uneven[:, :8].repeat(1, 3)[:, :24].expand(5, 24))
+    masks.layers["b.0.q_proj.weight"] = LayerMask.from_rows(uneven[:, :8].repeat(1, 3)[:, :24].expand(5, 24))
     with pytest.raises(UserError, match=r"b\.0\.q_proj.* exactly 2:4"):
         masks.save(tmp_path / "m")
     mixed = mixed_masks()

@@ -13,7 +13,10 @@ from roi_lightning.utils.checksummed import read_checksummed, write_checksummed
 
 
 def masks_of(bools, pattern="2:4", transposed=()):
-    layers = {name: LayerMask.from_bool(mask, name in transposed) for name, mask in bools.items()}
+    layers = {
+        name: LayerMask.from_rows(mask.T if name in transposed else mask, name in transposed)
+        for name, mask in bools.items()
+    }
     base = BaseModel("some/model", "abc", "bfloat16", {name: f"hash of {name}" for name in bools})
     return MaskSet(NMPattern(pattern), layers, base)
 
@@ -29,7 +32,7 @@ def random_bools(seed, pattern="2:4"):
 @pytest.mark.parametrize("transposed", [False, True])
 def test_packing_round_trips(columns, transposed):
     mask = torch.rand(5, columns, generator=torch.Generator().manual_seed(columns)) < 0.5
-    layer = LayerMask.from_bool(mask.T if transposed else mask, transposed)
+    layer = LayerMask.from_rows(mask, transposed)
     assert layer.shape == (5, columns)
     assert layer.packed.shape == (5, -(-columns // 8))
     assert torch.equal(layer.to_bool(), mask.T if transposed else mask)

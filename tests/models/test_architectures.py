@@ -20,6 +20,7 @@ from transformers import (
 from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 
 from benchmarks.speed.timing import peak_bytes
+from helpers.directories import tensors_of
 from helpers.lab import draw, make_lab, run
 from helpers.tiny_models import (
     tiny_gemma2,
@@ -121,10 +122,6 @@ def reloaded(tmp_path_factory):
         process.stdin.close()
 
 
-def weights(directory):
-    return {name: x for file in directory.glob("model*.safetensors") for name, x in load_file(file).items()}
-
-
 def load(path):
     return load_language_model(resolve_model(str(path)))
 
@@ -147,7 +144,7 @@ def test_learned_exported_and_read_by_transformers(lab, reloaded, architecture):
         assert torch.equal(by_layer(input_ids=ids[None]).logits, wanted)
         assert not torch.allclose(learner.teacher(input_ids=ids[None]).logits, wanted, atol=1e-3)
 
-    before, after = weights(model), weights(export)
+    before, after = tensors_of(model), tensors_of(export)
     depth = AutoConfig.from_pretrained(model).num_hidden_layers
     masked = {f"{blocks}.{i}.{layer}.weight" for i in range(depth) for layer in layers}
     assert MaskSet.load(export).layers.keys() == masked
@@ -173,7 +170,7 @@ def mixture(request, tmp_path):
 
 
 def test_the_names_of_all_layers_are_on_disk_and_hold_what_is_there(mixture):
-    lm, stored = load(mixture), weights(mixture)
+    lm, stored = load(mixture), tensors_of(mixture)
     names = stored_weights(resolve_model(str(mixture)), lm, layers := prunable_layers(lm))
     for name, on_disk in names.items():
         assert torch.equal(layers[name].of(lm), stored[on_disk]), name
@@ -207,7 +204,7 @@ OTHERS = {
 def test_mixtures_that_nothing_here_names_are_known_by_transformers_own_rules(kind, tmp_path):
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(OTHERS[kind]).save_pretrained(tmp_path)
-    lm, stored = load(tmp_path), weights(tmp_path)
+    lm, stored = load(tmp_path), tensors_of(tmp_path)
     layers = prunable_layers(lm)
     assert sum(".experts." in name for name in layers) == 4 * 3 * (1 if kind == "deepseek_v3" else 2)
     names = stored_weights(resolve_model(str(tmp_path)), lm, layers)

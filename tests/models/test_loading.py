@@ -1,21 +1,12 @@
 import math
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    GPTNeoXConfig,
-    GPTNeoXForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    OPTConfig,
-    OPTForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-)
+from transformers import AutoConfig, AutoModelForCausalLM
 
+from benchmarks.plan_table import architecture
 from roi_lightning.errors import UserError
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.layers import (
@@ -28,49 +19,32 @@ from roi_lightning.models.loading import freeze, meta_language_model
 from roi_lightning.samplers import GumbelTopK
 
 SIZES = {"vocab_size": 96, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+GPT2 = {"vocab_size": 96, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64}
+OPT = {"ffn_dim": 128, "word_embed_proj_dim": 64, "max_position_embeddings": 64}
 CONFIGS = {
-    "llama": lambda **o: LlamaConfig(**SIZES, intermediate_size=128, **o),
-    "qwen2": lambda **o: Qwen2Config(**SIZES, intermediate_size=128, num_key_value_heads=2, **o),
-    "gpt2": lambda **o: GPT2Config(vocab_size=96, n_embd=64, n_layer=2, n_head=4, n_positions=64, **o),
-    "opt": lambda **o: OPTConfig(
-        **SIZES, ffn_dim=128, word_embed_proj_dim=64, max_position_embeddings=64, **o
-    ),
-    "gpt_neox": lambda **o: GPTNeoXConfig(**SIZES, intermediate_size=128, max_position_embeddings=64, **o),
+    "llama": partial(AutoConfig.for_model, "llama", **SIZES, intermediate_size=128),
+    "qwen2": partial(AutoConfig.for_model, "qwen2", **SIZES, intermediate_size=128, num_key_value_heads=2),
+    "gpt2": partial(AutoConfig.for_model, "gpt2", **GPT2),
+    "opt": partial(AutoConfig.for_model, "opt", **SIZES, **OPT),
+    "gpt_neox": partial(AutoConfig.for_model, "gpt_neox", **SIZES, intermediate_size=128),
 }
-CLASSES = {
-    "llama": LlamaForCausalLM,
-    "qwen2": Qwen2ForCausalLM,
-    "gpt2": GPT2LMHeadModel,
-    "opt": OPTForCausalLM,
-    "gpt_neox": GPTNeoXForCausalLM,
-}
-# Hidden, intermediate, layers, heads, key-value heads, vocabulary, tied; millions of weights in Table 3.
-QWEN2_5 = {
-    "0.5B": (896, 4864, 24, 14, 2, 151936, True, "357.8"),
-    "1.5B": (1536, 8960, 28, 12, 2, 151936, True, "1310"),
-    "3B": (2048, 11008, 36, 16, 2, 151936, True, "2775"),
-    "7B": (3584, 18944, 28, 28, 4, 152064, False, "6525"),
-}
+# In Table 3.
+MILLIONS = {"0.5B": "357.8", "1.5B": "1310", "3B": "2775", "7B": "6525"}
 
 
-@pytest.mark.parametrize("size", QWEN2_5)
-def test_counts_are_those_of_the_papers_table(size):
-    hidden, inner, depth, heads, kv_heads, vocabulary, tied, millions = QWEN2_5[size]
-    config = Qwen2Config(
-        vocab_size=vocabulary,
-        hidden_size=hidden,
-        intermediate_size=inner,
-        num_hidden_layers=depth,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        tie_word_embeddings=tied,
-    )
-    lm = meta_language_model(config)
+@pytest.mark.parametrize(("size", "millions"), MILLIONS.items())
+def test_counts_are_those_of_the_papers_table(size, millions):
+    sizes = architecture(f"Qwen/Qwen2.5-{size}")
+    lm = meta_language_model(sizes)
     assert {parameter.device.type for parameter in lm.parameters()} == {"meta"}
     layers, pattern = prunable_layers(lm), NMPattern("2:4")
     count = sum(layer.numel for layer in layers.values())
-    by_hand = depth * (2 * hidden * hidden + 2 * hidden * hidden * kv_heads // heads + 3 * hidden * inner)
-    assert count == by_hand
+    hidden, keys = (
+        sizes.hidden_size,
+        sizes.hidden_size * sizes.num_key_value_heads // sizes.num_attention_heads,
+    )
+    by_hand = hidden * (2 * hidden + 2 * keys + 3 * sizes.intermediate_size)
+    assert count == sizes.num_hidden_layers * by_hand
     digits = len(millions.partition(".")[2])
     assert f"{count / 1e6:.{digits}f}" == millions
     shapes = [GumbelTopK().logits_shape(layer.shape, pattern) for layer in layers.values()]
@@ -164,7 +138,7 @@ DROPOUTS = {
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_freezing_leaves_train_mode_without_any_randomness(kind, attention):
     torch.manual_seed(0)
-    lm = CLASSES[kind](CONFIGS[kind](attn_implementation=attention, **DROPOUTS[kind]))
+    lm = AutoModelForCausalLM.from_config(CONFIGS[kind](attn_implementation=attention, **DROPOUTS[kind]))
     tokens = torch.randint(0, 96, (2, 10), generator=torch.Generator().manual_seed(0))
     lm.train()
     # OPT may also drop whole layers, all of them at times: several forwards, not two.

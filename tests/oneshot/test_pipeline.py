@@ -11,13 +11,9 @@ from torch.nn import functional as F
 from transformers import (
     AutoModelForCausalLM,
     FalconConfig,
-    FalconForCausalLM,
     FalconMambaConfig,
-    FalconMambaForCausalLM,
     JambaConfig,
-    JambaForCausalLM,
     MambaConfig,
-    MambaForCausalLM,
 )
 
 from helpers.lab import brute_top
@@ -147,14 +143,11 @@ def test_sparsegpt_equals_whole_forward_passes_and_slow_solves(llama, windows):
 
 
 MAMBA = {"vocab_size": 256, "hidden_size": 64, "num_hidden_layers": 2, "pad_token_id": 0}
+HEADS = {"intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
 MIXERS = {
-    "mamba": lambda: MambaForCausalLM(MambaConfig(**MAMBA, time_step_rank=8)),
-    "falcon_mamba": lambda: FalconMambaForCausalLM(FalconMambaConfig(**MAMBA, time_step_rank=8)),
-    "jamba": lambda: JambaForCausalLM(
-        JambaConfig(
-            **MAMBA, intermediate_size=64, num_attention_heads=4, num_key_value_heads=2, mamba_dt_rank=8
-        )
-    ),
+    "mamba": MambaConfig(**MAMBA, time_step_rank=8),
+    "falcon_mamba": FalconMambaConfig(**MAMBA, time_step_rank=8),
+    "jamba": JambaConfig(**MAMBA, **HEADS, mamba_dt_rank=8),
 }
 
 
@@ -174,7 +167,7 @@ def time_steps_of(lm, windows, name):
 @pytest.mark.parametrize("kind", MIXERS)
 def test_a_weight_that_another_module_multiplies_by_is_measured(kind, activations, windows):
     torch.manual_seed(0)
-    lm = freeze(MIXERS[kind]())
+    lm = freeze(AutoModelForCausalLM.from_config(MIXERS[kind]))
     layers = prunable_layers(lm, ["*_proj"])
     got = dict(prune_layers(lm, layers, Wanda(), PATTERN, Calibration(windows, activations)))
     for block in by_block(layers):
@@ -189,7 +182,7 @@ def test_a_weight_that_another_module_multiplies_by_is_measured(kind, activation
 def test_a_product_with_a_transposed_weight_is_measured(windows):
     torch.manual_seed(0)
     sizes = {"vocab_size": 256, "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
-    lm = freeze(FalconForCausalLM(FalconConfig(**sizes)))
+    lm = freeze(AutoModelForCausalLM.from_config(FalconConfig(**sizes)))
     layers, seen = prunable_layers(lm), {}
     for name in layers:
         own = seen.setdefault(name, [])

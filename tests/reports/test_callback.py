@@ -1,18 +1,16 @@
 """What a run leaves for its report, made again from the files and the models that the run left."""
 
 import json
-from functools import partial
 
 import pytest
 import torch
 from lightning.pytorch import LightningDataModule
 from transformers import AutoModelForCausalLM
 
-from helpers.lab import QUICK_TRAINER, brute_top, fit, new_lab
+from helpers.lab import brute_top, new_lab
 from helpers.tiny_models import tiny_llama, tiny_tokenizer
 from roi_lightning.contrib.proxsparse import ProxSparseModule
 from roi_lightning.learning.callbacks import HardenMasks, SparseExport
-from roi_lightning.learning.trainer import RoITrainer
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.reports.callback import Report
 
@@ -95,10 +93,8 @@ class Rows(LightningDataModule):
 
 def test_a_learner_without_prior_on_somebody_s_own_windows(tmp_path_factory):
     lab = new_lab(tmp_path_factory)
-    optimizer = partial(torch.optim.AdamW, lr=1e-2)
-    learner = ProxSparseModule(str(lab.model), strength=1.0, optimizer=optimizer)
-    options = {"max_steps": 2, "callbacks": [HardenMasks(), Report()], "log_every_n_steps": 1}
-    fit(RoITrainer(**QUICK_TRAINER | options, default_root_dir=str(lab.folder)), learner, Rows())
+    options = {"callbacks": [HardenMasks(), Report()], "trainer": {"log_every_n_steps": 1}, "strength": 1.0}
+    lab.learn(2, kind=ProxSparseModule, data=Rows(), **options)
     facts = json.loads((lab.folder / "report.json").read_text())
     assert (facts["before"], facts["prior"], facts["continuations"]) == ("magnitude", None, [])
     weights = AutoModelForCausalLM.from_pretrained(lab.model).state_dict()

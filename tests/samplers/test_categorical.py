@@ -1,12 +1,9 @@
 """MaskLLM's sampler against a literal softmax over enumerated candidates."""
 
-from itertools import combinations
-
 import pytest
 import torch
-from torch import Tensor
 
-from helpers.sampler_truth import both_passes, exact_mask, normal, relative
+from helpers.sampler_truth import both_passes, candidate_masks, exact_mask, normal, relative
 from roi_lightning.errors import UserError
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.samplers import Categorical, Draw, GumbelTopK, relaxation
@@ -20,23 +17,13 @@ def new_logits(shape, pattern, std=0.01, seed=0):
     return normal(*Categorical().logits_shape(shape, pattern), std=std, seed=seed)
 
 
-def candidate_masks(pattern: NMPattern) -> Tensor:
-    """All masks of a group, [C, M], double."""
-    kept = combinations(range(pattern.m), pattern.n)
-    return torch.tensor([[float(i in members) for i in range(pattern.m)] for members in kept]).double()
-
-
-def draw_of(seed, index, lam, tau):
-    return Draw.of(seed, index, "layer", lam, tau)
-
-
 @pytest.mark.parametrize("spec", PATTERNS)
 def test_equals_autograd_through_a_literal_softmax(spec, monkeypatch):
     monkeypatch.setattr(relaxation, "_CPU_CHUNK", 1000)
     pattern, shape = NMPattern(spec), (48, 64)
     weight, upstream = normal(*shape, seed=3), normal(*shape, seed=4)
     for lam, tau in TEMPERATURES:
-        draw, logits = draw_of(5, 6, lam, tau), new_logits(shape, pattern).requires_grad_()
+        draw, logits = Draw.of(5, 6, "layer", lam, tau), new_logits(shape, pattern).requires_grad_()
         wanted = exact_mask(Categorical(), logits.double(), pattern, draw) * weight.double()
         (gradient,) = torch.autograd.grad(wanted, logits, upstream.double())
         found = both_passes(Categorical(), weight, upstream, logits.detach(), pattern, draw)
@@ -54,7 +41,7 @@ def test_masks_are_mixtures_at_every_temperature(spec):
     for std in (0.01, 1.0, 30.0):
         logits = new_logits((32, 64), pattern, std)
         for lam, tau in TEMPERATURES:
-            job = torch.ones(32, 64), normal(32, 64), logits, pattern, draw_of(1, 2, lam, tau)
+            job = torch.ones(32, 64), normal(32, 64), logits, pattern, Draw.of(1, 2, "layer", lam, tau)
             mask, grad = both_passes(Categorical(), *job)
             sums = pattern.group(mask.double()).sum(-1)
             assert (sums - pattern.n).abs().max() < 1e-5
@@ -74,7 +61,7 @@ def test_hard_draws_come_with_the_softmax_of_the_scaled_logits(spec, lam):
         torch.ones(rows, pattern.m),
         phi.view(-1, 1, 1).expand(-1, rows, 1),
         pattern,
-        draw_of(11, 0, lam, 1e-6),
+        Draw.of(11, 0, "layer", lam, 1e-6),
     )
     settled = (drawn - drawn.round()).abs().amax(-1) < 1e-6
     assert settled.double().mean() > 0.999

@@ -121,7 +121,7 @@ def test_groups_that_fill_no_block(shape):
 def test_the_number_of_threads_changes_no_bit(sampler, openmp, monkeypatch):
     results = []
     if not openmp:
-        monkeypatch.setattr(cpp_extension, "openmp", lambda: 0)
+        monkeypatch.setattr(cpu_kernels, "openmp", lambda: 0)
     elif not torch.backends.openmp.is_available():
         pytest.skip("this torch works without OpenMP")
     else:

@@ -10,7 +10,6 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final, TypeVar
 
 import torch
-from lightning.pytorch.cli import OptimizerCallable
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info
 from transformers.modeling_utils import PreTrainedModel
@@ -114,7 +113,9 @@ def learn(
         UserError: For whatever can't be learned, or learned on; before text is read where that can be known.
     """
     own = _options_of_roi(learner, {"prior": prior}, {"sampler": sampler, "tau": tau, "lam": lam})
-    rates = {"optimizer": _optimizer(learning_rate), "lr_end": learning_rate / 10}
+    betas = (0.9, 0.95)
+    adamw = partial(torch.optim.AdamW, lr=learning_rate, betas=betas, weight_decay=0.0, fused=True)
+    rates = {"optimizer": adamw, "lr_end": learning_rate / 10}
     chosen = {
         "pattern": pattern,
         "patterns": patterns,
@@ -178,10 +179,6 @@ def _options_of_roi(
                 "give the learner options of its own by functools.partial"
             )
     return taken
-
-
-def _optimizer(learning_rate: float) -> OptimizerCallable:
-    return partial(torch.optim.AdamW, lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
 
 
 def _trainer(steps: int, log_dir: Path | str | None, options: dict[str, Any]) -> RoITrainer:

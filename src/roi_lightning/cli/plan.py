@@ -1,11 +1,11 @@
 """`plan`: what a run will learn, hold in memory and read, from the configuration alone."""
 
-import sys
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
+import torch
 from typing_extensions import override
 
 from roi_lightning.cli import fit_in
@@ -16,7 +16,7 @@ from roi_lightning.learning.memory_plan import Planner, Step
 from roi_lightning.learning.optim import check_trainer, count_micro_batches
 from roi_lightning.masks.layer_patterns import is_mixed
 from roi_lightning.utils.atomic_io import check_writable, write_json
-from roi_lightning.utils.devices import choose_device
+from roi_lightning.utils.devices import choose_device, peak_memory
 from roi_lightning.utils.tables import print_table
 from roi_lightning.utils.third_party import plain_errors, silence_warnings
 
@@ -89,9 +89,9 @@ def make_plan(args: Sequence[str]) -> dict[str, Any]:
         args: As given to `fit`, without the command's name.
 
     Returns:
-        `prunable`, `logits`, `bytes` by part (on a device that holds everything; `process` where the system tells
-        this process's peak memory), `spread` (bytes that each device keeps of both models, logits, gradients and
-        optimizer states where they are sharded, else None), `tokens`, `steps`, `validate_every_steps` (None if
+        `prunable`, `logits`, `bytes` by part (on a device that holds everything; `process` with this process's
+        peak memory), `spread` (bytes that each device keeps of both models, logits, gradients and optimizer states
+        where they are sharded, else None), `tokens`, `steps`, `validate_every_steps` (None if
         validation is not counted in micro-batches or steps), and what they were derived from.
 
     Raises:
@@ -131,10 +131,9 @@ def _count(planner: Planner, step: Step, trainer: Any) -> dict[str, Any]:
     windows = step.accumulate * step.batch_size * ranks
     every = trainer.val_check_interval
     sizes = planner.sizes(step)
-    if (resident := _max_resident()) is not None:
-        # A CPU's allocator rarely gives back what one part had before another needs memory. Besides, this process has
-        # loaded what a run loads, and nothing large.
-        sizes["process"] = sum(sizes.values()) - sizes["total"] + resident
+    # A CPU's allocator rarely gives back what one part had before another needs memory. Besides, this process has
+    # loaded what a run loads, and nothing large.
+    sizes["process"] = sum(sizes.values()) - sizes["total"] + peak_memory(torch.device("cpu"))
     return {
         "model": planner.learner.source.spec,
         "pattern": str(planner.chosen.pattern),
@@ -154,24 +153,10 @@ def _count(planner: Planner, step: Step, trainer: Any) -> dict[str, Any]:
     }
 
 
-def _kept_words(plan: dict[str, Any]) -> str:
-    return f"{plan['kept']:,}, {plan['kept'] / plan['prunable']:.1%}, mixed patterns"
-
-
 def _is_sharded(strategy: Any) -> bool:
     """Whether a setting names the strategy that shards a model over devices."""
     module, _, name = getattr(strategy, "class_path", "").rpartition(".")
     return bool(module) and issubclass(getattr(import_module(module), name), FSDP2Strategy)
-
-
-def _max_resident() -> int | None:
-    """The peak memory of this process so far, in bytes; None on Windows."""
-    try:
-        import resource
-    except ImportError:
-        return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak << 10
 
 
 def _ranks(trainer: Any) -> int:
@@ -196,9 +181,10 @@ def show_plan(plan: dict[str, Any], learner: MaskLearningModule) -> None:
         learner: Of the plan.
     """
     learns, kept = learner.learns, ", kept for the backward pass" if learner.differentiates else ""
+    share = f"{plan['kept']:,}, {plan['kept'] / plan['prunable']:.1%}, mixed patterns"
     rows: list[list[str] | None] = [
         ["prunable weights", f"{plan['prunable']:,} in {plan['layers']} layers"],
-        *([["of them kept", _kept_words(plan)]] if is_mixed(plan["pattern"]) else []),
+        *([["of them kept", share]] if is_mixed(plan["pattern"]) else []),
         [f"{learns} to learn", f"{plan['logits']:,}"],
         None,
         *(

@@ -10,6 +10,7 @@ from numbers import Real
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
+from unittest.mock import patch
 
 import yaml
 from transformers.modeling_utils import PreTrainedModel
@@ -187,12 +188,8 @@ def _seeded() -> Iterator[None]:
     import torch
     from lightning.pytorch.utilities.seed import isolate_rng
 
-    before, datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = datasets.config.HF_UPDATE_DOWNLOAD_COUNTS, False
-    with isolate_rng():
+    with isolate_rng(), patch.object(datasets.config, "HF_UPDATE_DOWNLOAD_COUNTS", False):
         random.seed(_SEED)
         np.random.seed(_OTHER_SEED)  # noqa: NPY002 - the one that the harness seeds
         torch.manual_seed(_OTHER_SEED)
-        try:
-            yield
-        finally:
-            datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = before
+        yield

@@ -153,24 +153,6 @@ class Cut:
         return text if self.bos is None else torch.cat([torch.full_like(text[:, :1], self.bos), text], 1)
 
 
-def window_perplexity(
-    lm: PreTrainedModel, windows: Tensor, batch_size: int = 1, labels: Tensor | None = None
-) -> float:
-    """Token perplexity of windows of equal length.
-
-    Args:
-        lm: The model, in whatever mode its layers are.
-        windows: [count, seq_len] token ids; the first token of each window is context only.
-        batch_size: Windows per forward pass.
-        labels: Like `windows`, -100 where a token does not count; None where all do.
-
-    Returns:
-        As `token_perplexity`.
-    """
-    pieces = None if labels is None else labels.split(batch_size)
-    return token_perplexity(lm, windows.split(batch_size), pieces)
-
-
 def token_perplexity(
     lm: PreTrainedModel, batches: Iterable[Tensor], labels: Iterable[Tensor | None] | None = None
 ) -> float:

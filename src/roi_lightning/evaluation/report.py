@@ -11,12 +11,12 @@ from roi_lightning.evaluation.config import PROTOCOL_2048, WORDS
 from roi_lightning.evaluation.run import Evaluation
 
 
-def as_json(evaluation: Evaluation, **settings: str) -> dict[str, Any]:
+def as_json(evaluation: Evaluation, device: str) -> dict[str, Any]:
     """The results and how they were measured; numbers that JSON does not have are spelled ("inf", "nan").
 
     Args:
         evaluation: From `evaluate_models`.
-        settings: How the models were run.
+        device: Where the models ran.
     """
     harness = evaluation.harness
     described = {
@@ -32,7 +32,7 @@ def as_json(evaluation: Evaluation, **settings: str) -> dict[str, Any]:
         "roi_lightning": importlib.metadata.version("roi-lightning"),
         "lm_eval": importlib.metadata.version("lm_eval") if harness else None,
         "dense": evaluation.dense,
-        **settings,
+        "device": device,
     }
     content: dict[str, Any] = _spelled({"models": evaluation.results, "settings": described})
     return content

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -106,20 +107,8 @@ def _head_alone(lm: PreTrainedModel, input_ids: Tensor) -> Iterator[Any]:
         # A model without a body of its own gives everything, each time.
         return logits[wanted] if held.output is None else logits[0]
 
-    with nullcontext() if body is lm else _replaced_forward(body, held):
+    with nullcontext() if body is lm else patch.object(body, "forward", held):
         yield logits_at
-
-
-@contextmanager
-def _replaced_forward(module: nn.Module, forward: Any) -> Iterator[None]:
-    before = vars(module).get("forward")
-    module.forward = forward
-    try:
-        yield
-    finally:
-        del module.forward
-        if before is not None:
-            module.forward = before
 
 
 def _body(lm: PreTrainedModel) -> nn.Module:

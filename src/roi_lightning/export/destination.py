@@ -38,7 +38,7 @@ def check_destination(
     free = shutil.disk_usage(parent).free
     if needed_bytes is not None and free < needed_bytes * _MARGIN:
         raise UserError(
-            f"{str(out)!r} needs {_gigabytes(needed_bytes * _MARGIN)} and {_gigabytes(free)} are free; "
+            f"{str(out)!r} needs {needed_bytes * _MARGIN / 1e9:.2f} GB and {free / 1e9:.2f} GB are free; "
             "make room or choose another --out"
         )
 
@@ -87,7 +87,3 @@ def _require_nothing_else(out: Path) -> dict[str, Any]:
             "roi_lightning; move that away or choose another --out"
         )
     return sidecar
-
-
-def _gigabytes(size: float) -> str:
-    return f"{size / 1e9:.2f} GB"

@@ -32,7 +32,6 @@ from roi_lightning.learning.optim import (
     check_finite_so_far,
     check_finite_step,
     check_optimizer,
-    check_sharded_optimizer,
     check_trainer,
     decay_to,
     keep_configured,
@@ -251,7 +250,7 @@ class MaskLearningModule(pl.LightningModule, ABC):
         """
         self.check_settings()
         if isinstance(trainer.strategy, ModelParallelStrategy):
-            check_sharded_optimizer(self.optimizer)
+            check_optimizer(self.optimizer, sharded=True)
         lm = meta_language_model(load_config(self.source, self.trust_remote_code), self.trust_remote_code)
         chosen = self.choose(lm)
         list(pruned_tensors(chosen.pruned, chosen.pattern, lm, lm))

@@ -50,7 +50,8 @@ class Compiler:
             return
         self._tried = True
         device = next(models[0].parameters()).device
-        if self.choice == "none" or (self.choice == "auto" and not _is_worth_it(device)):
+        worth_it = device.type == "cuda" and find_spec("triton") is not None
+        if self.choice == "none" or (self.choice == "auto" and not worth_it):
             return
         blocks = [block for lm in models for block in lm.get_submodule(decoder_blocks(lm)).children()]
         failure = self._failure(blocks, attempt)
@@ -80,10 +81,6 @@ class Compiler:
             except Exception as error:  # whatever a compiler may fail with
                 return reason(error)
         return None
-
-
-def _is_worth_it(device: torch.device) -> bool:
-    return device.type == "cuda" and find_spec("triton") is not None
 
 
 def _on_all_ranks(worked: bool, device: torch.device) -> bool:

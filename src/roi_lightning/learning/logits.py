@@ -12,6 +12,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Final
 
 import torch
+import torch.distributed as dist
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
@@ -28,7 +29,7 @@ from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.fingerprint import check_masks_fit
 from roi_lightning.samplers import Sampler
 from roi_lightning.samplers.noise import noise_key
-from roi_lightning.utils.dtensor import copy_from_first_rank, distribute_like, from_first_rank
+from roi_lightning.utils.dtensor import distribute_like, from_first_rank
 
 if TYPE_CHECKING:
     from roi_lightning.oneshot import Activations, OneShotMethod
@@ -152,7 +153,7 @@ class LogitStart:
         sharded = module.device_mesh is not None
         measured = self.prior in MEASURED_PRIORS
         if self.prior != "none":
-            module.prior_masks = dict(from_first_rank(self._packed(module), all_make=sharded or not measured))
+            module.prior_masks = dict(from_first_rank(self._masks(module), all_make=sharded or not measured))
         for tensor in module.tensors.values():
             logits = tensor.learned["logits"]
             mask = tensor.mask(module.prior_masks) if module.prior_masks else None
@@ -160,20 +161,15 @@ class LogitStart:
             own = sampler.initial_logits(start, mask, self.prior_strength, tensor.pattern)
             with torch.no_grad():
                 logits.copy_(distribute_like(own, logits))
-            if not sharded:
-                copy_from_first_rank(logits.detach())
+            if dist.is_initialized() and not sharded:
+                dist.broadcast(logits.detach(), src=0)
 
     def _random(self, seed: int, tensor: PrunedTensor) -> Tensor:
         # Drawn on the CPU, so that every device starts from the same values.
         generator = torch.Generator().manual_seed(noise_key(seed, -1, tensor.name)[0] & 0xFFFFFFFF)
         return torch.randn(tensor.learned["logits"].shape, generator=generator).mul_(self.init_std)
 
-    def _packed(self, module: MaskLearningModule) -> Iterator[tuple[str, LayerMask]]:
-        layers = module.layers
-        for name, mask in self._masks(module):
-            yield name, LayerMask.from_rows(mask, layers[name].transposed)
-
-    def _masks(self, module: MaskLearningModule) -> Iterator[tuple[str, Tensor]]:
+    def _masks(self, module: MaskLearningModule) -> Iterator[tuple[str, LayerMask]]:
         if self.prior not in NAMED_PRIORS:
             yield from self._file_masks(module)
             return
@@ -183,11 +179,11 @@ class LogitStart:
         calibration = None
         if self.prior in MEASURED_PRIORS:
             calibration = Calibration(self._text(module.trainer), activations, module.device)
-        teacher, _ = module.models()
-        for name, result in prune_layers(teacher, module.layers, method, module.pattern, calibration):
-            yield name, result.mask
+        teacher, layers = module.models()[0], module.layers
+        for name, result in prune_layers(teacher, layers, method, module.pattern, calibration):
+            yield name, LayerMask.from_rows(result.mask, layers[name].transposed)
 
-    def _file_masks(self, module: MaskLearningModule) -> Iterator[tuple[str, Tensor]]:
+    def _file_masks(self, module: MaskLearningModule) -> Iterator[tuple[str, LayerMask]]:
         masks = MaskSet.load(user_path(self.prior))
         check_masks_fit(module.source, masks)
         for name, stored in module.stored_weights.items():
@@ -199,7 +195,7 @@ class LogitStart:
                     f"the prior's mask file has {stored!r} at {own} and the run at {wanted}; give the patterns it "
                     "was made with or another mask"
                 )
-            yield name, masks.layers[stored].to_rows()
+            yield name, masks.layers[stored]
 
     def _text(self, trainer: Trainer) -> Tensor:
         """The first training windows."""

@@ -10,9 +10,9 @@ backward pass too.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import cache
 from typing import Any, Final
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -105,20 +105,10 @@ def next_token_logits(lm: PreTrainedModel, input_ids: Tensor) -> Tensor:
         lm: Any causal language model.
         input_ids: [batch, seq_len] token ids.
     """
-    with _one_text_per_window():
+    # Or transformers would ask, in every pass, whether positions begin anew in a window: a GPU is waited for.
+    with patch.object(masking_utils, "find_packed_sequence_indices", lambda position_ids: None, create=True):
         logits: Tensor = lm(input_ids=input_ids, use_cache=False).logits
     return logits.flatten(0, 1)
-
-
-@contextmanager
-def _one_text_per_window() -> Iterator[None]:
-    """Keep transformers from asking, in every pass, whether positions begin anew in a window: a GPU is waited for."""
-    asks = getattr(masking_utils, "find_packed_sequence_indices", None)
-    masking_utils.find_packed_sequence_indices = lambda position_ids: None
-    try:
-        yield
-    finally:
-        masking_utils.find_packed_sequence_indices = asks  # type: ignore[assignment]
 
 
 def nll_sum(logits: Tensor, labels: Tensor, weights: Tensor | None = None, compiled: bool = False) -> Tensor:

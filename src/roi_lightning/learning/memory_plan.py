@@ -82,8 +82,14 @@ class Planner:
 
     @cached_property
     def state_bytes(self) -> float:
-        """Bytes of optimizer state per learned parameter."""
-        return state_bytes(self.learner.optimizer)
+        """Bytes of optimizer state per learned parameter, seen by taking one step on a tensor of zeros."""
+        probe = torch.nn.Parameter(torch.zeros(_PROBE))
+        probe.grad = torch.zeros_like(probe)
+        made = self.learner.optimizer([probe])
+        with torch.compiler.set_stance("force_eager"):
+            made.step()
+        held = (value for value in made.state[probe].values() if isinstance(value, Tensor) and value.ndim)
+        return sum(map(_bytes, held)) / probe.numel()
 
     def held(self, sharded: bool) -> int:
         """Bytes that stay from step to step: both models, what is learned, its gradients and its optimizer states.
@@ -130,21 +136,6 @@ def _dtype(learner: MaskLearningModule, config: Any, device: torch.device | None
     if learner.source.kind == "gguf":
         stored = getattr(torch, GGUF_DTYPE)
     return stored if device is None else compute_dtype(stored, device)
-
-
-def state_bytes(optimizer: Any) -> float:
-    """Bytes of state per parameter, seen by taking one step on a tensor of zeros.
-
-    Args:
-        optimizer: Makes an optimizer of a list of parameters.
-    """
-    probe = torch.nn.Parameter(torch.zeros(_PROBE))
-    probe.grad = torch.zeros_like(probe)
-    made = optimizer([probe])
-    with torch.compiler.set_stance("force_eager"):
-        made.step()
-    held = (value for value in made.state[probe].values() if isinstance(value, Tensor) and value.ndim)
-    return sum(map(_bytes, held)) / probe.numel()
 
 
 def _bytes(tensor: Any) -> int:

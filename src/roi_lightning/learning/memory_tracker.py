@@ -5,10 +5,9 @@ training is. What is alive at any moment is counted storage by storage.
 """
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
+from unittest.mock import patch
 from weakref import finalize
 
 import torch
@@ -56,13 +55,6 @@ class LiveBytes(TorchDispatchMode):
         self.peak = max(self.peak, self._now.total())
         self.peaks[kind] = max(self.peaks[kind], self._now[kind])
 
-    def _kind(self, tensor: Tensor) -> str | None:
-        known = self._known.get(id(tensor.untyped_storage()))
-        return known and known[0]
-
-    def _new_kind(self, tensor: Tensor) -> str:
-        return "loss" if tensor.ndim and tensor.shape[-1] == self._vocabulary else "activations"
-
     def _forget(self, key: int) -> None:
         kind, size = self._known.pop(key)
         self._now[kind] -= size
@@ -71,8 +63,9 @@ class LiveBytes(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(out):
-            if isinstance(leaf, Tensor) and self._kind(leaf) is None:
-                self.count(leaf, self._new_kind(leaf))
+            if isinstance(leaf, Tensor) and id(leaf.untyped_storage()) not in self._known:
+                is_loss = leaf.ndim and leaf.shape[-1] == self._vocabulary
+                self.count(leaf, "loss" if is_loss else "activations")
         return out
 
 
@@ -115,22 +108,13 @@ def step_bytes(
                 take(tensor.student)
             tensor.student.register_post_accumulate_grad_hook(take)
         input_ids = torch.zeros(windows, dtype=torch.long)
-        with live, _shapes_of_grouped_products(), torch.set_grad_enabled(learner.differentiates):
+        # Experts use a product of transformers: torch's knows its shape without storage in bfloat16 only.
+        known = patch.object(moe, "_can_use_grouped_mm", lambda *_: False)
+        with live, known, torch.set_grad_enabled(learner.differentiates):
             loss, _ = objective(student, teacher, input_ids, learner.distillation)
             if learner.differentiates:
                 loss.backward()
     return live
-
-
-@contextmanager
-def _shapes_of_grouped_products() -> Iterator[None]:
-    """Have experts use a product of transformers: torch's knows its shape without storage in bfloat16 only."""
-    before = moe._can_use_grouped_mm
-    moe._can_use_grouped_mm = lambda *_: False
-    try:
-        yield
-    finally:
-        moe._can_use_grouped_mm = before
 
 
 def _take_gradient(live: LiveBytes, tensor: PrunedTensor, parameter: Tensor) -> None:

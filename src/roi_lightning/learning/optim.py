@@ -126,37 +126,26 @@ def count_micro_batches(settings: Any, given: Any, data: CalibrationDataModule |
         )
 
 
-def check_optimizer(make: OptimizerCallable) -> None:
-    """Refuse an optimizer that can't be made or has no learning rate.
+def check_optimizer(make: OptimizerCallable, sharded: bool = False) -> None:
+    """Refuse an optimizer that can't be made, has no learning rate, or whose states can't be sharded.
 
     Args:
         make: Makes the optimizer of a list of parameters.
+        sharded: Whether its states are to be.
 
     Raises:
-        UserError: Naming the value.
+        UserError: Naming the value, or the optimizer and the remedy.
     """
     try:
-        groups = make([torch.nn.Parameter(torch.zeros(1))]).param_groups
+        optimizer = make([torch.nn.Parameter(torch.zeros(1))])
     except (TypeError, ValueError, RuntimeError) as error:
         raise UserError(f"model.optimizer can't be made: {error}; give another value") from error
-    for group in groups:
+    for group in optimizer.param_groups:
         if not 0 < group["lr"] < math.inf:
             raise UserError(f"model.optimizer has lr {group['lr']}; it must be a positive number")
-
-
-def check_sharded_optimizer(make: OptimizerCallable) -> None:
-    """Refuse an optimizer whose states can't be sharded.
-
-    Args:
-        make: Makes the optimizer of a list of parameters.
-
-    Raises:
-        UserError: Naming the optimizer and the remedy.
-    """
-    optimizer = type(make([torch.nn.Parameter(torch.zeros(1))]))
-    if optimizer.__module__.startswith("torchao"):
+    if sharded and type(optimizer).__module__.startswith("torchao"):
         raise UserError(
-            f"{optimizer.__name__} keeps states in 8 bits, which can't be written as shards; leave "
+            f"{type(optimizer).__name__} keeps states in 8 bits, which can't be written as shards; leave "
             "overlays/adamw8bit.yaml out: AdamW's states are small once they are sharded"
         )
 

@@ -42,16 +42,6 @@ class LayerMask:
             raise UserError(f"a packed mask of [{rows}, {columns}] has bits past its last input")
 
     @classmethod
-    def from_bool(cls, mask: Tensor, transposed: bool = False) -> Self:
-        """Pack a mask.
-
-        Args:
-            mask: Boolean, in the orientation of the tensor on disk: [out, in], or [in, out] if transposed.
-            transposed: See the class.
-        """
-        return cls.from_rows(mask.T if transposed else mask, transposed)
-
-    @classmethod
     def from_rows(cls, mask: Tensor, transposed: bool = False) -> Self:
         """Pack a boolean mask [out, in], whatever the orientation of the tensor on disk."""
         rows = mask.detach().cpu().numpy()

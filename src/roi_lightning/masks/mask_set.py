@@ -22,8 +22,6 @@ from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.utils.atomic_io import written_aside
 from roi_lightning.utils.checksummed import read_checksummed, write_checksummed
 
-__all__ = ["MASK_FILE", "BaseModel", "LayerMask", "MaskSet", "Overlap"]
-
 MASK_FILE: Final = "roi_mask.safetensors"
 _REMEDY: Final = "give an intact mask file of this version"
 _HEADER: Final = {
@@ -108,17 +106,14 @@ class MaskSet:
         if self.layers.keys() != self.base.sha256.keys():
             raise UserError("the masked layers are not the ones that have a hash of the base tensor")
         if isinstance(self.pattern, LayerPatterns):
-            self._check_patterns(self.pattern)
+            pruned = {name for name, pattern in self.pattern.by_glob.items() if pattern is not None}
+            if pruned != self.layers.keys() or self.pattern.by_glob.keys() - pruned != self.dense.keys():
+                raise UserError("the layers with a pattern are not the masked ones and those left dense")
         for name, layer in self.layers.items():
             pattern = self.pattern.of(name)
             pattern.check(layer.shape[1], name)
             if not pattern.holds(layer.to_bool(), dim=0 if layer.transposed else 1):
                 raise UserError(f"{name} has a group that does not keep exactly {pattern} weights")
-
-    def _check_patterns(self, patterns: LayerPatterns) -> None:
-        pruned = {name for name, pattern in patterns.by_glob.items() if pattern is not None}
-        if pruned != self.layers.keys() or patterns.by_glob.keys() - pruned != self.dense.keys():
-            raise UserError("the layers with a pattern are not the masked ones and those left dense")
 
     def overlap(self, other: "MaskSet") -> Overlap:
         """Compare with another mask of the same layers.

@@ -70,9 +70,6 @@ class _PruningRun:
     dtypes: Mapping[str, torch.dtype]
     idle: list[str] = field(default_factory=list)
 
-    def observers(self) -> ObserverGroup:
-        return ObserverGroup(self.method.observer, self.calibration.device)
-
     def is_idle(self, name: str, inputs: InputObserver) -> bool:
         """Whether a layer belongs to an expert that received no token."""
         return self.layers[name].expert is not None and not inputs.tokens
@@ -181,7 +178,7 @@ def _prune_block(
     layers = _inside(run.layers, blocks.prefix(index))
     sequential = run.calibration.activations == "sequential"
     with blocks.on_device(index):
-        observers = run.observers()
+        observers = ObserverGroup(run.method.observer, run.calibration.device)
         with observers.observing(run.lm, layers):
             blocks.run(index, keep=not sequential)
         inputs = {name: observers.of(name, layer) for name, layer in layers.items()}

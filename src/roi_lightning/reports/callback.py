@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from roi_lightning.data import CalibrationDataModule
 from roi_lightning.learning.base import MaskLearningModule
-from roi_lightning.learning.callbacks.write_masks import FinishCallback
+from roi_lightning.learning.callbacks.write_masks import FinishCallback, text_facts
 from roi_lightning.learning.run_folder import BEFORE, PAGE, REPORT, run_folder
 from roi_lightning.masks.layer_mask import LayerMask
 from roi_lightning.utils.atomic_io import write_json
@@ -65,11 +65,7 @@ class Report(FinishCallback):
 
 
 def _facts(module: MaskLearningModule, trainer: Trainer, before: str) -> dict[str, Any]:
-    data, device = trainer.datamodule, trainer.strategy.root_device  # type: ignore[attr-defined]
-    text = {}
-    if isinstance(data, CalibrationDataModule):
-        windows = data.batch_size * trainer.accumulate_grad_batches * trainer.world_size
-        text = data.facts(trainer.global_step * windows)
+    device = trainer.strategy.root_device
     return {
         "model": module.source.spec,
         "learner": type(module).__name__,
@@ -82,7 +78,7 @@ def _facts(module: MaskLearningModule, trainer: Trainer, before: str) -> dict[st
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
         "devices": trainer.world_size,
         "settings": module.run_recipe,
-        **text,
+        **text_facts(trainer, trainer.global_step),
     }
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.samplers.base import Draw, Kernel
-from roi_lightning.utils.cpp_extension import Build, FastPath, load, share_out
+from roi_lightning.utils.cpp_extension import Build, FastPath, load, openmp, threads_for
 
 kernels = FastPath("the samplers' C++ kernels can't be compiled here", logging.INFO)
 SOURCES: Final = Path(__file__).with_name("cpp")
@@ -80,7 +80,7 @@ def library(build: Build) -> ctypes.CDLL | None:
 
 
 def run(function: "ctypes._NamedFuncPointer", tensors: tuple[Tensor, ...], draw: _Draw) -> None:
-    """Call a kernel on all groups, in as many threads as torch uses.
+    """Call a kernel on all groups, in as many threads as torch uses; in this one alone if torch has no OpenMP.
 
     Args:
         function: Of a library; takes the tensors' addresses, the first group, the one after the last, the draw,
@@ -90,9 +90,5 @@ def run(function: "ctypes._NamedFuncPointer", tensors: tuple[Tensor, ...], draw:
     """
     assert all(tensor.is_contiguous() for tensor in tensors)
     addresses = [ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors]
-
-    def work(start: int, end: int, openmp: int, threads: int) -> None:
-        shared = ctypes.byref(draw), ctypes.c_void_p(openmp), threads
-        function(*addresses, ctypes.c_int64(start), ctypes.c_int64(end), *shared)
-
-    share_out(work, draw.groups, _MIN_GROUPS)
+    groups, threads = (ctypes.c_int64(0), ctypes.c_int64(draw.groups)), threads_for(draw.groups, _MIN_GROUPS)
+    function(*addresses, *groups, ctypes.byref(draw), ctypes.c_void_p(openmp()), threads)

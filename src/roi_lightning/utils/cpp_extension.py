@@ -33,8 +33,6 @@ _FLAGS: Final = ("-std=gnu++17", *_SPEED, "-fPIC", "-shared")
 _TUNED: Final = (("-march=native", "-ffp-contract=fast"), ("-mcpu=native", "-ffp-contract=fast"), ())
 _PATIENCE: Final = 300  # seconds for the compiler
 
-# Called with the first index, the one after the last, OpenMP's entry point or 0, and the number of threads.
-Work = Callable[[int, int, int, int], object]
 _log: Final = logging.getLogger(__name__)
 
 
@@ -70,18 +68,6 @@ def load(build: Build) -> ctypes.CDLL:
         with written_aside(file) as partial:
             _compile(compiler, build, partial)
     return ctypes.CDLL(str(file))
-
-
-def share_out(work: Work, count: int, least: int) -> None:
-    """Run a loop of `count` iterations in torch's own OpenMP threads; in this one if torch has none.
-
-    Args:
-        work: Splits the loop itself.
-        count: Iterations.
-        least: The fewest iterations that are worth another thread.
-    """
-    entry = openmp()
-    work(0, count, entry, threads_for(count, least) if entry else 1)
 
 
 def threads_for(count: int, least: int, available: int | None = None) -> int:

@@ -82,9 +82,3 @@ def from_first_rank(items: Iterator[_T], all_make: bool) -> Iterator[_T]:
         if box[0] is None:
             return
         yield box[0]
-
-
-def copy_from_first_rank(tensor: Tensor) -> None:
-    """Overwrite a tensor that every rank has in full with the first rank's; nothing without ranks."""
-    if dist.is_initialized():
-        dist.broadcast(tensor, src=0)

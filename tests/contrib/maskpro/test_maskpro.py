@@ -12,12 +12,11 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
-from helpers.lab import GOING_ON, QUICK_TRAINER, brute_top, fit, make_lab, run, whole_and_resumed
+from helpers.lab import GOING_ON, brute_top, make_lab, run, whole_and_resumed
 from helpers.tiny_models import tiny_gpt2, tiny_llama, tiny_qwen2
 from roi_lightning.contrib.maskpro import MaskProModule
 from roi_lightning.errors import UserError
 from roi_lightning.evaluation.perplexity import token_perplexity
-from roi_lightning.learning.trainer import RoITrainer
 from roi_lightning.masks.layer_mask import LayerMask
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.models.source import SIDECAR
@@ -33,16 +32,10 @@ def sgd(rate):
     return partial(torch.optim.SGD, lr=rate)
 
 
-def learn(
-    lab, steps, model=None, callbacks=(), trainer=None, data=None, ckpt_path=None, flags=None, **options
-):
+def learn(lab, steps, *args, **options):
     """Fit without the command line; the learner."""
     settings = {"optimizer": sgd(RATE), "lr_end": RATE, "prior": "magnitude", "dtype": "float32"} | options
-    learner = MaskProModule(str(model or lab.model), **settings)
-    plain = {"max_steps": steps, "callbacks": list(callbacks), "default_root_dir": str(lab.folder)}
-    fitter = RoITrainer(**QUICK_TRAINER | plain | (trainer or {}))
-    fit(fitter, learner, data or lab.data(), ckpt_path=ckpt_path, **(flags or {}))
-    return learner
+    return lab.learn(steps, *args, kind=MaskProModule, **settings)[0]
 
 
 class Watch(Callback):
@@ -181,7 +174,7 @@ def test_a_checkpoint_of_another_learner_of_logits_is_refused(lab):
     saves = ModelCheckpoint(lab.folder / "roi", "{step}", every_n_train_steps=1)
     lab.learn(1, callbacks=[saves], trainer={"enable_checkpointing": True})
     with pytest.raises(UserError, match="of another learner; give one of a run of MaskProModule"):
-        learn(lab, 2, ckpt_path=saves.best_model_path, flags={"allow_changed_settings": True})
+        learn(lab, 2, ckpt_path=saves.best_model_path, allow_changed_settings=True)
 
 
 def test_a_run_with_the_overlay_ends_in_a_verified_export(lab):

@@ -10,13 +10,12 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
-from helpers.lab import QUICK_TRAINER, Batches, brute_top, fit, make_lab, oriented, run, whole_and_resumed
+from helpers.lab import Batches, brute_top, make_lab, oriented, run, whole_and_resumed
 from helpers.tiny_models import tiny_gpt2, tiny_qwen2
 from roi_lightning.cli.lightning import build
 from roi_lightning.contrib.proxsparse import ProxSparseModule
 from roi_lightning.errors import UserError
 from roi_lightning.learning.callbacks import SparseExport
-from roi_lightning.learning.trainer import RoITrainer
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.models.source import SIDECAR
 
@@ -25,15 +24,11 @@ RATE, STRENGTH = 1e-3, 4.0
 OVERLAY = ["--config", "overlays/proxsparse.yaml"]
 
 
-def learn(lab, steps, model=None, callbacks=(), trainer=None, ckpt_path=None, **options):
+def learn(lab, steps, *args, **options):
     """Fit without the command line; the learner and its trainer."""
     optimizer = partial(torch.optim.AdamW, lr=RATE, weight_decay=0.0)
     settings = {"optimizer": optimizer, "lr_end": RATE / 10, "strength": STRENGTH} | options
-    learner = ProxSparseModule(str(model or lab.model), **settings)
-    plain = {"max_steps": steps, "callbacks": list(callbacks), "default_root_dir": str(lab.folder)}
-    fitter = RoITrainer(**QUICK_TRAINER | plain | (trainer or {}))
-    fit(fitter, learner, lab.data(), ckpt_path=ckpt_path)
-    return learner, fitter
+    return lab.learn(steps, *args, kind=ProxSparseModule, **settings)
 
 
 def slow_prox(weight, strength):

@@ -11,12 +11,11 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
 from helpers.directories import export_of
-from helpers.lab import QUICK_TRAINER, Batches, fit, make_lab, run, whole_and_resumed
+from helpers.lab import Batches, make_lab, run, whole_and_resumed
 from helpers.tiny_models import tiny_gpt2, tiny_qwen2
 from roi_lightning.contrib.recover import RecoveryModule
 from roi_lightning.errors import UserError
 from roi_lightning.learning.callbacks import SparseExport
-from roi_lightning.learning.trainer import RoITrainer
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.models.source import SIDECAR
 
@@ -30,14 +29,12 @@ def pruned(lab, builder=tiny_qwen2, **options):
     return source.path, export
 
 
-def recover(lab, export, steps, callbacks=(), trainer=None, ckpt_path=None, **options):
+def recover(lab, export, steps, callbacks=(), trainer=None, **options):
     """Fit without the command line; the learner."""
     optimizer = partial(torch.optim.AdamW, lr=RATE, weight_decay=DECAY)
-    learner = RecoveryModule(str(export), **{"optimizer": optimizer, "lr_end": RATE / 10} | options)
-    plain = {"max_steps": steps, "callbacks": list(callbacks), "default_root_dir": str(lab.folder)}
-    fitter = RoITrainer(**QUICK_TRAINER | plain | {"gradient_clip_val": CLIP} | (trainer or {}))
-    fit(fitter, learner, lab.data(), ckpt_path=ckpt_path)
-    return learner
+    settings = {"optimizer": optimizer, "lr_end": RATE / 10, "callbacks": callbacks} | options
+    clipped = {"gradient_clip_val": CLIP} | (trainer or {})
+    return lab.learn(steps, export, kind=RecoveryModule, trainer=clipped, **settings)[0]
 
 
 def reference(base, export, batches, parts, steps, distillation):

@@ -103,8 +103,7 @@ class PackedTensors:
         """Which weights of a masked tensor were kept."""
         packed = self.packed(name)
         kept = torch.zeros(packed.shape, dtype=torch.bool).scatter_(1, kept_inputs(packed), True)
-        transposed = self.layers[name]
-        return LayerMask.from_bool(kept.T if transposed else kept, transposed)
+        return LayerMask.from_rows(kept, self.layers[name])
 
 
 def packed_layers(shape: PreTrainedModel, stored: Iterable[str]) -> dict[str, str]:

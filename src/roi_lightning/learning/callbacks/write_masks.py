@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from roi_lightning.data import CalibrationDataModule
 from roi_lightning.errors import check_at_least, user_path
-from roi_lightning.export import check_destination, needed_bytes
+from roi_lightning.export import check_destination, needed_bytes, write_export
 from roi_lightning.learning.base import MaskLearningModule
 from roi_lightning.learning.recipe import callback_recipes, fingerprint, spelled
 from roi_lightning.learning.run_folder import EXPORT, MASK, MASKS, run_folder
@@ -165,11 +165,9 @@ def export_learned(
         "seed": learner.seed,
         **{name: spelled(value) for name, value in learner.settings().items()},
         **callback_recipes(trainer),
-        **_text_facts(trainer, steps, windows_per_step),
+        **text_facts(trainer, steps, windows_per_step),
         "fingerprint": fingerprint(learner.run_recipe),
     }
-    from roi_lightning.export import write_export
-
     return write_export(
         learner.base,
         learner.mask_set(masks, updates),
@@ -182,7 +180,8 @@ def export_learned(
     )
 
 
-def _text_facts(trainer: Trainer, steps: int, windows_per_step: int | None) -> dict[str, object]:
+def text_facts(trainer: Trainer, steps: int, windows_per_step: int | None = None) -> dict[str, object]:
+    """What a run has read after so many steps; of so many windows, if they are not those of this trainer."""
     data = trainer.datamodule  # type: ignore[attr-defined]
     if not isinstance(data, CalibrationDataModule):
         return {}
