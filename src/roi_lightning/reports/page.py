@@ -206,7 +206,9 @@ def read_run(folder: Path) -> Run:
         *(MaskSet.load(folder / name) if (folder / name).exists() else None for name in (BEFORE, MASK)),
     )
     if not (run.summary or run.facts or run.curves or run.learned):
-        raise UserError(f"{str(folder)!r} has nothing to report; give the folder of a run with the callback Report")
+        raise UserError(
+            f"{str(folder)!r} has nothing to report; give the folder of a run with the callback Report"
+        )
     return run
 
 
