@@ -46,8 +46,7 @@ def packed(kind, suffix, change, content=LONG):
     return text(f"c.{suffix}.{kind}", change(PACK[kind](content.encode())))
 
 
-EMPTY = io.BytesIO()
-parquet.write_table(pyarrow.table({"text": []}), EMPTY)
+parquet.write_table(pyarrow.table({"text": []}), EMPTY := io.BytesIO())
 NOISE = bytes(range(256)) * 40
 TABLE = {
     "a hub id, offline": (lambda bench: "nobody/nothing", fit, "cannot read 'nobody/nothing'"),
@@ -89,11 +88,7 @@ TABLE = {
         prune,
         r"column 'text' of .*c\.jsonl' is not text: 3;",
     ),
-    "an empty table": (
-        text("c.parquet", EMPTY.getvalue()),
-        fit,
-        r"c\.parquet' holds no text; check",
-    ),
+    "an empty table": (text("c.parquet", EMPTY.getvalue()), fit, r"c\.parquet' holds no text; check"),
     "invalid UTF-8 in a row": (text("c.jsonl", ROWS.encode() + b'{"text": "\xff\xfe"}\n'), prune, "to UTF-8"),
     **{
         f"a cut {kind}, streamed": (packed(kind, "txt", cut(0.5)), stream, rf"c\.txt\.{kind}")
