@@ -98,6 +98,7 @@ TABLE = {
     "5:4 unquoted": (yaml("model: {init_args: {pattern: 5:4}}\n"), fit, "pattern 5:4 is impossible"),
     # Numbers.
     "seq_len past the model": (overrides("--data.seq_len", "4096"), fit_with, "reads at most 128"),
+    "a TPU": (overrides("--trainer.accelerator", "tpu"), fit_with, "torch_xla.*; give another value"),
     "half a micro-batch": (
         overrides("--data.windows_per_step", "3", "--trainer.accumulate_grad_batches", "null"),
         fit_with,

@@ -13,6 +13,7 @@ from lightning.pytorch.plugins.environments import SLURMEnvironment
 
 from helpers.lab import make_lab
 from roi_lightning.cli.lightning import build
+from roi_lightning.errors import UserError
 from roi_lightning.export import verify_export
 from roi_lightning.learning.callbacks.interruption import STATUS
 
@@ -37,6 +38,12 @@ def test_every_task_knows_its_place(lab, node, monkeypatch):
     trainer = build(lab.quick(*spread("ddp"))).trainer
     assert isinstance(trainer.strategy.cluster_environment, SLURMEnvironment)
     assert (trainer.world_size, trainer.global_rank) == (2, node)
+
+
+def test_tasks_that_do_not_say_where_they_run_are_refused(lab, monkeypatch):
+    monkeypatch.setenv("SLURM_NTASKS", "2")
+    with pytest.raises(UserError, match=r"You set `--ntasks=2`.*give another value"):
+        build(lab.quick())
 
 
 def free_job(after):

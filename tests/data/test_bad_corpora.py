@@ -2,11 +2,14 @@
 
 import bz2
 import gzip
+import io
 import json
 import lzma
 import random
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from helpers.refusals import assert_refused, cut, make_bench, rows, text
 from roi_lightning.data.files import zstd
@@ -43,6 +46,7 @@ def packed(kind, suffix, change, content=LONG):
     return text(f"c.{suffix}.{kind}", change(PACK[kind](content.encode())))
 
 
+parquet.write_table(pyarrow.table({"text": []}), EMPTY := io.BytesIO())
 NOISE = bytes(range(256)) * 40
 TABLE = {
     "a hub id, offline": (lambda bench: "nobody/nothing", fit, "cannot read 'nobody/nothing'"),
@@ -82,13 +86,14 @@ TABLE = {
     "a broken row far down, streamed": (
         text("c.jsonl", "".join(ROWS.splitlines(True)[:99]) + '{"text": "the ca\n' + ROWS),
         stream,
-        r"c\.jsonl' .Invalid control character",
+        r"c\.jsonl' .Invalid control character at: .*the ca",
     ),
     "a row that is no text far down": (
         text("c.jsonl", ROWS * 20 + '{"text": 3}\n'),
         prune,
-        r"column 'text' of .*c\.jsonl' is not text",
+        r"column 'text' of .*c\.jsonl' is not text: 3;",
     ),
+    "an empty table": (text("c.parquet", EMPTY.getvalue()), fit, r"c\.parquet' holds no text; check"),
     "invalid UTF-8 in a row": (text("c.jsonl", ROWS.encode() + b'{"text": "\xff\xfe"}\n'), prune, "to UTF-8"),
     **{
         f"a cut {kind}, streamed": (packed(kind, "txt", cut(0.5)), stream, rf"c\.txt\.{kind}")

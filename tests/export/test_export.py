@@ -87,7 +87,7 @@ def test_only_the_base_model_s_own_companions_come_along(tmp_path):
     base = tiny_qwen2(tmp_path / "base")
     copied = ["LICENSE", "NOTICE.txt", "chat_template.jinja", "merges.txt"]
     copied += ["additional_chat_templates/t.jinja"]
-    left = ["pytorch_model.bin", "optimizer.pt", "pytorch_model.bin.index.json"]
+    left = ["pytorch_model.bin", "optimizer.pt", "pytorch_model.bin.index.json", "._config.json"]
     written = ["README.md", "roi_sparsity.json"]
     for name in [*copied, *left, *written]:
         (base / name).parent.mkdir(exist_ok=True)

@@ -224,6 +224,11 @@ TABLE = {
         prune,
         "its weights are packed.*give the unquantised",
     ),
+    "packed weights that the configuration knows nothing of": (
+        weights(lambda tensors: tensors | {Q: tensors[Q].to(torch.float8_e4m3fn)}),
+        fit,
+        "q_proj.weight as F8_E4M3: its weights are packed.*give the unquantised",
+    ),
     # Weights.
     "no weights": (changed("model.safetensors", removed), fit, "holds no model.safetensors"),
     "only pickled weights, applied": (pickled, apply, "only safetensors are read"),

@@ -111,7 +111,7 @@ class Piece(NamedTuple):
 def cut_file(file: Path, column: str) -> list[Piece]:
     """Look at what a file holds, and cut it into pieces: lines into about 8 MiB, unless they are packed.
 
-    A line belongs to the piece in which it starts. A blank file has no pieces.
+    A line belongs to the piece in which it starts. A blank file or an empty table has none.
 
     Raises:
         UserError: If it can't be read, holds nothing that is known, or is a table without the column.
@@ -128,8 +128,10 @@ def cut_file(file: Path, column: str) -> list[Piece]:
         pieces = [Piece(str(file.resolve()), kind, *edge, stamp) for edge in pairwise(edges)]
         stream.seek(0)
         if kind == "table":
-            require_column(column, ParquetFile(stream).schema_arrow.names, str(file))
-        elif kind != "text":
+            table = ParquetFile(stream)
+            require_column(column, table.schema_arrow.names, str(file))
+            return pieces if table.metadata.num_rows else []
+        if kind != "text":
             keys = chain.from_iterable(islice(_objects(stream, pieces[0]), _OBJECTS_ASKED))
             require_column(column, list(dict.fromkeys(keys)), str(file))
     return pieces
@@ -169,7 +171,7 @@ def text_document(text: object, column: str, source: str) -> str | None:
         UserError: If it is no text.
     """
     if not isinstance(text, str | None):
-        raise UserError(f"column {column!r} of {source!r} is not text; choose another text_field")
+        raise UserError(f"column {column!r} of {source!r} is not text: {text!r:.40}; name another text_field")
     return None if text is None else whole(text)
 
 
@@ -194,7 +196,10 @@ def readable(what: str, remedy: str = "check the file") -> Iterator[None]:
         if isinstance(cause, UserError):
             raise cause from None
         remedy = "convert it to UTF-8" if isinstance(cause, UnicodeError) else remedy
-        raise UserError(f"cannot read {what!r} ({reason(cause)}); {remedy}") from error
+        said = reason(cause)
+        if isinstance(cause, json.JSONDecodeError):  # which counts from the row's own beginning
+            said = f"{cause.msg}: {cause.doc[max(0, cause.pos - 40) : cause.pos + 40]!r}"
+        raise UserError(f"cannot read {what!r} ({said}); {remedy}") from error
 
 
 def _open(path: Path | str) -> BinaryIO:

@@ -61,7 +61,7 @@ def files(export: Exported) -> str:
     """No file is missing, none was added, and the weights are those that transformers reads."""
     listed, present = set(export.sidecar["files"]), set(written_files(export.directory))
     require_none(sorted(listed - present), "missing")
-    require_none(sorted(present - listed), "not written by roi_lightning")
+    require_none(sorted(present - listed), "not written by roi_lightning, remove it")
     for name in sorted(present):
         own_file(export.directory / name, export.directory)
     weights, others = export.tensors.files.values(), companions(export.directory)

@@ -276,6 +276,8 @@ class MaskLearningModule(pl.LightningModule, ABC):
         """The model to learn on, frozen; override it to learn on one of your own."""
         if self._in_memory:
             return self._in_memory[0]
+        if self.source.is_stored:
+            open_base(self.source)  # what no mask can be applied to is refused before one is learned
         device = torch.device("cpu") if self._trainer is None else self.trainer.strategy.root_device
         return load_language_model(
             self.source, self.dtype_name, self.trust_remote_code, self.attn_implementation, device=device

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Final, cast, get_args
 
 import torch
-from huggingface_hub import split_torch_state_dict_into_shards
+from huggingface_hub import parse_local_safetensors_file_metadata, split_torch_state_dict_into_shards
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers.modeling_utils import PreTrainedModel
@@ -28,17 +28,10 @@ from roi_lightning.models.source import SIDECAR, ModelSource
 from roi_lightning.models.stored_tensors import INDEX, StoredTensors, own_file, read_json, tensor_sha256
 
 _COMPANIONS: Final = (
-    "*.json",
-    "*.jinja",
-    "*.txt",
-    "*.model",
-    "*.tiktoken",
-    "*.py",
-    "LICENSE*",
-    "NOTICE*",
-    "USE_POLICY*",
-    "additional_chat_templates/*.jinja",
+    *("[!.]*.json", "[!.]*.jinja", "[!.]*.txt", "[!.]*.model", "[!.]*.tiktoken", "[!.]*.py"),
+    *("LICENSE*", "NOTICE*", "USE_POLICY*", "additional_chat_templates/[!.]*.jinja"),
 )
+_FLOATS: Final = ("BF16", "F16", "F32", "F64")
 _SHARD: Final = "5GB"
 
 
@@ -101,13 +94,18 @@ class StoredBase(StoredTensors, BaseTensors):
     def __init__(self, source: ModelSource) -> None:
         super().__init__(source.directory)
         self.source = source
-        keys = compression(self.directory)
+        keys = compression(self.directory) or self._packed()
         if keys:
             raise UserError(
-                f"{str(self.directory)!r} has a {keys[0]} in its config.json: its weights are packed or elsewhere, "
-                "and a mask of packed weights has no meaning; give the unquantised model"
+                f"{str(self.directory)!r} has {keys[0]}: its weights are packed or elsewhere, and a mask of packed "
+                "weights has no meaning; give the unquantised model"
             )
         self.companions = companions(self.directory)
+
+    def _packed(self) -> list[str]:
+        headers = (parse_local_safetensors_file_metadata(self.directory / x) for x in {*self.files.values()})
+        weights = {k: x for header in headers for k, x in header.tensors.items() if k.endswith("weight")}
+        return [f"{k} as {x.dtype}" for k, x in sorted(weights.items()) if x.dtype not in _FLOATS]
 
     @property
     @override

@@ -9,6 +9,8 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from roi_lightning.errors import UserError, brief
 
+_MISTAKES = MisconfigurationException, ValueError, TypeError, OverflowError, ImportError, RuntimeError
+
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
@@ -20,7 +22,7 @@ def plain_errors() -> Iterator[None]:
     """
     try:
         yield
-    except (MisconfigurationException, ValueError, TypeError, OverflowError) as error:
+    except _MISTAKES as error:
         cause: BaseException | None = error
         while cause is not None and not isinstance(cause, UserError):
             cause = cause.__cause__ or cause.__context__

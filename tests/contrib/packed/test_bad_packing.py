@@ -54,7 +54,7 @@ TABLE = {
         "does not verify .*changed since .*mask",
     ),
     "flipped weights": (changed("model.safetensors", flipped(0.9)), "does not verify .*changed since"),
-    "another file": (with_stranger, "does not verify .*not written by roi_lightning: notes.txt"),
+    "another file": (with_stranger, "does not verify .*not written by roi_lightning, remove it: notes.txt"),
 }
 
 
