@@ -224,6 +224,11 @@ TABLE = {
         prune,
         "its weights are packed.*give the unquantised",
     ),
+    "a revision of a folder": (
+        lambda bench: bench.model,
+        lambda bench, model: [*prune(bench, model), "--revision", "v1"],
+        "has no revision 'v1'",
+    ),
     # Weights.
     "no weights": (changed("model.safetensors", removed), fit, "holds no model.safetensors"),
     "only pickled weights, applied": (pickled, apply, "only safetensors are read"),
