@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (OSError, UnicodeError, RecursionError, MemoryError) as error:
         # What the system or an encoding refuses, wherever that happens; a mistake of ours is none of these.
         given = f" in {error.object[:80]!r}" if hasattr(error, "object") else ""
-        sys.stderr.write(f"error: {reason(error)}{given}; check the path or text, or give another\n")
+        sys.stderr.write(f"error: {reason(error)}{given}; check the path, disk or text, or give another\n")
         return 1
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")

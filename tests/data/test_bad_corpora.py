@@ -9,6 +9,7 @@ import random
 
 import pyarrow
 import pytest
+from datasets.arrow_writer import ArrowWriter
 from pyarrow import parquet
 
 from helpers.refusals import assert_refused, cut, make_bench, rows, text
@@ -73,7 +74,7 @@ TABLE = {
     "a cache that can't be": (
         text("c.txt", LONG),
         uncached,
-        "read.*c.txt.*'/dev/null/c' can be written, or set HF_HOME",
+        "read.*c.txt.*'/dev/null/c' can be written and has room, or set",
     ),
     "an empty gz": (text("c.txt.gz", gzip.compress(b"")), prune, r"c\.txt\.gz' holds no text"),
     "a number": (lambda bench: "{source: 7}", prune, "source.*Expected a .*str.*Got value: 7"),
@@ -112,3 +113,20 @@ TABLE = {
 def test_refused(bench, capsys, make, command, says):
     made = make(bench)
     assert_refused(bench, capsys, command(bench, made), says, made)
+
+
+def test_a_disk_that_fills_up_while_text_is_tokenised_leaves_no_cache(bench, capsys, monkeypatch):
+    def full(writer, batch, **options):
+        if written:  # the file has a part of the tokens
+            raise OSError(28, "No space left on device")
+        written.extend(batch.get("input_ids", ()))
+        write(writer, batch, **options)
+
+    corpus, write, written = bench.write("c.jsonl", ROWS), ArrowWriter.write_batch, []
+    with monkeypatch.context() as patch:
+        patch.setattr(ArrowWriter, "write_batch", full)
+        assert_refused(
+            bench, capsys, fit(bench, corpus), r"c\.jsonl' .*No space left.*'/.*' can be .* has room"
+        )
+    again, fresh = bench.data(corpora=str(corpus)), bench.data(corpora=str(corpus), cache_dir="fresh")
+    assert again.train_tokens == fresh.train_tokens

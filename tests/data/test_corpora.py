@@ -3,6 +3,7 @@ import gzip
 import io
 import json
 import lzma
+import os
 import random
 import sys
 import sysconfig
@@ -119,8 +120,9 @@ def test_content_says_what_a_file_is_and_the_asked_column_is_read(tmp_path, case
 
 def test_a_changed_file_is_read_again(tmp_path):
     path = tmp_path / "a.txt"
-    for content in ("first", "second one"):
+    for content in ("first", "other", "second one"):
         path.write_text(content)
+        os.utime(path, (0, 0))
         assert texts(Corpus(str(path)), tmp_path / "cache") == [content]
 
 

@@ -229,6 +229,11 @@ TABLE = {
         fit,
         "q_proj.weight as F8_E4M3: its weights are packed.*give the unquantised",
     ),
+    "a revision of a folder": (
+        lambda bench: bench.model,
+        lambda bench, model: [*prune(bench, model), "--revision", "v1"],
+        "has no revision 'v1'",
+    ),
     # Weights.
     "no weights": (changed("model.safetensors", removed), fit, "holds no model.safetensors"),
     "only pickled weights, applied": (pickled, apply, "only safetensors are read"),

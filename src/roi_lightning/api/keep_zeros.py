@@ -77,7 +77,7 @@ class KeptZeros(AbstractContextManager["KeptZeros"]):
         """
         self.check()
         spec, revision = (base, None) if base else (self._masks.base.spec, self._masks.base.revision)
-        dense = open_base(resolve_model(spec, revision), self._masks.base.dtype)
+        dense = open_base(resolve_model(spec, commit=revision), self._masks.base.dtype)
         changed = self._changed(dense)
         masks = replace(self._masks, updated={name: tensor_sha256(x) for name, x in changed.items()})
         facts = {"method": RECOVERED}
@@ -135,8 +135,9 @@ def keep_zeros(lm: PreTrainedModel, masks: MaskSet | Path | str | None = None) -
         UserError: If no masks are found, they belong to another model, or a pruned weight is not zero.
     """
     if masks is None:
+        name, commit = lm.name_or_path or "", getattr(lm.config, "_commit_hash", None)
         try:
-            masks = resolve_model(lm.name_or_path or "", getattr(lm.config, "_commit_hash", None)).directory
+            masks = resolve_model(name, commit=commit).directory
         except UserError as error:
             raise UserError(f"{error}, or give keep_zeros the masks") from error
     return KeptZeros(lm, masks if isinstance(masks, MaskSet) else MaskSet.load(Path(masks)))

@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
     from roi_lightning.models.source import resolve_model
 
     masks = MaskSet.load(options.mask)
-    source = resolve_model(options.lm, masks.base.revision)
+    source = resolve_model(options.lm, commit=masks.base.revision)
     base = open_base(source, options.dtype or masks.base.dtype)
     out = write_export(base, masks, options.out, overwrite=options.overwrite)
     of = "prunable" if masks.is_mixed else "masked"

@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
         check_writable(options.json)
     directory, base = options.directory, None
     if options.base:
-        base = resolve_model(options.base, _revision(directory))
+        base = resolve_model(options.base, commit=_revision(directory))
     report = verify_directory(directory, base)
     if options.json:
         write_json(options.json, report.to_json())

@@ -131,11 +131,8 @@ def load_documents(corpus: Corpus, cache_dir: str | None = None) -> "Dataset | I
     """
     import datasets
 
-    pieces, cache = find_pieces(corpus), str(cache_dir or datasets.config.HF_DATASETS_CACHE)
-    remedy = (
-        f"check that {cache!r} can be written, or set HF_HOME or cache_dir to another folder; of a hub id check "
-        "subset, split, network and your login"
-    )
+    pieces = find_pieces(corpus)
+    remedy = f"{cache_remedy(cache_dir)}; of a hub id check subset, split, network and your login"
     features = datasets.Features({"text": datasets.Value("large_string")})
     arguments = {"pieces": pieces, "column": corpus.field, "convert": corpus.document}
     with readable(corpus.source, remedy):
@@ -147,6 +144,14 @@ def load_documents(corpus: Corpus, cache_dir: str | None = None) -> "Dataset | I
         if corpus.streaming:
             return datasets.IterableDataset.from_generator(generate, features, gen_kwargs=arguments)
         return datasets.Dataset.from_generator(generate, features, cache_dir, gen_kwargs=arguments)
+
+
+def cache_remedy(cache_dir: str | None) -> str:
+    """What to do where prepared data can't be written."""
+    from datasets.config import HF_DATASETS_CACHE
+
+    folder = str(cache_dir or HF_DATASETS_CACHE)
+    return f"check that {folder!r} can be written and has room, or set HF_HOME or cache_dir to another folder"
 
 
 def find_pieces(corpus: Corpus) -> list[Piece]:

@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from roi_lightning.data import packing
 from roi_lightning.data.chats import ChatTokenizer
-from roi_lightning.data.corpora import Corpus, as_corpora, describe, load_documents
+from roi_lightning.data.corpora import Corpus, as_corpora, cache_remedy, describe, load_documents
 from roi_lightning.data.files import readable
 from roi_lightning.data.packing import Side, TextTokenizer, as_batch
 from roi_lightning.data.resumable_order import ResumableLoader, ResumableSampler, evenly_spaced, mix
@@ -324,10 +324,10 @@ class CalibrationDataModule(LightningDataModule):
         return torch.stack(rows)
 
     def _pack(self, corpus: Corpus, side: Side) -> "Dataset":
-        documents = self.read_corpus(corpus)
-        with readable(corpus.source):
-            documents = packing.select_side(documents, side, self.held_out_fraction)
-        return packing.pack_side(documents, side, self._convert(corpus), self.seq_len).with_format("torch")
+        texts = self.read_corpus(corpus)
+        with readable(corpus.source, cache_remedy(self.cache_dir)):
+            texts = packing.select_side(texts, side, self.held_out_fraction)
+            return packing.pack_side(texts, side, self._convert(corpus), self.seq_len).with_format("torch")
 
     def _reader(self, corpus: Corpus, side: Side) -> WindowReader:
         keeps = partial(packing.belongs, side=side, held_out_fraction=self.held_out_fraction)

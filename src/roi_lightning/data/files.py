@@ -98,7 +98,7 @@ class Piece(NamedTuple):
         kind: Plain text, JSON objects (one a line, or in a list) or a Parquet table.
         start: First byte.
         end: The byte after the last one.
-        stamp: Time of modification and size, by which caches notice a change.
+        stamp: Time of the last change, which no program can set, and size, by which caches notice one.
     """
 
     path: str
@@ -122,7 +122,7 @@ def cut_file(file: Path, column: str) -> list[Piece]:
         head, packed = stream.read(_HEAD), not isinstance(stream, io.BufferedReader)
         if len(head) < _HEAD and not head.strip():
             return []
-        kind, stamp = _kind(file, head), (file.stat().st_mtime_ns, file.stat().st_size)
+        kind, stamp = _kind(file, head), (file.stat().st_ctime_ns, file.stat().st_size)
         count = 1 if packed or kind != "lines" else max(1, round(stamp[1] / _PIECE))
         edges = [*(stamp[1] * i // count for i in range(count)), sys.maxsize]
         pieces = [Piece(str(file.resolve()), kind, *edge, stamp) for edge in pairwise(edges)]

@@ -143,7 +143,7 @@ def _resolve(spec: str, base: str | None, trust_remote_code: bool) -> EvaluatedM
         masks = _read_masks(spec)
         if base is None:
             raise UserError(f"{spec!r} is a mask file: name the model it applies to with --base")
-        source, updated = resolve_model(base, masks.base.revision), cast("bool | None", False)
+        source, updated = resolve_model(base, commit=masks.base.revision), cast("bool | None", False)
     else:
         masks, source = None, resolve_model(spec, compressed=True)
         updated = _survivors_updated(source)

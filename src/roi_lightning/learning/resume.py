@@ -158,7 +158,7 @@ def last_written(trainer: Trainer) -> str | None:
         path for each in model_checkpoints(trainer) for path in (each.best_model_path, each.last_model_path)
     )
     written = [Path(path) for path in paths if path and Path(path).exists()]
-    newest = max(written, key=_modified, default=trainer.ckpt_path)
+    newest = max(written, key=modified, default=trainer.ckpt_path)
     return None if newest is None else str(newest)
 
 
@@ -176,7 +176,7 @@ def newest_checkpoint(trainer: Trainer, recipe: Recipe) -> Path | None:
     folders = [own, *(Path(each.dirpath) for each in callbacks if each.dirpath)]
     paths = {path for folder in folders for path in folder.absolute().glob("[!.]*.ckpt")}
     # Links name a file that is listed itself, and a killed run may leave them without one.
-    for path in sorted((path for path in paths if not path.is_symlink()), key=_modified, reverse=True):
+    for path in sorted((path for path in paths if not path.is_symlink()), key=modified, reverse=True):
         try:
             check_resumable(str(path), recipe, trainer.max_steps)
         except UserError as error:
@@ -186,8 +186,9 @@ def newest_checkpoint(trainer: Trainer, recipe: Recipe) -> Path | None:
     return None
 
 
-def _modified(path: Path) -> int:
-    return path.stat().st_mtime_ns
+def modified(path: str | Path) -> int:
+    """When a file was written, in nanoseconds; 0 if there is none."""
+    return Path(path).stat().st_mtime_ns if path and Path(path).exists() else 0
 
 
 def align_loops(checkpoint: dict[str, Any], accumulate: int) -> None:

@@ -105,7 +105,7 @@ def _loaded_from(lm: PreTrainedModel) -> ModelSource | None:
     """The directory, or the hub model in the cache, that bears the model's name; never fetched."""
     name, commit = lm.name_or_path or "", getattr(lm.config, "_commit_hash", None)
     try:
-        source = resolve_model(name, commit)
+        source = resolve_model(name, commit=commit)
         if source.kind == "directory":
             StoredTensors(source.directory)
     except UserError:  # no name, or nothing there that a mask could be of

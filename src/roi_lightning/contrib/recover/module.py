@@ -1,6 +1,7 @@
 """Recovery: the kept weights of a pruned model are trained on, and its zeros stay zero."""
 
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -53,7 +54,7 @@ class RecoveryModule(MaskLearningModule):
         recorded, is_mixed = self._sidecar["base"], "mixed_patterns" in self._sidecar
         super().__init__(
             base or recorded["spec"],
-            revision=None if base else recorded["revision"],
+            revision=None if base or Path(recorded["spec"]).is_dir() else recorded["revision"],
             pattern="2:4" if is_mixed else self._sidecar["pattern"],
             patterns=self._recorded_patterns() if is_mixed else None,
             targets=("*",),

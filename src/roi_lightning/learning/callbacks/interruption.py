@@ -11,6 +11,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_info
 from typing_extensions import override
 
+from roi_lightning.learning.resume import modified
 from roi_lightning.learning.run_folder import CHECKPOINTS, model_checkpoints, run_folder
 
 # A shell's status for a process that SIGTERM ended, which schedulers take for "run it again".
@@ -91,7 +92,7 @@ class Preemption(Callback):
         """ModelCheckpoint spares what a run resumed from: after a few interruptions these would fill the disk."""
         old = self.resumed_from
         newer = [each.best_model_path for each in _step_checkpoints(trainer) if each.save_top_k == 1]
-        if old and any(_written(path) > _written(old) for path in newer):
+        if old and any(modified(path) > modified(old) for path in newer):
             trainer.strategy.remove_checkpoint(old)
             self.resumed_from = None
 
@@ -122,7 +123,3 @@ def _save_now(trainer: Trainer) -> Path:
 def _step_checkpoints(trainer: Trainer) -> list[ModelCheckpoint]:
     """The callbacks that keep checkpoints by their step alone."""
     return [each for each in model_checkpoints(trainer) if each.monitor is None and each.save_top_k]
-
-
-def _written(path: str) -> int:
-    return Path(path).stat().st_mtime_ns if path and Path(path).exists() else 0
