@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from roi_lightning.__main__ import OF_THE_SYSTEM
 from roi_lightning.errors import UserError
 
 SECONDS = 30
@@ -56,6 +57,8 @@ def watch(case: Case, seed: int) -> Outcome:
             attempt()
     except UserError as error:
         return Outcome(kind, "refused", None if str(error).strip() else "an error without words")
+    except OF_THE_SYSTEM:  # of which the program makes a line
+        return Outcome(kind, "refused")
     except SystemExit as stop:
         printed = said.getvalue()
         clean = stop.code in (1, 2) and printed.count("error: ") >= 1 and "Traceback" not in printed

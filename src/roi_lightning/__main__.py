@@ -19,6 +19,8 @@ from roi_lightning.utils.entry_points import added, load, summary
 
 # transformers imports torchao wherever it is installed, and torchao warns of parts that other machines need.
 _TALKATIVE: Final = "torchao", "torch.utils._pytree"
+# What the system or an encoding refuses, wherever that happens; a mistake of ours is none of these.
+OF_THE_SYSTEM: Final = (OSError, UnicodeError, RecursionError, MemoryError)
 
 
 class Output(io.FileIO):
@@ -62,8 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         sys.stderr.write(f"error: {brief(str(error))}\n")
         return 1
-    except (OSError, UnicodeError, RecursionError, MemoryError) as error:
-        # What the system or an encoding refuses, wherever that happens; a mistake of ours is none of these.
+    except OF_THE_SYSTEM as error:
         given = f" in {error.object[:80]!r}" if hasattr(error, "object") else ""
         sys.stderr.write(f"error: {reason(error)}{given}; check the path, disk or text, or give another\n")
         return 1

@@ -124,6 +124,8 @@ TABLE = {
         "no prior to lean to",
     ),
     "no end": (yaml("trainer: {max_steps: null}\n"), fit, "trainer.max_steps is None; set it"),
+    "a trainer without options": (yaml("trainer: 124\n"), fit, "trainer holds no options"),
+    "a zero byte": (yaml('trainer: "\\0"\n'), fit, "embedded null byte; give another"),
     "a negative clip": (
         overrides("--trainer.gradient_clip_val", "-1"),
         plan_with,

@@ -179,7 +179,10 @@ class RoICLI(LightningCLI):
             group_options(parser, everything="--help_all" in asked)
             parser.print_help()
             parser.exit()
-        self.config = parser.parse_args(words)
+        with plain_errors():
+            self.config = parser.parse_args(words)
+        if not hasattr(self.config["trainer"], "callbacks"):
+            raise UserError("trainer holds no options; set them by their names")
         if EXTENDS in self.config:
             raise UserError(f"--{EXTENDS} is for a configuration's file; give --config once more")
         if self.command in ("validate", "export") and self.config["ckpt_path"] is None:
