@@ -77,8 +77,9 @@ TABLE = {
 if sys.platform == "linux":
     TABLE |= {
         f"a place that takes no files, {name}": (nowhere, command, "'/proc/out.* are free; make room")
-        for name, command in {"prune": prune, "fit": fit, "run": run_folder}.items()
+        for name, command in {"prune": prune, "fit": fit}.items()
     }
+    TABLE["a place that takes no files, run"] = (nowhere, run_folder, "'/proc/out'; check the path")
 
 
 @rows(TABLE)
