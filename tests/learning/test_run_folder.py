@@ -1,5 +1,6 @@
 """One run, one folder: where its files go, whose are replaced, and what is done with another's checkpoint."""
 
+import errno
 import fcntl
 import json
 import shutil
@@ -85,6 +86,18 @@ def test_a_folder_has_one_run_at_a_time(lab, capsys):
     assert "a run is going on in 'runs/quickstart'; wait" in capsys.readouterr().err
     assert {path.name for path in folder.iterdir()} == {".run"}
     lock_folder(RoITrainer(**QUICK_TRAINER, max_steps=1, default_root_dir=str(folder))).close()
+
+
+def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):
+    """As Lustre is where it is mounted without them."""
+
+    def flock(*_):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    trainer = RoITrainer(**QUICK_TRAINER, max_steps=1, default_root_dir=str(tmp_path))
+    with pytest.warns(UserWarning, match="can't be locked"):
+        lock_folder(trainer).close()
 
 
 @pytest.mark.parametrize("name", ["checkpoints/step=3.ckpt", "masks/step-000002.safetensors", "report.html"])

@@ -8,6 +8,7 @@ from typing import Final, TextIO
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities import rank_zero_warn
 from typing_extensions import override
 
 from roi_lightning.errors import UserError
@@ -60,6 +61,8 @@ def lock_folder(trainer: Trainer) -> TextIO:
     except BlockingIOError:
         file.close()
         raise UserError(f"a run is going on in {str(folder)!r}; wait, or name this one (--run)") from None
+    except OSError:
+        rank_zero_warn(f"{folder} is where files can't be locked: other runs are not kept out of it")
     return file
 
 
