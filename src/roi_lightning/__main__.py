@@ -3,6 +3,7 @@
 import io
 import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -71,6 +72,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return 130
+    finally:
+        if argv is None:  # another Ctrl-C would show what Python was tidying up
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _dispatch(args: list[str]) -> int:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import sys
 from contextlib import ExitStack, suppress
 from importlib.machinery import PathFinder
@@ -44,6 +45,7 @@ def started(tmp_path, monkeypatch):
     """Run a command as a process of its own begins, with a stream for its output; the exit status."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    before = signal.getsignal(signal.SIGINT)
 
     def start(*words, stdout="out"):
         monkeypatch.setattr(sys, "argv", ["roi-lightning", *map(str, words)])
@@ -58,7 +60,8 @@ def started(tmp_path, monkeypatch):
                     with suppress(OSError):
                         stream.close()
 
-    return start
+    yield start
+    signal.signal(signal.SIGINT, before)
 
 
 def parsed(*words):
@@ -175,4 +178,5 @@ def test_results_and_status_do_not_hang_on_what_can_be_printed(bench, started, c
     os.close(reader)
     streams = {"left": writer, "closed": None, "ascii": "said", "full": "/dev/full"}
     assert started(command, *words, "--json", "out.json", stdout=streams[stdout]) == status
+    assert signal.getsignal(signal.SIGINT) == signal.SIG_DFL, "Ctrl-C at the very end shows no traceback"
     assert Path("out.json").is_file()
