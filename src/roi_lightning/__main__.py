@@ -46,11 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
         # Class paths may name files of the working folder; last, so that none stands in for a library.
         sys.path.append("")
-        for name in ("stdout", "stderr"):
-            stream = getattr(sys, name)  # None where it was closed
-            buffer = io.BufferedWriter(Output(os.dup(stream.fileno()) if stream else os.devnull, "w"))
-            encoding = stream.encoding if stream else None
-            setattr(sys, name, io.TextIOWrapper(buffer, encoding, "backslashreplace", line_buffering=True))
+        _open_streams()
     args = [_underscored(word) for word in (sys.argv[1:] if argv is None else argv)]
     if args[:1] == ["--version"]:
         sys.stdout.write(_versions())
@@ -75,6 +71,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     finally:
         if argv is None:  # another Ctrl-C would show what Python was tidying up
             signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _open_streams() -> None:
+    """Have output go on in any encoding, and when nobody reads it."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)  # None where it was closed
+        buffer = io.BufferedWriter(Output(os.dup(stream.fileno()) if stream else os.devnull, "w"))
+        encoding = stream.encoding if stream else None
+        setattr(sys, name, io.TextIOWrapper(buffer, encoding, "backslashreplace", line_buffering=True))
 
 
 def _dispatch(args: list[str]) -> int:

@@ -102,12 +102,6 @@ def test_the_help_is_the_docstrings_and_the_defaults(capsys):
         assert part in shown
 
 
-def test_options_need_no_docstrings(monkeypatch):
-    """As under `python -OO`."""
-    monkeypatch.setattr(Options, "__doc__", None)
-    assert parse("x", "--out", "o").models == ["x"]
-
-
 @pytest.mark.parametrize("name", MODULES)
 def test_every_command_describes_every_option(name, capsys):
     module = import_module(f"roi_lightning.cli.{name}")

@@ -163,7 +163,7 @@ class RoICLI(LightningCLI):
         if self.command in ("fit", "export"):
             texts = descriptions(getattr(RoITrainer, self.command))
             for flag in _FLAGS:
-                parser.add_argument(f"--{flag}", action="store_true", help=texts.get(flag))
+                parser.add_argument(f"--{flag}", action="store_true", help=texts[flag])
             self._options += _FLAGS
 
     @override

@@ -63,7 +63,7 @@ def parse_options(kind: type[T], command: str, argv: Sequence[str]) -> T:
     texts, hints = descriptions(*reversed(kind.__mro__)), get_type_hints(kind)
     for field in fields(kind):  # type: ignore[arg-type]
         name = f"--{field.name}" if field.kw_only else field.name
-        parser.add_argument(name, help=texts.get(field.name), **_keywords(field, hints[field.name]))
+        parser.add_argument(name, help=texts[field.name], **_keywords(field, hints[field.name]))
     return kind(**parser.parse_args(list(argv)).as_dict())
 
 

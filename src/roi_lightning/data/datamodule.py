@@ -325,7 +325,7 @@ class CalibrationDataModule(LightningDataModule):
 
     def _pack(self, corpus: Corpus, side: Side) -> "Dataset":
         texts = self.read_corpus(corpus)
-        with readable(corpus.source, cache_remedy(self.cache_dir)):
+        with readable(corpus.source, cache_remedy(self.cache_dir), (OSError, UnicodeError)):
             texts = packing.select_side(texts, side, self.held_out_fraction)
             return packing.pack_side(texts, side, self._convert(corpus), self.seq_len).with_format("torch")
 

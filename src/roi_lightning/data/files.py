@@ -181,17 +181,19 @@ def whole(text: str) -> str:
 
 
 @contextmanager
-def readable(what: str, remedy: str = "check the file") -> Iterator[None]:
-    """Name what is read in whatever a library raises over it.
+def readable(
+    what: str, remedy: str = "check the file", errors: tuple[type[Exception], ...] = (Exception,)
+) -> Iterator[None]:
+    """Name what is read in what a library raises over it.
 
     Raises:
-        UserError: In place of any other exception; one that a library has wrapped comes out as it was.
+        UserError: In place of any of `errors`; one that a library has wrapped comes out as it was.
     """
     try:
         yield
     except UserError:
         raise
-    except Exception as error:
+    except errors as error:
         cause = error.__cause__ or error
         if isinstance(cause, UserError):
             raise cause from None

@@ -49,6 +49,8 @@ def keep_checkpoints_in_folder(trainer: Trainer) -> None:
 def lock_folder(trainer: Trainer) -> TextIO:
     """Keep other runs out of a run's folder until the file that is returned is closed, if only by a kill.
 
+    Where files can't be locked it warns, and keeps none out.
+
     Raises:
         UserError: If another run is going on there.
     """

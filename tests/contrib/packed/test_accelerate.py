@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from helpers.tiny_models import tiny_gpt2, tiny_llama, tiny_mixtral, tiny_qwen2
+from helpers.tiny_models import tiny_gpt2, tiny_llama, tiny_mamba, tiny_mixtral, tiny_qwen2
 from roi_lightning.contrib.packed import accelerate, unpack
 from roi_lightning.errors import UserError
 from roi_lightning.masks.pattern import NMPattern
@@ -93,6 +93,14 @@ def test_stacks_of_experts_are_freed(left, tmp_path):
     assert list(result.left) == list(dense)
     assert held(lm) == before - result.bytes_before + result.bytes_after
     assert all(torch.equal(lm.get_submodule(name).weight, weight) for name, weight in of_dense.items())
+    torch.testing.assert_close(logits(lm), exact)
+
+
+@pytest.mark.filterwarnings("ignore:MambaForCausalLM has 4 matrices of a layout that is not known")
+def test_a_weight_that_the_model_reads_itself_stays_dense(tmp_path):
+    lm = prune(AutoModelForCausalLM.from_pretrained(tiny_mamba(tmp_path)).eval())
+    exact = logits(lm)
+    assert list(accelerate(lm).left) == [f"backbone.layers.{block}.mixer.dt_proj" for block in (0, 1)]
     torch.testing.assert_close(logits(lm), exact)
 
 
