@@ -20,7 +20,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))  # for `benchmarks`
 CACHE = REPOSITORY / ".pytest_cache"
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(CACHE / "inductor"))
-# Child processes take warnings for errors, too, but for those that pyproject.toml explains and Lightning's remarks.
+# Child processes take warnings for errors, too, except those that pyproject.toml explains and Lightning's remarks.
 REMARKS = (
     "`isinstance(treespec:FutureWarning",
     ":DeprecationWarning",

@@ -33,7 +33,7 @@ EXTRAS = PROJECT["optional-dependencies"]
 
 
 def files(folder: Path) -> set[str]:
-    """The files below a folder, but for what Python leaves there."""
+    """The files below a folder, except what Python leaves there."""
     found = (path for path in folder.rglob("*") if path.is_file())
     return {
         path.relative_to(folder).as_posix()

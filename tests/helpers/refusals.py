@@ -175,7 +175,7 @@ _VAGUE = ("can't be read", "damaged", "makes no sense", "did not write it", "not
 
 
 def tree(folder: Path) -> dict[str, str]:
-    """Every file and folder with a digest of its content, but for the logs of runs."""
+    """Every file and folder with a digest of its content, except the logs of runs."""
     found = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*"))}
     return {
         name: hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""

@@ -328,7 +328,7 @@ def test_callbacks_see_of_a_sharded_model_what_they_see_of_an_unsharded_one(runs
 
 
 def metrics(folder):
-    """What was logged, by tag and step, but for speed, memory and losses, which are logged per micro-batch."""
+    """What was logged, by tag and step, except speed, memory and losses, which are logged per micro-batch."""
     with (folder / "log/metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
     found = {(tag, row["step"]): value for row in rows for tag, value in row.items() if value}

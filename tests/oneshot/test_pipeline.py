@@ -104,7 +104,7 @@ def wanda_mask(weight, inputs):
 
 
 def alike(got, wanted):
-    """Equal but for near-ties: the reference works in fp64."""
+    """Equal except for near-ties: the reference works in fp64."""
     return (got == wanted).double().mean() > 0.998
 
 

@@ -14,7 +14,7 @@ Only `apply` changes the model it is given; `keep_zeros` keeps its zeros while o
 Masks go by the names that the weights have on disk. A model that was loaded from a directory or the hub, and still
 holds its linear weights, gives masks of that directory or hub model: their file can be used wherever the commands
 take one. Any other model is a base of its own, named by its class; its masks go by the names it has in memory. Those
-are the names under which `save_pretrained` writes the weights, but for mixtures of experts that have other names on
+are the names under which `save_pretrained` writes the weights, except mixtures of experts that have other names on
 disk (Mixtral).
 """
 

@@ -23,10 +23,10 @@ def evaluate(
 
     Args:
         lm: Any causal language model, all of it on one device, where it is measured.
-        tokenizer: Its own.
-        text: A file for the token perplexities, or a mapping as of `EvalConfig`; None for WikiText-2 from the hub.
-        options: Of `EvalConfig`: `tasks`, `task_data`, `num_fewshot`, `apply_chat_template`, `system_instruction`,
-            `seq_len`, `limit`, `batch_size`.
+        tokenizer: The model's tokenizer.
+        text: A file for the token perplexities, or a mapping as in `EvalConfig`; None for WikiText-2 from the hub.
+        options: Options of `EvalConfig`: `tasks`, `task_data`, `num_fewshot`, `apply_chat_template`,
+            `system_instruction`, `seq_len`, `limit`, `batch_size`.
 
     Returns:
         By task a perplexity, which may be infinite, or figures by name, accuracies as fractions of 1.

@@ -79,19 +79,19 @@ def learn(
     """Learn masks, by RoI or another learner, with the data and the trainer of the command `fit`.
 
     The defaults are those of `overlays/small_budget.yaml`, for a few hundred thousand tokens. All of the text is
-    learned from, nothing is written but to `log_dir`, and the model stays as it is.
+    learned from, nothing is written except to `log_dir`, and the model stays as it is.
 
     Args:
         lm: Any causal language model, all of it on one device.
-        tokenizer: Its own.
+        tokenizer: The model's tokenizer.
         corpora: Text: files, globs, hub ids, `python-docs`, or `Corpus` objects.
         pattern: N:M, N kept of every M consecutive inputs.
-        patterns: Another N:M, or `dense`, of some layers, by name or glob.
+        patterns: Another N:M, or `dense`, for layers by name or glob.
         steps: Optimizer steps.
         seq_len: Tokens of a window.
         batch_size: Windows of a micro-batch.
         windows_per_step: Windows of an optimizer step, a multiple of `batch_size`.
-        learning_rate: AdamW's; a cosine leads to a tenth of it.
+        learning_rate: AdamW's at the start; it falls on a cosine to a tenth.
         prior: Where logits start, see `RoILightningModule`.
         sampler: How RoI draws masks.
         tau: RoI's softmax temperature by optimizer step.
@@ -99,10 +99,10 @@ def learn(
         distillation: Share of the loss that is the divergence from the dense model.
         targets: Glob patterns of the layers to prune.
         ignore: Glob patterns of layers to leave dense.
-        seed: Of the initial logits, the draws and the order of the text.
+        seed: Seed of the initial logits, the draws and the order of the text.
         learner: A `MaskLearningModule`; with options of its own as `partial(MyLearner, strength=0.2)`, which win over
             the ones above.
-        data: What reads the corpora, likewise.
+        data: The class that reads the corpora, given in the same way.
         log_dir: A folder for TensorBoard; None for no log.
         trainer: Options of Lightning's Trainer: `accelerator`, `precision`, `callbacks`.
 

@@ -42,10 +42,10 @@ def prune(
 
     Args:
         lm: Any causal language model, all of it on one device.
-        tokenizer: Its own; magnitude needs none.
+        tokenizer: The model's tokenizer; magnitude needs none.
         corpora: Calibration text: files, globs, hub ids, `python-docs`, or `Corpus` objects; magnitude reads
             none.
-        options: Of `PruneConfig`: `method` (`wanda` if left out), `pattern`, `patterns`, `windows`,
+        options: Options of `PruneConfig`: `method` (`wanda` if left out), `pattern`, `patterns`, `windows`,
             `seq_len`, `seed`, `activations`, `device`, `offload_dir`, `targets`, `ignore`, `mask_only`.
 
     Returns:

@@ -18,7 +18,7 @@ class ApplyOptions:
         mask: A mask file or an exported directory.
         out: The directory to write.
         overwrite: Replace an earlier export there.
-        dtype: What a GGUF model is cast to (default: what the mask was made for).
+        dtype: Number type that a GGUF model is cast to (default: the type that the mask was made for).
     """
 
     lm: str = field(kw_only=False)

@@ -24,14 +24,14 @@ _NAMED: Final = re.compile(r"([^=/\\]+)=(.+)", re.DOTALL)
 
 @dataclass(frozen=True, kw_only=True)
 class CompareOptions:
-    """Measure how much of what one mask keeps another keeps too (weights kept by both ÷ weights kept).
+    """Measure how many weights two masks both keep, as a share of the weights that one of them keeps.
 
-    Overall, by kind of layer, by layer. Writes overlap.json and masks.png: corners of q_proj, k_proj and up_proj of
-    the middle block, a column per mask, measured against the last one.
+    Prints a table. Writes overlap.json (overall, by kind of layer, by layer) and masks.png, corners of q_proj, k_proj
+    and up_proj of the middle block. Each column is a mask; the last mask is the reference.
 
     Attributes:
         mask: A mask file or an exported directory; NAME=PATH chooses the name to show.
-        masks: Others.
+        masks: One or more other masks, given in the same way.
         out: The folder to write to.
         json: Also write the overlaps as JSON there.
     """

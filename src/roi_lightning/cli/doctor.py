@@ -18,10 +18,10 @@ _MARKS: Final = {True: Text("✓", "green"), False: Text("!", "yellow")}
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorOptions:
-    """Say what this machine has of what decides how fast a run is.
+    """Check what decides how fast runs are on this machine.
 
     Attributes:
-        json: Also write the same as JSON there.
+        json: File to write the checks to as JSON, besides printing.
     """
 
     json: Path | None = None

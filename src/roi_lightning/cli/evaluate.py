@@ -20,15 +20,15 @@ from roi_lightning.utils.tables import standard_output
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions(EvalConfig):
-    """Perplexities, zero-shot accuracy and any task of lm-evaluation-harness, side by side.
+    """Measure perplexities, zero-shot accuracy and any task of lm-evaluation-harness, side by side.
 
     Attributes:
         lm: Hub ids, directories (packed or not), GGUF files, or mask files (with --base).
-        base: The model that mask files apply to; if among the models, the one that others are compared with.
-        dtype: Of the weights: auto for the stored one, bfloat16 for GGUF.
-        device: auto, cpu, cuda or cuda:N.
-        json: Also write the results as JSON there.
-        markdown: Also write them as Markdown there.
+        base: The model that mask files apply to. If it is measured too, the others are compared with it.
+        dtype: Number type of the weights; auto takes the stored type, and bfloat16 for GGUF.
+        device: Device to run on: auto, cpu, cuda or cuda:N.
+        json: File to write the results to as JSON, besides printing.
+        markdown: File to write the tables to as Markdown, besides printing.
         trust_remote_code: Let the models' own Python code run.
     """
 

@@ -51,11 +51,11 @@ _TRAINER_DEFAULTS: Final = {
     "log_every_n_steps": 1,  # a step takes seconds
     "enable_model_summary": False,
 }
-_CONFIG_HELP: Final = "A YAML file, or the bare name of a shipped one; may be repeated, later files win."
-_RUN_HELP: Final = "The run's name; it writes to runs/NAME (default: the configurations' names, joined by +)."
+_CONFIG_HELP: Final = "YAML file, or the bare name of a shipped one; may be repeated, and later files win."
+_RUN_HELP: Final = "Name of the run's folder, runs/NAME (default: the configurations' names, joined by +)."
 _EPILOG: Final = (
-    "--help_all shows every option, --model.help CLASS those of another learner. Dashes and underscores both work. A "
-    "callback more: --trainer.callbacks+ CLASS."
+    "--help_all shows every option, and --model.help CLASS the options of another learner. Dashes and underscores "
+    "both work. --trainer.callbacks+ CLASS adds a callback."
 )
 _BEGINNING: Final = ("resume", "ckpt_path", "weights_only", *_FLAGS)
 

@@ -39,7 +39,7 @@ class PlanCLI(RoICLI):
     @override
     def init_parser(self, **kwargs: Any) -> Any:
         parser = super().init_parser(**kwargs)
-        parser.add_argument("--json", type=Path | None, help="Also write the plan as JSON there.")
+        parser.add_argument("--json", type=Path | None, help="File to write the plan to as JSON, too.")
         parser.add_argument("--fit_in", help="Say what makes the run fit in a GPU's memory, like 80GB.")
         return parser
 

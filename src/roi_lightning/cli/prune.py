@@ -24,17 +24,18 @@ from roi_lightning.utils.tables import print_table
 class PruneOptions(PruneConfig):
     """Choose N of every M weights without training, layer after layer.
 
-    Writes the same directory and mask file as a learned mask gets.
+    Writes the same kind of directory and mask file as fit.
 
     Attributes:
         lm: Hub id, directory, or GGUF file.
         out: The directory to write.
         overwrite: Replace an earlier export there.
         corpora: Calibration text, as in data.corpora: files, globs, hub ids, python-docs, or mappings like
-            '{source: x.jsonl, text_field: body}'; of chats '{source: x.jsonl, messages_field: messages}'.
+            '{source: x.jsonl, text_field: body}'; for chats '{source: x.jsonl, messages_field: messages}'.
         revision: Branch, tag or commit of a hub id.
-        dtype: In which the model runs, and a GGUF model is saved: auto for the stored one, bfloat16 for GGUF.
-        trust_remote_code: Run the model repository's code.
+        dtype: Number type that the model runs in, and that a GGUF model is saved in; auto takes the stored type, and
+            bfloat16 for GGUF.
+        trust_remote_code: Let the model repository's own Python code run.
     """
 
     lm: str = field(kw_only=False)

@@ -14,7 +14,7 @@ class ReportOptions:
     """Write one HTML page of a run: perplexities, curves, the mask, continuations. It needs no other file.
 
     Attributes:
-        run: The run's folder.
+        run: The run's folder, such as runs/NAME.
         out: The page to write; an earlier page is replaced.
     """
 

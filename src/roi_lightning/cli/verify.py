@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 class VerifyOptions:
     """Check N:M along the input dimension, exact zeros and every file's hash.
 
-    With --base also that kept weights are bit for bit the base model's (packed in int8: the base model's in int8) and
-    nothing else changed.
+    With --base it also checks that kept weights are bit for bit the base model's (rounded to int8 if packed so), and
+    that nothing else changed.
 
     Attributes:
         directory: An exported, packed or permuted directory.
         base: The base model: hub id, directory, or GGUF file.
-        json: Also write the result as JSON there.
+        json: File to write the result to as JSON, besides printing.
     """
 
     directory: Path = field(kw_only=False)

@@ -114,7 +114,7 @@ class ChatTokenizer(TextTokenizer):
 
     @override
     def __call__(self, documents: Sequence[str]) -> list[Tokens]:
-        """Token ids of each chat, int32, as `apply_chat_template` gives them, but for two special tokens.
+        """Token ids of each chat, int32, as `apply_chat_template` gives them, except two special tokens.
 
         A BOS that windows begin with anyway is left out, and an EOS parts a chat from the next one unless the
         template ends with it. Tokens whose prediction does not count are ~id.

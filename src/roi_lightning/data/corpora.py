@@ -55,7 +55,7 @@ class Corpus:
         streaming: Read while training instead of preparing a cache first.
         revision: Commit, tag or branch of a hub dataset.
         messages_field: Column that holds chats, lists of messages, in place of text.
-        loss_on: Of chats, whether the loss and perplexities are those of all tokens or of the assistant's answers.
+        loss_on: Which tokens of chats count in the loss and in perplexities: `all`, or the assistant's `answers`.
     """
 
     source: str

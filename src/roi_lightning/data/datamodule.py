@@ -51,17 +51,17 @@ class CalibrationDataModule(LightningDataModule):
         tokenizer_revision: Commit, tag or branch of the tokenizer on the hub.
         trust_remote_code: Whether the tokenizer may run code from its repository.
         corpora: Training text: `python-docs`, files, globs, hub ids, or mappings with the fields of Corpus.
-        val_corpora: Held-out text; None splits it off the training documents.
+        val_corpora: Held-out text; if left out, some of the training documents are held out.
         seq_len: Window length in tokens, BOS included.
-        batch_size: Windows per micro-batch and rank in training.
-        windows_per_step: Windows of an optimizer step, over all micro-batches and ranks; None is one micro-batch on
-            every rank. `trainer.accumulate_grad_batches`, if given, wins.
-        val_batch_size: Windows per batch in validation; None is `batch_size`.
-        held_out_fraction: Fraction of the documents held out when `val_corpora` is None, between 0 and 1.
-        val_windows: Use at most this many held-out windows, evenly spaced over the held-out text.
-        num_workers: Loader processes for training; those of streamed corpora tokenise, too.
+        batch_size: Windows per micro-batch on each device, in training.
+        windows_per_step: Windows per optimizer step, over all micro-batches and devices; if left out, one micro-batch
+            on each device. `trainer.accumulate_grad_batches`, if given, wins.
+        val_batch_size: Windows per batch in validation; if left out, `batch_size`.
+        held_out_fraction: Fraction of the documents to hold out, between 0 and 1, if there is no `val_corpora`.
+        val_windows: Largest number of held-out windows to use, evenly spaced over the held-out text.
+        num_workers: Loader processes for training; with streamed text they tokenise, too.
         seed: Seed of the training order.
-        cache_dir: Folder for prepared data; None is the `datasets` library's own.
+        cache_dir: Folder for prepared data; if left out, the folder of the `datasets` library.
 
     Raises:
         UserError: If a number is out of range; later, if a corpus cannot be read or is too short.

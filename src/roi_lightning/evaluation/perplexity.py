@@ -75,7 +75,7 @@ def read_text(corpus: Corpus | None) -> EvalText | EvalChats:
     """
     if corpus is None:
         rows = [row["text"] for row in load_documents(WIKITEXT)]
-        # The hub's rows are the lines of the original file, but for the blank ones, which held a space there.
+        # The hub's rows are the lines of the original file, except the blank ones, which held a space there.
         return EvalText("".join(row or " \n" for row in rows), "\n\n".join(rows))
     with readable(corpus.source):
         rows = [row["text"] or "" for row in load_documents(replace(corpus, streaming=True))]

@@ -148,7 +148,7 @@ def base_hashes(export: Exported, base: BaseTensors) -> str:
 
 
 def survivors(export: Exported, base: BaseTensors) -> str:
-    """Masking the base model's tensors gives the exported ones, bit for bit, but for those that were updated."""
+    """Masking the base model's tensors gives the exported ones, bit for bit, except those that were updated."""
     masks, tensors = export.masks, export.tensors
     plain = {name: layer for name, layer in masks.layers.items() if name not in masks.updated}
     wrong = [
@@ -163,7 +163,7 @@ def survivors(export: Exported, base: BaseTensors) -> str:
 
 
 def others(export: Exported, base: BaseTensors) -> str:
-    """Tensors without a mask are the base model's, bit for bit, but for those that were updated."""
+    """Tensors without a mask are the base model's, bit for bit, except those that were updated."""
     masks, tensors = export.masks, export.tensors
     names = [name for name in base.files if name not in masks.layers and name not in masks.updated]
     wrong = [n for n in progress(names, "comparing tensors") if not same(tensors[n], base[n])]

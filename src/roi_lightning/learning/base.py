@@ -64,26 +64,26 @@ class MaskLearningModule(pl.LightningModule, ABC):
     Args:
         lm: Hub id, directory, or GGUF file (`gguf:PATH`, or `smollm2-135m`).
         pattern: N:M, N kept of every M consecutive inputs; see `NMPattern` for what an integer means.
-        patterns: Another N:M, or `dense`, of some layers, by name or glob: `{"*.down_proj": "4:8", "k_proj": dense}`.
-            A full name wins over globs, of several globs that match the last.
+        patterns: Another N:M, or `dense`, for layers by name or glob: `{"*.down_proj": "4:8", "k_proj": dense}`.
+            A full name wins over globs; the last matching glob wins over earlier ones.
         revision: Branch, tag or commit of a hub id.
-        dtype: Of the frozen weights; `auto` takes the stored one (bfloat16 for GGUF), and fp32 on CPUs that can't
-            multiply it. What is learned is fp32.
-        targets: Glob patterns of the linear layers to prune.
-        ignore: Glob patterns of layers to leave dense.
-        optimizer: Made from the trainable parameters.
-        lr_end: Learning rate at the end of the run, to which the optimizer's own decays.
-        lr_schedule: How: `cosine` (half of one) or `linear`.
-        lr_warmup: Share of the run, below 1, over which the learning rate rises from 0 on a straight line before.
-        distillation: Share of the loss, from 0 to 1, that is not the text's cross-entropy (the paper's only
-            term) but the divergence of the masked model's next-token distribution from the dense model's; any
-            above 0 costs one more forward pass per micro-batch.
+        dtype: Number type of the frozen weights. `auto` takes the stored type (bfloat16 for GGUF), or float32 on CPUs
+            without instructions for it. The learned parameters are always float32.
+        targets: Names or globs of the linear layers to prune.
+        ignore: Names or globs of layers to leave dense.
+        optimizer: Optimizer and its options; its `lr` is the learning rate at the start, after any warm-up.
+        lr_end: Learning rate at the end of the run.
+        lr_schedule: How the learning rate falls to `lr_end`: on a `cosine` (half a period) or `linear`.
+        lr_warmup: Share of the run, below 1, over which the learning rate first rises from 0 on a straight line.
+        distillation: Share of the loss, from 0 to 1, that compares next-token predictions with the dense model's. The
+            rest is cross-entropy on the text, the paper's only term. Above 0 it costs one more forward pass per
+            micro-batch.
         activation_checkpointing: Recompute activations in the backward pass to save memory.
-        compile: `blocks` compiles the decoder blocks of both models and the loss before the first step, `auto` does
-            so on a GPU that can. Where that fails the run goes on uncompiled, and says so.
-        attn_implementation: Passed to transformers (`sdpa`, `eager`, `flash_attention_2`).
+        compile: `blocks` compiles the decoder blocks of both models and the loss before the first step; `auto` does
+            so on a GPU that can. If compiling fails, the run says so and goes on without.
+        attn_implementation: Attention of transformers: `sdpa`, `eager` or `flash_attention_2`.
         trust_remote_code: Let the model repository's own Python code run.
-        seed: Of initial values and noise; linked to `seed_everything` on the command line.
+        seed: Seed of initial values and noise; on the command line `seed_everything` sets it.
 
     Raises:
         UserError: If `distillation` or `lr_warmup` is no such share, or `lr_end` is below 0.

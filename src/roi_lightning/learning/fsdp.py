@@ -58,11 +58,11 @@ class FSDP2Strategy(ModelParallelStrategy):
     """Shards weights, logits, gradients and optimizer states over all ranks, each with its own text.
 
     Args:
-        save_distributed_checkpoint: Every rank writes its own shards, into a folder of safetensors files; otherwise
-            the first rank gathers them, one tensor at a time, into a file like any other run's. From either kind a
-            run resumes on any number of ranks, with or without this strategy.
-        process_group_backend: `nccl`, `gloo`; what suits the device if left out.
-        timeout: How long ranks wait for each other.
+        save_distributed_checkpoint: Let every rank write its own shards into a folder of safetensors files; if false,
+            the first rank gathers them, one tensor at a time, into a single file. A run resumes from either kind on
+            any number of ranks, with or without this strategy.
+        process_group_backend: `nccl` or `gloo`; if left out, the one that suits the device.
+        timeout: Longest time that ranks wait for each other.
     """
 
     def __init__(

@@ -28,23 +28,22 @@ class RoILightningModule(MaskLearningModule):
     Args:
         sampler: `GumbelTopK` (soft masks in training), `StraightThrough`, `GumbelSubset` (soft without an order of
             picks; not in the paper), or MaskLLM's `Categorical`.
-        tau: Softmax temperature τ by optimizer step (Equation 13).
-        lam: Sampling temperature λ by optimizer step (Equation 13).
-        draw_per: A fresh mask for every micro-batch (the paper's Monte Carlo estimate), or one for an optimizer step,
-            on all its micro-batches and ranks.
-        kept_norm: Coefficient of the reward for keeping large weights: the loss is lowered by it times the
-            squared norm of the drawn weights, summed over layers (1e-5 in MaskLLM); it goes to 0 on a straight
-            line over the run. 0 in RoI's paper.
-        lr_weights: Train the weights along with the logits, at this learning rate in the first step; it falls to the
-            same fraction as the optimizer's own. Left out, they are frozen, as in the paper.
-        init_std: Standard deviation of the random logits at the start, N(0, 0.01) in RoI's paper.
-        prior: Where the logits start besides: `none`, `magnitude`, `activation` (Wanda's score on the dense
-            model's activations, one pass), `wanda` or `sparsegpt` (layer after layer, see `oneshot`; the weights
-            stay the base's), a mask file, or an exported directory.
-        prior_strength: Added to the logits of weights the prior keeps and taken from the others.
-        prior_margin: Added likewise when the mask is hardened, so that a weight takes the place of one that the prior
-            keeps only if it leads by more than twice this. It plays no part in training.
-        prior_windows: Training windows on which `activation`, `wanda` and `sparsegpt` are measured.
+        tau: Schedule of τ, how soft the masks are (softmax temperature, the paper's Equation 13).
+        lam: Schedule of λ, how much noise the draws have (sampling temperature, the paper's Equation 13).
+        draw_per: How often to draw a mask: for every micro-batch (as in the paper), or once per optimizer step, for
+            all micro-batches and ranks.
+        kept_norm: Reward for keeping large weights: this number times the squared norm of the drawn weights, summed
+            over layers, is subtracted from the loss. MaskLLM uses 1e-5, RoI's paper 0. It falls linearly to 0.
+        lr_weights: Train the weights too, at this learning rate in the first step; it falls to the same fraction as
+            the optimizer's. If left out, the weights stay frozen, as in the paper.
+        init_std: Standard deviation of the random logits at the start; 0.01 in RoI's paper.
+        prior: Mask that the logits start from: `none` (random logits), `magnitude`, `activation` (Wanda's score on
+            the dense model, one pass), `wanda` or `sparsegpt` (block by block; no weight changes), a mask file, or
+            an exported directory.
+        prior_strength: Added at the start to the logits of weights that the prior keeps, subtracted from the rest.
+        prior_margin: Lead that the prior gets when the mask is hardened: a weight replaces one that the prior keeps
+            only if its logit is larger by more than twice this number. It has no effect on training.
+        prior_windows: Number of training windows that `activation`, `wanda` and `sparsegpt` are measured on.
         kwargs: As in `MaskLearningModule`.
 
     Raises:

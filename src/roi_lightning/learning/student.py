@@ -24,7 +24,7 @@ from roi_lightning.utils.dtensor import full_tensor, local_tensor, sharded_from
 
 
 def student_of(teacher: PreTrainedModel, pruned: set[str], alias: bool = False) -> PreTrainedModel:
-    """A second instance of a model that shares its parameters and buffers, but for some.
+    """A second instance of a model that shares its parameters and buffers, except some.
 
     Args:
         teacher: Any model.

@@ -33,10 +33,10 @@ class RoITrainer(Trainer):
     """A Trainer that counts in windows and optimizer steps, reads only plain tensors from checkpoints and can export.
 
     Args:
-        validate_every_steps: Optimizer steps between validations, on any number of devices; None leaves it to
-            Lightning, which validates after the last one, and never on streamed text. `val_check_interval` wins.
-        accumulate_grad_batches: Micro-batches of an optimizer step on each device; None is as many as
-            `data.windows_per_step` makes.
+        validate_every_steps: Optimizer steps between validations, on any number of devices. If left out, Lightning
+            validates after the last step, and never on streamed text. `val_check_interval`, if given, wins.
+        accumulate_grad_batches: Micro-batches per optimizer step on each device; if left out, they follow from
+            `data.windows_per_step`.
         val_check_interval: As in Lightning: micro-batches between validations, or a share of the run, or a time.
         accelerator: As in Lightning, but `auto` is a CUDA GPU or the CPU, never a Mac's MPS.
         options: Of Lightning's Trainer.
@@ -108,12 +108,12 @@ class RoITrainer(Trainer):
             train_dataloaders: Left to the data module on the command line.
             val_dataloaders: Left to the data module on the command line.
             datamodule: Where the windows come from.
-            ckpt_path: Checkpoint to resume from; one that was learned with other settings is refused.
-            weights_only: Checkpoints that hold anything but tensors and plain values are refused.
-            resume: `auto` resumes from the run's newest complete checkpoint, which is removed once a newer one is
-                written; those of other settings are passed over. Without any, the run starts as it would have.
+            ckpt_path: Checkpoint to resume from; a checkpoint with other settings is refused.
+            weights_only: Refuse checkpoints that hold anything except tensors and plain values.
+            resume: `auto` resumes from the run's newest complete checkpoint and skips those with other settings; if
+                there is none, the run starts. The checkpoint is removed once a newer one is written.
             overwrite: Replace the results of an earlier run in this run's folder, and an earlier export.
-            allow_changed_settings: Resume from `ckpt_path` whatever it was learned with; the configuration counts.
+            allow_changed_settings: Resume from `ckpt_path` although its settings differ; the configuration's count.
 
         Raises:
             UserError: If the checkpoint is missing, unreadable or of another run, another run's results would be
@@ -154,7 +154,7 @@ class RoITrainer(Trainer):
             ckpt_path: The checkpoint to measure.
             verbose: Print the result.
             datamodule: Where the windows come from.
-            weights_only: Checkpoints that hold anything but tensors and plain values are refused.
+            weights_only: Refuse checkpoints that hold anything except tensors and plain values.
 
         Returns:
             A list with one dictionary of metrics.
@@ -230,9 +230,9 @@ class RoITrainer(Trainer):
         Args:
             model: The learner, configured as in the run.
             out: Directory to write.
-            datamodule: The text of the run, for the card; it is not read.
-            ckpt_path: The checkpoint.
-            weights_only: Checkpoints that hold anything but tensors and plain values are refused.
+            datamodule: The text of the run, for the model card; it is not read.
+            ckpt_path: The checkpoint to export.
+            weights_only: Refuse checkpoints that hold anything except tensors and plain values.
             overwrite: Replace an earlier export at `out`.
             allow_changed_settings: Export a checkpoint that was learned with other settings than these.
 

@@ -29,7 +29,7 @@ _PLAIN: Final = (Tensor, type(None), bool, int, float, str, torch.dtype)
 
 @dataclass(frozen=True)
 class BlockCall:
-    """The arguments of one call of a block, but for the hidden states."""
+    """The arguments of one call of a block, except the hidden states."""
 
     positional: bool
     args: tuple[Any, ...]

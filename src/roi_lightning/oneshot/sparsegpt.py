@@ -132,7 +132,7 @@ def _eliminate_block(
 
 
 def _no_worse(weight: Tensor, mask: Tensor, updated: Tensor, hessian: Tensor) -> Tensor:
-    """The updated weights in the weight's dtype, but for rows that are better off without the update."""
+    """The updated weights in the weight's dtype, except rows that are better off without the update."""
     plain = weight.masked_fill(~mask, 0)
     rounded = updated.to(weight.dtype).masked_fill(~mask, 0)
     better = _row_errors(weight, rounded, hessian) <= _row_errors(weight, plain, hessian)

@@ -31,7 +31,7 @@ class Categorical(Relaxation):
     """MaskLLM's relaxation: soft masks in training.
 
     Args:
-        compiled: Whether tensors may go through kernels; the same masks up to rounding.
+        compiled: Whether kernels may draw the masks; without them masks are the same up to rounding.
     """
 
     method = "maskllm"

@@ -26,9 +26,9 @@ class GumbelTopK(PerWeightSampler, Relaxation):
     """The paper's relaxation: soft masks in training.
 
     Args:
-        push_down: `paper`, or `scaled` for a push-down divided by τ, which keeps an element from being picked
-            twice when N >= 3 (see `relaxed_top_n`) and is recommended there.
-        compiled: Whether tensors may go through kernels; the same masks up to rounding.
+        push_down: How a picked element is kept from being picked again: as in the `paper`, or `scaled` by 1 / τ,
+            recommended for N >= 3, where the paper's way can pick an element twice (see `relaxed_top_n`).
+        compiled: Whether kernels may draw the masks; without them masks are the same up to rounding.
 
     Attributes:
         hard_forward: Whether the forward pass sees a hard mask.
@@ -88,7 +88,7 @@ class GumbelSubset(PerWeightSampler, Relaxation):
     `GumbelTopK` there.
 
     Args:
-        compiled: Whether tensors may go through kernels; the same masks up to rounding.
+        compiled: Whether kernels may draw the masks; without them masks are the same up to rounding.
     """
 
     method = "roi"

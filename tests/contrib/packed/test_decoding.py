@@ -32,7 +32,7 @@ MODELS = {
 
 
 def dense(builder, folder, dtype=torch.float32):
-    """A model whose layers are 2:4 but for the first one's queries."""
+    """A model whose layers are 2:4 except the first one's queries."""
     lm = AutoModelForCausalLM.from_pretrained(builder(folder), dtype=dtype).eval()
     prune(lm, layers={name: x for name, x in prunable_layers(lm).items() if "0.self_attn.q_proj" not in name})
     with torch.no_grad():

@@ -58,17 +58,17 @@ class HyperPrune(CalibratedMethod):
         steps: Steps of Adam per block.
         windows_per_step: Windows of calibration text per step, drawn by the seed.
         prior: The mask that logits start from: none, magnitude, wanda or sparsegpt (its mask alone).
-        prior_strength: Added to a candidate's logit for each weight that it keeps of the prior, and taken off for
-            each that it does not; Gumbel noise has a standard deviation of 1.3.
-        spread: The largest root mean square of the logits that the network gives a layer; more are scaled down, so
-            that groups go on trying candidates until the last step.
-        features: What the network reads of a group: its weights over the root mean square of the layer's, or its
-            scores, the same of weight × norm of its input.
+        prior_strength: Added to a candidate's logit for each weight that both the candidate and the prior keep, and
+            subtracted for each that only the candidate keeps; Gumbel noise has a standard deviation of 1.3.
+        spread: Upper limit of the root mean square of a layer's logits; larger ones are scaled down, so that groups
+            go on trying candidates until the last step.
+        features: Number that the network reads for each weight of a group: the weight (`weights`), or weight × norm
+            of its input (`scores`), in both cases divided by the layer's root mean square.
         hidden: Width of the network's three hidden layers.
-        embedding: Numbers of the embedding of a block, and of a kind of layer.
+        embedding: Length of the embedding of a block, and of a kind of layer.
         lr: Adam's learning rate.
-        tau: Temperature τ of the softmax at a block's first step; falls geometrically.
-        tau_end: τ at its last step.
+        tau: Temperature τ of the softmax at a block's first step; it falls geometrically.
+        tau_end: Temperature τ at a block's last step.
         outlier: λ₁, the reward for keeping weights on large inputs.
         continual: λ₂, the price of changing the logits of earlier layers.
 

@@ -69,7 +69,7 @@ class MaskProModule(RoILightningModule):
 
     Args:
         prior_strength: As in `RoILightningModule`.
-        average: How much of δ stays from one step to the next: MaskPro's α, 0.99.
+        average: Share of δ that stays from one step to the next: MaskPro's α, 0.99.
         renew_every: Optimizer steps after which the reference mask is renewed; None keeps the first.
         kwargs: As in `RoILightningModule`.
 

@@ -81,7 +81,7 @@ class PackedTensors:
         self.files = {parts.get(name, name): file for name, file in self._stored.files.items()}
 
     def __getitem__(self, name: str) -> Tensor:
-        """A tensor as the dense checkpoint has it, but for what int8 rounds."""
+        """A tensor as the dense checkpoint has it, except what int8 rounds."""
         if name not in self.layers:
             return self._stored[name]
         weight = unpack(self.packed(name), self._dtype(name))

@@ -104,7 +104,7 @@ def _configuration(export: _PackedExport) -> str:
 
 
 def _copied(export: _PackedExport, base: BaseTensors) -> str:
-    """What is no weight is as in the base model's directory, the configuration but for what was added to it."""
+    """What is no weight is as in the base model's directory, the configuration except what was added to it."""
     if isinstance(base, StoredBase):
         config, dense = (read_json(place / "config.json") for place in (export.directory, base.directory))
         added = {key: config.get(key) for key in packed_configuration({}, PackedConfig([]))}
@@ -131,7 +131,7 @@ def _int8_updates(export: _PackedExport) -> str:
 
 
 def _int8_survivors(export: _PackedExport, base: BaseTensors) -> str:
-    """Masking and quantising the base model's tensors gives the packed ones, bit for bit, but for updated ones."""
+    """Masking and quantising the base model's tensors gives the packed ones, bit for bit, except updated ones."""
     masks, tensors = export.masks, export.tensors
     plain = {name: layer for name, layer in masks.layers.items() if name not in masks.updated}
     for name, layer in progress(list(plain.items()), "quantising survivors"):

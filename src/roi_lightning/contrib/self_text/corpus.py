@@ -79,7 +79,7 @@ class Author:
         return hashlib.sha256("\n".join(digests).encode()).hexdigest()
 
     def identity(self, settings: SampleSettings) -> dict[str, Any]:
-        """What its documents depend on, but for rounding; plain values.
+        """What its documents depend on, except for rounding; plain values.
 
         Raises:
             UserError: If the tokenizer has no token to start with.

@@ -44,7 +44,7 @@ class MaskMonitor(Callback):
 
     Args:
         every_n_steps: Optimizer steps between snapshots.
-        sample: Logits per layer that statistics are taken of.
+        sample: Number of logits per layer that the statistics are computed from.
 
     Raises:
         UserError: If a number is below 1.

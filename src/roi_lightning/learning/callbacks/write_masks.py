@@ -49,7 +49,7 @@ class HardenMasks(FinishCallback):
     `<run folder>/masks/step-<step>.safetensors`.
 
     Args:
-        every_n_steps: Optimizer steps between masks written during the run; none if left out.
+        every_n_steps: Optimizer steps between masks that are also written during the run; if left out, none are.
 
     Raises:
         UserError: If `every_n_steps` is below 1.
