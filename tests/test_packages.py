@@ -1,5 +1,6 @@
 """What is built of this repository: its metadata hold, the wheel runs, and the source distribution tests itself."""
 
+import json
 import os
 import re
 import shutil
@@ -23,10 +24,10 @@ from roi_lightning.errors import Extra, UserError, require
 pytest.importorskip("hatchling")
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = Path(roi_lightning.__file__).parent
-FOLDERS = ("src", "configs", "tests", "scripts", "examples", "benchmarks", "docs", ".github")
+FOLDERS = ("src", "configs", "tests", "scripts", "examples", "benchmarks", "docs", ".github", ".devcontainer")
 FILES = (
-    *("README.md", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE"),
-    *("constraints.txt", "mkdocs.yml", "pyproject.toml", ".gitignore", ".pre-commit-config.yaml"),
+    *("README.md", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "Dockerfile", "mkdocs.yml"),
+    *("constraints.txt", "pyproject.toml", ".gitignore", ".dockerignore", ".pre-commit-config.yaml"),
 )
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
@@ -161,3 +162,14 @@ def test_the_installed_command_starts(installed, tmp_path):
 def test_the_sdist_is_complete(sdist):
     inside = files(sdist)
     assert inside >= {f"{folder}/{name}" for folder in FOLDERS for name in files(ROOT / folder)} | {*FILES}
+
+
+def test_the_image_is_made_of_what_is_here():
+    image, ignored = ((ROOT / name).read_text() for name in ("Dockerfile", ".dockerignore"))
+    scripts = {*re.findall(r"scripts/\w+", image)}
+    assert [(ROOT / script).is_file() for script in scripts] == [True] * 3
+    assert all(f"${{{name}}}" in image for name in re.findall(r"^ARG (\w+)", image, re.MULTILINE))
+    assert {".venv", ".git", "runs"} <= {*ignored.split()}
+    container = json.loads((ROOT / ".devcontainer/devcontainer.json").read_text())
+    assert (ROOT / ".devcontainer" / container["build"]["dockerfile"]).samefile(ROOT / "Dockerfile")
+    assert container["postCreateCommand"] in image

@@ -28,6 +28,7 @@ from roi_lightning.oneshot import SparseGPT
 from roi_lightning.samplers.schedules import Linear
 
 QUICK = {"steps": 2, "seq_len": 32, "batch_size": 2, "accelerator": "cpu", "enable_progress_bar": False}
+EXAMPLES = Path(__file__).parents[2] / "examples"
 TEXT = {"windows": 3, "seq_len": 32, "device": "cpu"}
 
 
@@ -259,12 +260,12 @@ def test_updates_have_to_be_those_of_the_masks(lab):
     assert_unchanged(lm, before)
 
 
-def run_example(folder, monkeypatch, capsys, model, steps):
+def run_example(folder, monkeypatch, capsys, model, steps, script=EXAMPLES / "use_from_python.py"):
     """The perplexities that the example prints, by name, and the mask file it leaves."""
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     monkeypatch.setenv("ROI_MODEL", str(model))
     monkeypatch.setenv("ROI_STEPS", str(steps))
-    runpy.run_path(str(Path(__file__).parents[2] / "examples" / "use_from_python.py"))
+    runpy.run_path(str(script))
     told = capsys.readouterr().out.splitlines()
     figures = dict(line.split(" ", 1) for line in told if "token_perplexity" in line)
     return {name: literal_eval(said)["token_perplexity"] for name, said in figures.items()}, told[-1]
@@ -275,6 +276,18 @@ def test_the_example_runs(tmp_path, monkeypatch, capsys):
     perplexity, mask = run_example(tmp_path, monkeypatch, capsys, base, steps=2)
     assert list(perplexity) == ["dense", "wanda", "roi", "packed"]
     assert perplexity["packed"] == pytest.approx(perplexity["roi"], rel=0.01)
+    assert run("apply", base, mask, "--out", tmp_path / "out") == 0
+
+
+@pytest.mark.slow
+def test_the_notebook_runs_where_all_is_installed(tmp_path, monkeypatch, capsys):
+    cells = json.loads((EXAMPLES / "quickstart.ipynb").read_text())["cells"]
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    assert not any(cell["outputs"] for cell in code)
+    script, base = tmp_path / "cells.py", tiny_qwen2(tmp_path / "base")
+    script.write_text("\n".join("".join(cell["source"]) for cell in code if not cell["metadata"]))
+    perplexity, mask = run_example(tmp_path, monkeypatch, capsys, base, 2, script)
+    assert list(perplexity) == ["dense", "wanda", "roi"]
     assert run("apply", base, mask, "--out", tmp_path / "out") == 0
 
 
