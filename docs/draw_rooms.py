@@ -30,7 +30,7 @@ ORDER: Final = (
     "contrib",
 )
 _HEIGHT: Final = 34  # of a room's line, in pixels
-_LEFT: Final = 250
+_LEFT: Final = 96
 _WIDTH: Final = 960
 
 

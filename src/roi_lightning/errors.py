@@ -1,4 +1,4 @@
-"""Errors that a user can mend, which commands print without a traceback, and what their messages share."""
+"""Errors that a user can fix, which commands print without a traceback, and the parts of their messages."""
 
 import importlib.util
 import os

@@ -1,1 +1,1 @@
-"""Beside the mission: rival methods and other uses of 2:4 models, which nothing else here imports."""
+"""Additions to the core: methods to compare with, and tools for 2:4 models; the core imports none of them."""

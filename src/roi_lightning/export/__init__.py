@@ -1,4 +1,4 @@
-"""A mask set to a verified Hugging Face directory with its model card."""
+"""Turns a mask set into a verified Hugging Face directory with its model card."""
 
 from roi_lightning.export.destination import check_destination, check_not_base, needed_bytes
 from roi_lightning.export.verify import Check, VerifyReport, verify_export

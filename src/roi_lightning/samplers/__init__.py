@@ -1,4 +1,4 @@
-"""Logits to the weight under a sampled mask: noise, temperatures, kernels."""
+"""Turns logits into weights under a sampled mask: noise, temperatures, kernels."""
 
 from roi_lightning.samplers.base import Draw, PerWeightSampler, Sampler, on_device
 from roi_lightning.samplers.categorical import Categorical

@@ -1,1 +1,1 @@
-"""Knows no mask and no model: atomic and checksummed files, progress, devices, sharded tensors, tables, C++."""
+"""Files, progress, devices, sharded tensors, tables, C++: code that knows no mask and no model."""
