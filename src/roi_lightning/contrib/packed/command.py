@@ -1,4 +1,4 @@
-"""`pack DIR --out DIR`: a 2:4 export in fewer bytes, for fast decoding on CPUs."""
+"""`pack DIR --out DIR`: write a 2:4 export in fewer bytes, for fast decoding on CPUs."""
 
 import sys
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""`permute LM --pattern N:M --corpora TEXT --out DIR`: hidden channels in an order that N:M masks lose less in."""
+"""`permute LM --pattern N:M --corpora TEXT --out DIR`: reorder hidden channels so that N:M masks lose less."""
 
 import math
 import re

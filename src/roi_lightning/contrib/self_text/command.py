@@ -1,4 +1,4 @@
-"""`sample LM --out FILE`: calibration text that a model writes itself."""
+"""`sample LM --out FILE`: have a model write calibration text."""
 
 import sys
 from collections.abc import Sequence
