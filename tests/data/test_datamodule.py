@@ -32,14 +32,6 @@ def all_training_windows(module):
     return sorted(module.windows("train", module.train_tokens // module.seq_len).tolist())
 
 
-@pytest.mark.parametrize("seq_len", [2, 7, 16, 1000])
-def test_packing_equals_a_plain_python_reference(tmp_path, seq_len):
-    texts = documents(300)
-    held_out = write_jsonl(tmp_path / "val.jsonl", documents(200, "v"))
-    module = data(tmp_path, val_corpora=held_out, seq_len=seq_len)
-    assert all_training_windows(module) == sorted(reference_windows(texts, seq_len))
-
-
 @pytest.mark.parametrize("streaming", [False, True])
 def test_split_by_document_never_leaks(tmp_path, streaming):
     texts = [text for text in documents(200) for _ in range(2)] + [" \n", ""]
