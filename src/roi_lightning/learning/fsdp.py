@@ -15,12 +15,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_map_only
 from transformers.modeling_utils import PreTrainedModel
 from typing_extensions import override
 
 from roi_lightning.errors import UserError
-from roi_lightning.learning.checkpoint_io import read_checkpoint, write_checkpoint, write_sharded
+from roi_lightning.learning.checkpoint_io import read_checkpoint, write_sharded
 from roi_lightning.models.layers import decoder_blocks
 from roi_lightning.utils.dtensor import distribute_like
 
@@ -57,26 +56,20 @@ def shard(models: Sequence[PreTrainedModel], mesh: DeviceMesh, across: Collectio
 class FSDP2Strategy(ModelParallelStrategy):
     """Shards weights, logits, gradients and optimizer states over all ranks, each with its own text.
 
+    Every rank writes its own shards of a checkpoint, into a folder of safetensors files. From that, or from a file of
+    another strategy, a run resumes on any number of ranks, with or without this strategy.
+
     Args:
-        save_distributed_checkpoint: Every rank writes its own shards, into a folder of safetensors files; otherwise
-            the first rank gathers them, one tensor at a time, into a file like any other run's. From either kind a
-            run resumes on any number of ranks, with or without this strategy.
         process_group_backend: `nccl`, `gloo`; what suits the device if left out.
         timeout: How long ranks wait for each other.
     """
 
     def __init__(
         self,
-        save_distributed_checkpoint: bool = True,
         process_group_backend: str | None = None,
         timeout: timedelta | None = torch.distributed.default_pg_timeout,
     ) -> None:
-        super().__init__(
-            tensor_parallel_size=1,
-            save_distributed_checkpoint=save_distributed_checkpoint,
-            process_group_backend=process_group_backend,
-            timeout=timeout,
-        )
+        super().__init__(tensor_parallel_size=1, process_group_backend=process_group_backend, timeout=timeout)
 
     @override
     def setup_environment(self) -> None:
@@ -101,14 +94,7 @@ class FSDP2Strategy(ModelParallelStrategy):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None
     ) -> None:
-        path = Path(self.broadcast(str(filepath)))
-        if self._save_distributed_checkpoint:
-            write_sharded(checkpoint, path)
-            return
-        gathered = _gathered(checkpoint, keep=self.is_global_zero)
-        if self.is_global_zero:
-            write_checkpoint(gathered, path)
-        self.barrier()
+        write_sharded(checkpoint, Path(self.broadcast(str(filepath))))
 
     @override
     def load_checkpoint(
@@ -137,13 +123,3 @@ def _sharded(value: Any, parameter: Tensor) -> Any:
     """A state sharded as its parameter is, if it has that shape and was read unsharded."""
     fits = isinstance(value, Tensor) and not isinstance(value, DTensor) and value.shape == parameter.shape
     return distribute_like(value, parameter) if fits else value
-
-
-def _gathered(tree: Any, keep: bool) -> Any:
-    """The same tree with every sharded tensor gathered, on the CPU, if it is to be kept."""
-
-    def gather(tensor: DTensor) -> Tensor | None:
-        full = tensor.full_tensor()
-        return full.cpu() if keep else None
-
-    return tree_map_only(DTensor, gather, tree)
