@@ -137,7 +137,7 @@ def read_checkpoint(path: Path, learned: Mapping[str, Tensor] | None = None) -> 
     checkpoint.pop(_SHARDS, None)
     reader = HuggingFaceStorageReader(str(path))
     tensors = {
-        key: _empty(entry, _parameter(key, learned or {}))
+        key: _empty(key, entry, learned or {})
         for key, entry in reader.read_metadata().state_dict_metadata.items()
         if isinstance(entry, TensorStorageMetadata)
     }
@@ -148,19 +148,14 @@ def read_checkpoint(path: Path, learned: Mapping[str, Tensor] | None = None) -> 
     return _put_together(checkpoint, tensors)
 
 
-def _empty(entry: TensorStorageMetadata, parameter: Tensor | None) -> Tensor:
+def _empty(key: str, entry: TensorStorageMetadata, learned: Mapping[str, Tensor]) -> Tensor:
     """An empty tensor to read a stored one into, sharded as the parameter it belongs to if it has that shape."""
+    kind, _, rest = key.partition(".")
+    numbered = dict(enumerate(learned.values()))  # as optimizers know them
+    parameter = learned.get(rest) if kind == _STATE else numbered.get(int(rest.split(".")[1]))
     if parameter is not None and parameter.shape == entry.size:
         return torch.empty_like(parameter.detach())
     return torch.empty(entry.size, dtype=entry.properties.dtype)
-
-
-def _parameter(key: str, learned: Mapping[str, Tensor]) -> Tensor | None:
-    """The parameter that a stored tensor is the value of, or a state of; optimizers number them."""
-    kind, _, rest = key.partition(".")
-    if kind == _STATE:
-        return learned.get(rest)
-    return dict(enumerate(learned.values())).get(int(rest.split(".")[1]))
 
 
 def _taken_apart(checkpoint: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
