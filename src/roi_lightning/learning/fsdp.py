@@ -59,8 +59,8 @@ class FSDP2Strategy(ModelParallelStrategy):
     another strategy, a run resumes on any number of ranks, with or without this strategy.
 
     Args:
-        process_group_backend: `nccl`, `gloo`; what suits the device if left out.
-        timeout: How long ranks wait for each other.
+        process_group_backend: `nccl` or `gloo`; if left out, the one that suits the device.
+        timeout: Longest time that ranks wait for each other.
     """
 
     def __init__(
