@@ -47,6 +47,12 @@ def packed(kind, suffix, change, content=LONG):
     return text(f"c.{suffix}.{kind}", change(PACK[kind](content.encode())))
 
 
+def tables_and_text(bench):
+    bench.write("b.txt", LONG)
+    bench.write("b.jsonl", ROWS)
+    return "b.*"
+
+
 parquet.write_table(pyarrow.table({"text": []}), EMPTY := io.BytesIO())
 NOISE = bytes(range(256)) * 40
 TABLE = {
@@ -76,6 +82,12 @@ TABLE = {
         uncached,
         "read.*c.txt.*'/dev/null/c' can be written and has room, or set",
     ),
+    "tables beside text": (
+        tables_and_text,
+        prune,
+        r"'b\.\*' holds plain text; name tables in a corpus of their own",
+    ),
+    "a folder": (lambda bench: bench.write("d/a.txt", LONG).parent, prune, "is a folder; name its files"),
     "an empty gz": (text("c.txt.gz", gzip.compress(b"")), prune, r"c\.txt\.gz' holds no text"),
     "a number": (lambda bench: "{source: 7}", prune, "source.*Expected a .*str.*Got value: 7"),
     "another column, streamed": (

@@ -14,7 +14,6 @@ import pytest
 
 from roi_lightning.data.corpora import Corpus, load_documents
 from roi_lightning.data.files import cut_passages, zstd
-from roi_lightning.errors import UserError
 
 COMPRESS = {
     "": bytes,
@@ -166,25 +165,3 @@ def test_python_docs_are_topics_and_docstrings(tmp_path, library):
     assert texts(Corpus("python-docs"), tmp_path) == library
     assert texts(Corpus("python-docs", streaming=True), tmp_path) == library
     assert load_documents(Corpus("python-docs"), str(tmp_path)).cache_files
-
-
-def test_bad_files(tmp_path):
-    (tmp_path / "a.csv").write_text("text\n1\n")
-    (tmp_path / "numbers.jsonl").write_text('{"n": 1}\n')
-    (tmp_path / "latin.txt").write_bytes("é".encode("latin-1"))
-    (tmp_path / "b.txt").write_text("b")
-    (tmp_path / "b.jsonl").write_text('{"text": "b"}\n')
-    cases = {
-        "a.csv": "name of a table.*name it .txt",
-        "numbers.jsonl": "no column 'text'; set text_field.* to one of: n",
-        "latin.txt": "can't decode byte 0xe9",
-        "b.*": "holds plain text; name tables in a corpus of their own",
-        "": "is a folder; name its files",
-        "ca*": "is a folder",
-    }
-    for name, message in cases.items():
-        with pytest.raises(UserError, match=message) as raised:
-            load_documents(Corpus(f"{tmp_path}/{name}"), str(tmp_path / "cache"))
-        assert "\n" not in str(raised.value)
-    with pytest.raises(UserError, match=r"'n' of .* is not text"):
-        load_documents(Corpus(f"{tmp_path}/numbers.jsonl", text_field="n"), str(tmp_path / "cache"))

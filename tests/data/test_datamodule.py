@@ -3,7 +3,6 @@ from collections import Counter
 from itertools import chain, islice
 from types import SimpleNamespace
 
-import jsonargparse
 import pytest
 import torch
 from transformers import LlamaConfig
@@ -19,7 +18,7 @@ from helpers.text_files import (
     write_jsonl,
 )
 from helpers.tiny_models import tiny_tokenizer
-from roi_lightning.data import CalibrationDataModule, Corpus, packing
+from roi_lightning.data import Corpus, packing
 from roi_lightning.data.packing import belongs
 from roi_lightning.data.resumable_order import ResumableSampler
 from roi_lightning.errors import UserError
@@ -30,14 +29,6 @@ pytestmark = LIGHTNING_REMARKS
 def all_training_windows(module):
     module.setup("fit")
     return sorted(module.windows("train", module.train_tokens // module.seq_len).tolist())
-
-
-@pytest.mark.parametrize("seq_len", [2, 7, 16, 1000])
-def test_packing_equals_a_plain_python_reference(tmp_path, seq_len):
-    texts = documents(300)
-    held_out = write_jsonl(tmp_path / "val.jsonl", documents(200, "v"))
-    module = data(tmp_path, val_corpora=held_out, seq_len=seq_len)
-    assert all_training_windows(module) == sorted(reference_windows(texts, seq_len))
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -249,36 +240,3 @@ def test_only_text_that_holds_a_token_without_an_embedding_is_refused(tmp_path, 
                 module.setup("fit")
         else:
             module.setup("fit")
-
-
-MIXED = "[a.jsonl, {source: b.txt, weight: 2}]"
-
-
-@pytest.mark.parametrize(
-    ("argument", "expected"),
-    [
-        ("python-docs", [Corpus("python-docs")]),
-        ("file.jsonl.gz", [Corpus("file.jsonl.gz")]),
-        ("owner/name", [Corpus("owner/name")]),
-        ("[a.jsonl]", [Corpus("a.jsonl")]),
-        (MIXED, [Corpus("a.jsonl"), Corpus("b.txt", 2.0)]),
-        (
-            "[{source: owner/name, subset: en, streaming: true}]",
-            [Corpus("owner/name", subset="en", streaming=True)],
-        ),
-    ],
-)
-@pytest.mark.parametrize("from_file", [False, True])
-@pytest.mark.parametrize("name", ["corpora", "val_corpora"])
-def test_command_line_and_yaml(tmp_path, argument, expected, from_file, name):
-    parser = jsonargparse.ArgumentParser(exit_on_error=False)
-    parser.add_argument("--config", action="config")
-    parser.add_class_arguments(CalibrationDataModule, "data")
-    arguments = ["--data.tokenizer=t", f"--data.{name}={argument}"]
-    if from_file:
-        (tmp_path / "c.yaml").write_text(f"data:\n  tokenizer: t\n  {name}: {argument}\n")
-        arguments = [f"--config={tmp_path / 'c.yaml'}"]
-    parsed = parser.parse_args(arguments)
-    again = parser.parse_string(parser.dump(parsed))
-    for each in (parsed, again):
-        assert getattr(parser.instantiate_classes(each).data, name) == expected

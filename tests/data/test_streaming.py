@@ -69,15 +69,6 @@ def substream_windows(mark, substream, substreams=SHARDS // 8, shards=SHARDS):
     return cycle(reference_windows(list(chain.from_iterable(shard_texts(mark, n) for n in numbers)), 16))
 
 
-def test_order_equals_a_plain_python_reference(tmp_path):
-    substreams = [substream_windows("x", substream) for substream in range(4)]
-    # Three windows a batch, more than each substream holds, so that all of them begin again.
-    expected = [window for _ in range(70) for substream in substreams for window in islice(substream, 3)]
-    assert len(expected) > 4 * 200 > len(set(map(str, expected)))
-    module = generated(tmp_path, batch_size=3)
-    assert module.windows("train", len(expected)).tolist() == expected
-
-
 @pytest.mark.parametrize(("shards", "substreams"), [(1, 1), (15, 1), (16, 2), (63, 7), (64, 8), (80, 8)])
 def test_substreams_are_one_for_eight_shards_and_eight_at_most(tmp_path, monkeypatch, shards, substreams):
     monkeypatch.setattr(Generated, "shards", shards)

@@ -5,7 +5,6 @@ from helpers.tiny_models import random_masks, tiny_qwen2
 from roi_lightning.errors import UserError
 from roi_lightning.export import check_destination, write_export
 from roi_lightning.masks.mask_set import MaskSet
-from roi_lightning.models.source import resolve_model
 
 
 def test_foreign_indices_are_refused(tmp_path):
@@ -47,13 +46,6 @@ def test_a_runs_own_earlier_export_is_replaced(tmp_path):
             write_export(source, random_masks(source, "1:4"), out, run=run)
     write_export(source, random_masks(source, "1:4"), out, run="a")
     assert str(MaskSet.load(out).pattern) == "1:4"
-
-
-def test_the_base_itself_is_never_replaced(tmp_path):
-    _, _, out = export_of(tiny_qwen2(tmp_path / "base"))
-    source = resolve_model(str(out))
-    with pytest.raises(UserError, match="base model itself"):
-        write_export(source, random_masks(source), out, overwrite=True)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")], ids=repr)

@@ -9,7 +9,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from helpers.directories import export_of, tensors_of
 from helpers.tiny_models import random_masks, tiny_gguf, tiny_gpt2, tiny_llama, tiny_qwen2
-from roi_lightning.errors import UserError
 from roi_lightning.export import write_export
 from roi_lightning.export.sidecar import command_line, public_name
 from roi_lightning.masks.mask_set import MaskSet
@@ -183,13 +182,3 @@ def test_a_gguf_base_becomes_an_ordinary_directory(tmp_path, dtype):
     again = write_export(loaded, MaskSet.load(out), tmp_path / "again")
     for file in out.iterdir():
         assert (again / file.name).read_bytes() == file.read_bytes()
-
-
-@pytest.mark.parametrize("key", ["quantization_config", "compression_config"])
-def test_packed_weights_are_refused(tmp_path, key):
-    base = tiny_qwen2(tmp_path / "base")
-    masks = random_masks(resolve_model(str(base)))
-    config = json.loads((base / "config.json").read_text()) | {key: {"quant_method": "other"}}
-    (base / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UserError, match=key):
-        write_export(resolve_model(str(base)), masks, tmp_path / "out")

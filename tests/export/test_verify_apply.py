@@ -117,7 +117,9 @@ def test_another_base_is_noticed(original, tmp_path):
     assert {"base hashes", "survivors", "other tensors"} <= failed(verify_export(original, other))
 
 
-@pytest.mark.parametrize("entry", [{"quantization_config": {}}, {"transformers_weights": "nowhere"}])
+@pytest.mark.parametrize(
+    "entry", [{"quantization_config": {}}, {"compression_config": {}}, {"transformers_weights": "nowhere"}]
+)
 def test_entries_of_compression_and_other_files_are_noticed(export, entry):
     config = json.loads((export / "config.json").read_text())
     (export / "config.json").write_text(json.dumps(config | entry))

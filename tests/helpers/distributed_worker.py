@@ -54,7 +54,6 @@ def adamw(rate):
 STRATEGIES = {
     "ddp": partial(DDPStrategy, gradient_as_bucket_view=True),
     "sharded": FSDP2Strategy,
-    "gathered": partial(FSDP2Strategy, save_distributed_checkpoint=False),
 }
 # Of weights the rate has to be lower than of logits.
 LEARNERS = {

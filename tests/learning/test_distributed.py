@@ -30,13 +30,12 @@ KINDS |= {"maskllm": "maskllm", "maskpro": "maskpro", "proxsparse": "proxsparse"
 KINDS |= {"joint": "joint", "joint-step": "joint-step", "recover": "recover"}
 SLOW_KINDS = [kind for kind in KINDS if kind not in ("llama", "step", "maskllm")]
 MEASURED = ["ddp-measured", "sharded-measured"]
-WHOLE = ["ddp-llama", "sharded-step", "gathered-step", "sharded-gpt2", "ddp-mixtral", "sharded-mixtral-step"]
+WHOLE = ["ddp-llama", "sharded-step", "sharded-gpt2", "ddp-mixtral", "sharded-mixtral-step"]
 WHOLE += ["ddp-step", "sharded-maskllm", "ddp-maskpro", "sharded-maskpro", "sharded-proxsparse"]
 WHOLE += ["ddp-joint", "sharded-joint-step", "ddp-recover", "sharded-recover"]
 # Resumed runs: from a file of one process, and from a folder of shards.
 ON = {"ddp-on": "one-llama", "sharded-on": "one-step", "sharded-shards": "sharded-step"}
 SLOW = {
-    "gathered-step",
     "sharded-gpt2",
     "ddp-mixtral",
     "sharded-mixtral-step",
@@ -242,7 +241,7 @@ def test_every_rank_holds_half_of_everything(runs):
         assert abs(rows[0] - rows[1]) <= 1
 
 
-@each("ddp-llama", "sharded-step", "gathered-step", "one-llama")
+@each("ddp-llama", "sharded-step", "one-llama")
 def test_checkpoints_hold_only_what_is_learned(runs, name):
     checkpoint = read_checkpoint(runs / name / "checkpoints" / f"step={SAVED}.ckpt")
     logits = saved(runs / name)

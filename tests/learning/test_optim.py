@@ -60,14 +60,6 @@ def test_a_line_leads_to_the_end_and_stays_there(end):
     assert found[11:] == pytest.approx([end] * 2)
 
 
-def test_the_default_is_half_a_cosine_to_the_last_bit():
-    optimizer, end, steps = adamw(), 1e-4, 45
-    wanted = [
-        LR * (end / LR + (1 - end / LR) * (1 + math.cos(math.pi * (step / steps))) / 2) for step in range(46)
-    ]
-    assert rates(optimizer, decay_to(optimizer, end, steps), steps) == wanted
-
-
 @pytest.mark.parametrize("warmup", [-0.1, 1.0, math.nan])
 def test_a_warm_up_that_is_no_share_of_the_run_is_refused(warmup):
     with pytest.raises(UserError, match=rf"model\.lr_warmup is {warmup}; give a share of the run"):

@@ -14,7 +14,6 @@ from transformers import AutoModelForCausalLM
 from helpers.lab import QUICK_TRAINER, brute_top, make_lab
 from roi_lightning.errors import UserError
 from roi_lightning.evaluation.perplexity import token_perplexity
-from roi_lightning.learning.callbacks import SparseExport
 from roi_lightning.learning.roi import RoILightningModule
 from roi_lightning.learning.trainer import RoITrainer
 from roi_lightning.masks.layer_mask import LayerMask
@@ -129,16 +128,6 @@ def test_validation_measures_the_hardened_mask(lab):
     nll = float(F.cross_entropy(logits.reshape(-1, logits.shape[-1]), ids[:, 1:].reshape(-1)))
     assert metrics["val/nll"] == pytest.approx(nll, rel=1e-5)
     assert metrics["val/perplexity"] == pytest.approx(math.exp(nll), rel=1e-4)
-
-
-def test_the_export_computes_in_bf16_what_the_hardened_model_computed(lab, tmp_path):
-    """In fp32: test_architectures.py."""
-    learner, _ = lab.learn(3, dtype="bfloat16", callbacks=[SparseExport(str(tmp_path / "out"))])
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.bfloat16)
-    assert loaded.dtype == learner.teacher.dtype == torch.bfloat16
-    ids = torch.arange(40).reshape(2, 20) * 5 % 256
-    with torch.no_grad():
-        assert torch.equal(learner.harden()(ids).logits, loaded(ids).logits)
 
 
 def test_a_learned_mask_beats_magnitude_on_held_out_text(lab):

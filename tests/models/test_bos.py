@@ -10,6 +10,7 @@ from helpers.lab import run
 from helpers.slow_perplexity import by_a_loop
 from helpers.text_files import (
     BOS,
+    LIGHTNING_REMARKS,
     TinyData,
     byte_tokenizer,
     data,
@@ -25,10 +26,7 @@ from roi_lightning.models.config import load_tokenizer
 from roi_lightning.models.loading import load_language_model
 from roi_lightning.models.source import resolve_model
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
-    pytest.mark.filterwarnings("ignore:The dirpath has changed"),
-]
+pytestmark = LIGHTNING_REMARKS
 WITH_BOS = "<s> $A"
 OTHERS = [(False, 2), *product((False, True), (16, 1000))]
 

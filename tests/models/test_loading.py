@@ -10,10 +10,7 @@ from benchmarks.plan_table import architecture
 from roi_lightning.errors import UserError
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.layers import (
-    choose_layers,
-    decoder_blocks,
     prunable_layers,
-    stored_names,
 )
 from roi_lightning.models.loading import freeze, meta_language_model
 from roi_lightning.samplers import GumbelTopK
@@ -49,32 +46,6 @@ def test_counts_are_those_of_the_papers_table(size, millions):
     assert f"{count / 1e6:.{digits}f}" == millions
     shapes = [GumbelTopK().logits_shape(layer.shape, pattern) for layer in layers.values()]
     assert sum(math.prod(shape) for shape in shapes) == count
-
-
-@pytest.mark.parametrize(
-    ("kind", "blocks", "per_block"),
-    [
-        ("llama", "model.layers", 7),
-        ("qwen2", "model.layers", 7),
-        ("gpt2", "transformer.h", 4),
-        ("opt", "model.decoder.layers", 6),
-        ("gpt_neox", "gpt_neox.layers", 4),
-    ],
-)
-def test_blocks_and_their_layers_are_found(kind, blocks, per_block):
-    lm = meta_language_model(CONFIGS[kind]())
-    assert decoder_blocks(lm) == blocks
-    layers = prunable_layers(lm)
-    assert len(layers) == 2 * per_block
-    for name, layer in layers.items():
-        assert name.startswith(f"{blocks}.")
-        weight = lm.get_submodule(name).weight
-        assert lm.get_parameter(layer.parameter) is weight
-        assert layer.transposed == (kind == "gpt2")
-        assert layer.shape == tuple(weight.T.shape if layer.transposed else weight.shape)
-        assert layer.of(lm).shape == layer.shape
-    heads = {id(lm.get_input_embeddings().weight), id(lm.get_output_embeddings().weight)}
-    assert not heads & {id(lm.get_parameter(layer.parameter)) for layer in layers.values()}
 
 
 ALL = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
@@ -116,15 +87,6 @@ def test_patterns_that_leave_nothing_are_named(options, named):
     assert repr(named) in str(caught.value)
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt2"])
-def test_a_pattern_that_does_not_divide_names_the_layer(kind):
-    lm = meta_language_model(CONFIGS[kind]())
-    with pytest.raises(UserError, match=r"2:3.*64") as caught:
-        choose_layers("lm", lm, NMPattern("2:3"))
-    assert next(iter(prunable_layers(lm))) in str(caught.value)
-    choose_layers("lm", lm, NMPattern("8:16"))
-
-
 DROPOUTS = {
     "llama": {"attention_dropout": 0.5},
     "qwen2": {"attention_dropout": 0.5},
@@ -152,13 +114,3 @@ def test_freezing_leaves_train_mode_without_any_randomness(kind, attention):
     for _ in range(3):
         assert torch.equal(lm(tokens).logits, in_train)
     torch.testing.assert_close(in_train, lm.eval()(tokens).logits)
-
-
-def test_stored_names_with_and_without_the_inner_models_prefix():
-    lm = meta_language_model(CONFIGS["gpt2"]())
-    names = ["transformer.h.0.attn.c_attn.weight"]
-    assert stored_names(lm, names, names) == {names[0]: names[0]}
-    assert stored_names(lm, names, ["h.0.attn.c_attn.weight"]) == {names[0]: "h.0.attn.c_attn.weight"}
-    assert stored_names(lm, ["h.1.x"], ["transformer.h.1.x"]) == {"h.1.x": "transformer.h.1.x"}
-    with pytest.raises(UserError, match=r"transformer\.h\.0"):
-        stored_names(lm, names, ["elsewhere"])

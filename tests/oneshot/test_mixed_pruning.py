@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from helpers.directories import reseal
 from helpers.lab import brute_top, make_lab, run
 from helpers.tiny_models import tiny_gpt2
-from roi_lightning.api import prune
+from roi_lightning.api import apply, prune
 from roi_lightning.errors import UserError
 from roi_lightning.export.sidecar import read_sidecar
 from roi_lightning.masks.mask_set import MaskSet
@@ -92,6 +92,8 @@ def test_patterns_in_memory_and_of_transposed_layers(tmp_path):
     masks.check()
     masks.save(tmp_path / "mask")
     assert MaskSet.load(tmp_path / "mask").pattern == masks.pattern
+    apply(lm, masks)
+    assert (lm.transformer.h[1].attn.c_attn.weight == 0).float().mean() == 0.5
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,6 @@ from roi_lightning.oneshot import (
     calibration_windows,
     prune_layers,
 )
-from roi_lightning.oneshot.pipeline import prune_layer
 
 PATTERN = NMPattern("2:4")
 
@@ -298,17 +297,6 @@ def test_blocks_that_share_something_that_grows_are_refused(llama, windows):
         block.register_forward_pre_hook(lambda _, a, k: (a, k | {"notes": notes}), with_kwargs=True)
     with pytest.raises(UserError, match="hands a Notes from block to block"):
         list(prune_layers(llama, prunable_layers(llama), Wanda(), PATTERN, Calibration(windows)))
-
-
-def test_a_layer_by_itself_is_pruned_along_its_inputs(tmp_path):
-    lm = freeze(AutoModelForCausalLM.from_pretrained(tiny_gpt2(tmp_path / "m")))
-    layer = prunable_layers(lm)["transformer.h.0.mlp.c_fc"]
-    generator = torch.Generator().manual_seed(0)
-    observed = SparseGPT.observer(64, torch.device("cpu"))
-    observed.add(torch.randn(1, 200, 64, generator=generator))
-    pruned = prune_layer(lm, layer, SparseGPT(), observed, PATTERN, "c_fc")
-    assert pruned.weight.shape == pruned.mask.shape == layer.shape == (128, 64)
-    assert PATTERN.holds(pruned.mask)
 
 
 def test_more_windows_than_the_text_has_are_refused_before_any_is_gathered():

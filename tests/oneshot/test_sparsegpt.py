@@ -5,7 +5,6 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from helpers import led_pruning
-from helpers.lab import brute_top
 from helpers.tiny_models import tiny_gemma2
 from roi_lightning.errors import UserError
 from roi_lightning.masks.pattern import NMPattern
@@ -110,16 +109,6 @@ def test_the_update_never_makes_an_output_worse_than_the_mask_alone(n, m, dtype)
         assert pruned.weight.dtype == dtype
         assert not pruned.weight[~pruned.mask].any()
     assert sum(gains) / len(gains) < 0.8
-
-
-@pytest.mark.parametrize(("n", "m"), PATTERNS)
-def test_wanda_equals_a_double_loop(n, m):
-    weight, inputs = layer(seed=5)
-    norms = [sum(float(value) ** 2 for value in column) ** 0.5 for column in inputs.T]
-    scores = [[abs(float(w)) * norm for w, norm in zip(row, norms, strict=True)] for row in weight]
-    pruned = prune(Wanda(), weight, inputs, n, m)
-    assert torch.equal(pruned.mask, brute_top(torch.tensor(scores), n, m))
-    assert pruned.weight is None
 
 
 def test_inputs_that_never_fire_go_first_and_their_kept_weights_stay():

@@ -215,5 +215,5 @@ def test_libraries_are_kept_in_the_user_s_cache(monkeypatch, tmp_path, home):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv(home, str(tmp_path))
     place = tmp_path / (".cache/roi_lightning" if home == "HOME" else "roi_lightning")
-    assert cpp_extension._folder() == place
+    assert cpp_extension.cache_folder() == place
     assert place.stat().st_mode & 0o777 == 0o700

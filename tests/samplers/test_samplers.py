@@ -35,15 +35,6 @@ TEMPERATURES = [
 END = (0.002, 0.05)  # of the paper's schedule
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    """Thousands of small operations: on a busy machine the threads would mostly wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def reference(sampler, weight, upstream, logits, pattern, draw, dtype=torch.float64):
     """Both passes through plain autograd."""
     noise, logits = draw.noise_like(logits, pattern).to(dtype), logits.to(dtype).requires_grad_()
@@ -234,19 +225,6 @@ def test_numbers_on_a_device_are_those_of_the_draws():
         assert tuple(draw.numbers[:2].tolist()) == draw.key
         inverse = draw.numbers[2:].view(torch.float32).tolist()
         assert inverse == pytest.approx([1 / draw.lam, 1 / draw.tau])
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("sampler", [GumbelTopK(), StraightThrough()])
-def test_low_precision_weights_are_rounded_once(sampler, dtype):
-    job = normal(32, 32, std=0.1), NMPattern("2:4"), Draw.of(0, 0, "layer", 0.2, 0.5)
-    weight, upstream = (normal(32, 32, seed=seed).to(dtype) for seed in (1, 2))
-    mask = sampler.masked_weight(torch.ones(32, 32), *job)
-    out, grad = both_passes(sampler, weight, upstream, *job)
-    assert torch.equal(out, (mask * weight.float()).to(dtype))
-    _, expected = both_passes(sampler, weight.float(), upstream.float(), *job)
-    assert grad.dtype == torch.float32
-    assert torch.equal(grad, expected)
 
 
 def literal(logits: Tensor, noise: Tensor, n: int, lam: float, tau: float, push_down: str) -> Tensor:

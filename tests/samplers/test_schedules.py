@@ -30,19 +30,6 @@ def test_linear_is_a_line_then_flat(start, end, fraction, total):
     assert values[turn + 1 :] == pytest.approx([end] * (total - turn))
 
 
-@pytest.mark.parametrize("total", [7, 100, 2000])
-@pytest.mark.parametrize(("start", "end", "fraction"), [(100, 500, 1.0), (1e4, 10, 0.5)])
-def test_scale_is_one_over_a_line_and_no_line_itself(start, end, fraction, total):
-    lam, kappa = LinearScale(start, end, fraction), Linear(start, end, fraction)
-    for step in range(total + 1):
-        assert lam.at(step, total) * kappa.at(step, total) == pytest.approx(1, rel=1e-12)
-    assert (lam.at(0, total), lam.at(total, total)) == pytest.approx((1 / start, 1 / end), rel=1e-12)
-    assert lam.at(10**6, total) == lam.at(total, total)
-    # Halfway, MaskLLM's λ is 1/300, where a line would be at 0.006.
-    assert LinearScale().at(1000, 2000) == pytest.approx(1 / 300, rel=1e-12)
-    assert LinearScale().at(50, 100) == LinearScale().at(1000, 2000)
-
-
 @pytest.mark.parametrize("kind", [Exponential, Linear, LinearScale])
 @pytest.mark.parametrize("bad", [0.0, -1.0, math.inf, math.nan])
 def test_refuses_impossible_temperatures(kind, bad):

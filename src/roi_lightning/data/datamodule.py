@@ -311,7 +311,9 @@ class CalibrationDataModule(LightningDataModule):
     def _held_out(self) -> Tensor:
         side: Side = "val" if self.val_corpora is None else "all"
         sources: list[Sequence[Tensor]] = [
-            self._first_windows(corpus, side) if corpus.streaming else self._pack(corpus, side)["input_ids"]
+            [window for window, _ in islice(self._reader(corpus, side).once(), self.val_windows)]
+            if corpus.streaming
+            else self._pack(corpus, side)["input_ids"]
             for corpus in self.val_corpora or self.corpora
         ]
         chosen = evenly_spaced([len(source) for source in sources], self.val_windows)
@@ -340,9 +342,6 @@ class CalibrationDataModule(LightningDataModule):
         if corpus.messages_field is None:
             return TextTokenizer(self.text_tokenizer, corpus.source, self._model)
         return ChatTokenizer(self.text_tokenizer, corpus.source, self._model, corpus.loss_on == "answers")
-
-    def _first_windows(self, corpus: Corpus, side: Side) -> list[Tensor]:
-        return [window for window, _ in islice(self._reader(corpus, side).once(), self.val_windows)]
 
     def recipe(self) -> dict[str, Any]:
         """What the training windows and their order depend on, by option; the text itself is not read."""

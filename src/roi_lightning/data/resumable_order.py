@@ -51,12 +51,9 @@ class ResumableSampler(Sampler[int]):
         first = self.start() if callable(self.start) else self.start
         for micro_batch in range(first, self.micro_batches):
             position = (micro_batch * self.world_size + self.rank) * self.batch_size
-            yield from map(self.item, range(position, position + self.batch_size))
-
-    def item(self, position: int) -> int:
-        """Item at a sample position of the run."""
-        epoch, offset = divmod(position, self.num_items)
-        return int(_permutation(self.num_items, self.seed, epoch)[offset])
+            for sample in range(position, position + self.batch_size):
+                epoch, offset = divmod(sample, self.num_items)
+                yield int(_permutation(self.num_items, self.seed, epoch)[offset])
 
 
 @lru_cache(maxsize=1)

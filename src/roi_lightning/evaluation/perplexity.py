@@ -112,11 +112,6 @@ class Cut:
         """Tokens of text per window."""
         return self.length - (self.bos is not None)
 
-    @property
-    def min_tail(self) -> int:
-        """Tokens of text of which one is predicted."""
-        return 2 - (self.bos is not None)
-
     def encode(self, tokenizer: PreTrainedTokenizerBase, text: str) -> Tensor:
         """Token ids of a text, int64 [tokens], with the tokenizer's own special tokens around it.
 
@@ -133,24 +128,20 @@ class Cut:
         Raises:
             UserError: If there are too few tokens for a window.
         """
-        least = self.min_tail if self.keep_tail else self.text_length
+        # A token is predicted where another, or a BOS, is before it.
+        least = 1 + (self.bos is None) if self.keep_tail else self.text_length
         windows = [window for window in ids.split(self.text_length) if len(window) >= least]
         if not windows:
             raise UserError(
                 f"the text has {len(ids)} tokens and at least {least} are needed; give a longer --text"
             )
-        windows = windows[: self._first(len(windows))]
+        limit = len(windows) if self.limit is None else self.limit
+        windows = windows[: math.ceil(len(windows) * limit) if limit < 1 else int(limit)]
         full = [window for window in windows if len(window) == self.text_length]
         batches = [torch.stack(full[i : i + size]) for i in range(0, len(full), size)]
         batches += [tail[None] for tail in windows[len(full) :]]
-        return [self._opened(batch) for batch in batches]
-
-    def _first(self, windows: int) -> int:
-        limit = windows if self.limit is None else self.limit
-        return math.ceil(windows * limit) if limit < 1 else int(limit)
-
-    def _opened(self, text: Tensor) -> Tensor:
-        return text if self.bos is None else torch.cat([torch.full_like(text[:, :1], self.bos), text], 1)
+        opening = [] if self.bos is None else [self.bos]
+        return [torch.cat([batch.new_tensor([opening] * len(batch)), batch], 1) for batch in batches]
 
 
 def token_perplexity(

@@ -44,14 +44,9 @@ def every_next_token(input_ids: Tensor, labels: Tensor | None = None) -> TokenPo
         input_ids: The token ids.
         labels: Like them, -100 where a token does not count as a successor; None where all do.
     """
-    batch, length = input_ids.shape
-    if labels is not None:
-        counts = labels[:, 1:].to(input_ids.device) != IGNORED
-        rows, columns = counts.nonzero(as_tuple=True)
-        return TokenPositions(rows, columns, input_ids[:, 1:][counts])
-    rows = torch.arange(batch, device=input_ids.device).repeat_interleave(length - 1)
-    columns = torch.arange(length - 1, device=input_ids.device).repeat(batch)
-    return TokenPositions(rows, columns, input_ids[:, 1:].flatten())
+    counts = (input_ids if labels is None else labels.to(input_ids.device))[:, 1:] != IGNORED
+    rows, columns = counts.nonzero(as_tuple=True)
+    return TokenPositions(rows, columns, input_ids[:, 1:][counts])
 
 
 @torch.no_grad()

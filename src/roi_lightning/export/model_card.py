@@ -172,10 +172,9 @@ def _origin(of_gguf: Mapping[str, Any]) -> str:
 
 
 def _facts(title: str, facts: Mapping[str, Any] | None) -> str:
-    rows = [[str(key), _value(value)] for key, value in (facts or {}).items()]
-    return f"{title}\n\n{markdown_table(['what', 'value'], rows, left=2)}" if rows else ""
-
-
-def _value(value: object) -> str:
     # Text may hold stars and underscores.
-    return f"{value:.4g}" if isinstance(value, float) else f"`{public_name(str(value))}`"
+    rows = [
+        [str(key), f"{value:.4g}" if isinstance(value, float) else f"`{public_name(str(value))}`"]
+        for key, value in (facts or {}).items()
+    ]
+    return f"{title}\n\n{markdown_table(['what', 'value'], rows, left=2)}" if rows else ""

@@ -1,6 +1,5 @@
 """Read and write checkpoints: one file, or a folder with a file of every rank; complete or not at all."""
 
-import shutil
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -16,17 +15,16 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, Hu
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 from typing_extensions import override
 
 from roi_lightning.errors import UserError
-from roi_lightning.utils.atomic_io import clear_abandoned, written_aside
+from roi_lightning.utils.atomic_io import written_aside
 
 _REST: Final = "rest.ckpt"
 _SHARDS: Final = "shards"
 _STATE: Final = "state_dict"
 _OPTIMIZERS: Final = "optimizer_states"
-_MARGIN: Final = 1.02  # what files hold besides tensors
 
 
 class PlainCheckpointIO(TorchCheckpointIO):
@@ -51,7 +49,6 @@ def write_checkpoint(checkpoint: Mapping[str, Any], path: Path) -> None:
     Raises:
         UserError: If the disk has no space for it or can't be written to.
     """
-    _check_space(path, checkpoint)
     with written_aside(path) as partial:
         _write(dict(checkpoint), partial)
 
@@ -73,7 +70,6 @@ def write_sharded(checkpoint: Mapping[str, Any], path: Path) -> None:
     Raises:
         UserError: If the disk has no space for it, can't be written to, or is not the same for all ranks.
     """
-    _check_space(path, checkpoint)
     tensors, rest = _taken_apart(checkpoint)
     with _one_aside(path) as partial:
         writer = HuggingFaceStorageWriter(str(partial), save_distributed=True)
@@ -141,7 +137,7 @@ def read_checkpoint(path: Path, learned: Mapping[str, Tensor] | None = None) -> 
     checkpoint.pop(_SHARDS, None)
     reader = HuggingFaceStorageReader(str(path))
     tensors = {
-        key: _empty(entry, _parameter(key, learned or {}))
+        key: _empty(key, entry, learned or {})
         for key, entry in reader.read_metadata().state_dict_metadata.items()
         if isinstance(entry, TensorStorageMetadata)
     }
@@ -152,19 +148,14 @@ def read_checkpoint(path: Path, learned: Mapping[str, Tensor] | None = None) -> 
     return _put_together(checkpoint, tensors)
 
 
-def _empty(entry: TensorStorageMetadata, parameter: Tensor | None) -> Tensor:
+def _empty(key: str, entry: TensorStorageMetadata, learned: Mapping[str, Tensor]) -> Tensor:
     """An empty tensor to read a stored one into, sharded as the parameter it belongs to if it has that shape."""
+    kind, _, rest = key.partition(".")
+    numbered = dict(enumerate(learned.values()))  # as optimizers know them
+    parameter = learned.get(rest) if kind == _STATE else numbered.get(int(rest.split(".")[1]))
     if parameter is not None and parameter.shape == entry.size:
         return torch.empty_like(parameter.detach())
     return torch.empty(entry.size, dtype=entry.properties.dtype)
-
-
-def _parameter(key: str, learned: Mapping[str, Tensor]) -> Tensor | None:
-    """The parameter that a stored tensor is the value of, or a state of; optimizers number them."""
-    kind, _, rest = key.partition(".")
-    if kind == _STATE:
-        return learned.get(rest)
-    return dict(enumerate(learned.values())).get(int(rest.split(".")[1]))
 
 
 def _taken_apart(checkpoint: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -188,16 +179,3 @@ def _put_together(rest: dict[str, Any], tensors: Mapping[str, Tensor]) -> dict[s
             number, index, entry = name.split(".", 2)
             rest[_OPTIMIZERS][int(number)]["state"][int(index)][entry] = value
     return rest
-
-
-def _check_space(path: Path, checkpoint: Mapping[str, Any]) -> None:
-    tensors = (leaf for leaf in tree_leaves(checkpoint) if isinstance(leaf, Tensor))
-    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors) * _MARGIN
-    folder = next(folder for folder in path.absolute().parents if folder.exists())
-    clear_abandoned(folder)
-    free = shutil.disk_usage(folder).free
-    if free < size:
-        raise UserError(
-            f"checkpoint {str(path)!r} needs {size / 1e9:.2f} GB and {free / 1e9:.2f} GB are free; "
-            "free space and resume with --resume auto: earlier checkpoints are untouched"
-        )

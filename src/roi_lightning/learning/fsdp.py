@@ -9,18 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.strategies import ModelParallelStrategy, Strategy
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
-from torch.optim import Optimizer
-from torch.utils._pytree import tree_map_only
 from transformers.modeling_utils import PreTrainedModel
 from typing_extensions import override
 
 from roi_lightning.errors import UserError
-from roi_lightning.learning.checkpoint_io import read_checkpoint, write_checkpoint, write_sharded
+from roi_lightning.learning.checkpoint_io import read_checkpoint, write_sharded
 from roi_lightning.models.layers import decoder_blocks
 from roi_lightning.utils.dtensor import distribute_like
 
@@ -57,58 +55,37 @@ def shard(models: Sequence[PreTrainedModel], mesh: DeviceMesh, across: Collectio
 class FSDP2Strategy(ModelParallelStrategy):
     """Shards weights, logits, gradients and optimizer states over all ranks, each with its own text.
 
+    Every rank writes its own shards of a checkpoint, into a folder of safetensors files. From that, or from a file of
+    another strategy, a run resumes on any number of ranks, with or without this strategy.
+
     Args:
-        save_distributed_checkpoint: Let every rank write its own shards into a folder of safetensors files; if false,
-            the first rank gathers them, one tensor at a time, into a single file. A run resumes from either kind on
-            any number of ranks, with or without this strategy.
         process_group_backend: `nccl` or `gloo`; if left out, the one that suits the device.
         timeout: Longest time that ranks wait for each other.
     """
 
     def __init__(
         self,
-        save_distributed_checkpoint: bool = True,
         process_group_backend: str | None = None,
         timeout: timedelta | None = torch.distributed.default_pg_timeout,
     ) -> None:
-        super().__init__(
-            tensor_parallel_size=1,
-            save_distributed_checkpoint=save_distributed_checkpoint,
-            process_group_backend=process_group_backend,
-            timeout=timeout,
-        )
+        super().__init__(tensor_parallel_size=1, process_group_backend=process_group_backend, timeout=timeout)
 
     @override
     def setup_environment(self) -> None:
         self._data_parallel_size = self.num_nodes * self.num_processes
         super().setup_environment()
 
-    @property
-    @override
-    def lightning_restore_optimizer(self) -> bool:
-        return True
-
-    @override
-    def lightning_module_state_dict(self) -> dict[str, Any]:
-        assert self.lightning_module is not None
-        return self.lightning_module.state_dict()
-
-    @override
-    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        return optimizer.state_dict()
+    # As strategies do that leave all this to the module and its optimizers, which know of shards themselves.
+    lightning_restore_optimizer = Strategy.lightning_restore_optimizer
+    lightning_module_state_dict = Strategy.lightning_module_state_dict
+    optimizer_state = Strategy.optimizer_state
+    load_model_state_dict = Strategy.load_model_state_dict
 
     @override
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None
     ) -> None:
-        path = Path(self.broadcast(str(filepath)))
-        if self._save_distributed_checkpoint:
-            write_sharded(checkpoint, path)
-            return
-        gathered = _gathered(checkpoint, keep=self.is_global_zero)
-        if self.is_global_zero:
-            write_checkpoint(gathered, path)
-        self.barrier()
+        write_sharded(checkpoint, Path(self.broadcast(str(filepath))))
 
     @override
     def load_checkpoint(
@@ -116,11 +93,6 @@ class FSDP2Strategy(ModelParallelStrategy):
     ) -> dict[str, Any]:
         path = Path(self.broadcast(str(checkpoint_path)))
         return read_checkpoint(path, self.lightning_module_state_dict())
-
-    @override
-    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        assert self.lightning_module is not None
-        self.lightning_module.load_state_dict(checkpoint["state_dict"])
 
     @override
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
@@ -137,13 +109,3 @@ def _sharded(value: Any, parameter: Tensor) -> Any:
     """A state sharded as its parameter is, if it has that shape and was read unsharded."""
     fits = isinstance(value, Tensor) and not isinstance(value, DTensor) and value.shape == parameter.shape
     return distribute_like(value, parameter) if fits else value
-
-
-def _gathered(tree: Any, keep: bool) -> Any:
-    """The same tree with every sharded tensor gathered, on the CPU, if it is to be kept."""
-
-    def gather(tensor: DTensor) -> Tensor | None:
-        full = tensor.full_tensor()
-        return full.cpu() if keep else None
-
-    return tree_map_only(DTensor, gather, tree)

@@ -186,16 +186,12 @@ def pruned_tensors(
         patterns = {pattern.of(member) for member in members}
         own, shape = teacher.get_parameter(first.parameter), tuple[int, ...](first.shape)
         if first.expert is not None:
-            name, shape = _without_number(name), (len(own), *shape)
+            experts, _, kind = name.rpartition(".")
+            # `mlp.experts.3.up_proj` without the number.
+            name, shape = f"{experts.rpartition('.')[0]}.{kind}", (len(own), *shape)
         if len(patterns) > 1 or len(members) != prod(shape) // first.numel:
             raise UserError(
                 f"the experts of {name!r} are learned as one tensor, and {len(members)} of {len(own)} are to be "
                 f"pruned, at {' and '.join(map(str, patterns))}; choose all of them, at one pattern"
             )
         yield PrunedTensor(name, members, patterns.pop(), shape, own, student.get_parameter(first.parameter))
-
-
-def _without_number(name: str) -> str:
-    """`mlp.experts.3.up_proj` without the number."""
-    experts, _, layer = name.rpartition(".")
-    return f"{experts.rpartition('.')[0]}.{layer}"

@@ -205,13 +205,10 @@ class MaskSet:
         base = BaseModel(header["base_model"], header["base_revision"] or None, header["dtype"], hashes)
         updated = _mapping(header.get("updated", "{}"), str)
         dense = _mapping(header["dense"], int) if mixed else {}
-        pattern = _patterns(entries, dense) if mixed else NMPattern(f"{header['n']}:{header['m']}")
-        return cls(pattern, layers, base, updated, dense)
-
-
-def _patterns(entries: Mapping[str, Mapping[str, Any]], dense: Mapping[str, int]) -> Pattern:
-    pruned = {name: NMPattern(entry["pattern"]) for name, entry in entries.items()}
-    return layer_patterns(pruned | dict.fromkeys(dense))
+        if mixed:
+            pruned = {name: NMPattern(entry["pattern"]) for name, entry in entries.items()}
+            return cls(layer_patterns(pruned | dict.fromkeys(dense)), layers, base, updated, dense)
+        return cls(NMPattern(f"{header['n']}:{header['m']}"), layers, base, updated)
 
 
 def _mapping(text: str, kind: type) -> dict[str, Any]:

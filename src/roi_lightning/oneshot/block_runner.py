@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -193,7 +194,9 @@ class BlockRunner:
                     self._forward(window)
                 one = found.pop()
                 if hidden is None:
-                    hidden = _allocate((len(self._windows), *one.shape), one.dtype, offload_dir)
+                    shape = (len(self._windows), *one.shape)
+                    new = torch.empty if offload_dir is None else partial(on_disk, folder=offload_dir)
+                    hidden = new(shape, dtype=one.dtype)
                 hidden[i] = one
         finally:
             handle.remove()
@@ -226,21 +229,23 @@ def _moved(tree: Any, device: torch.device) -> Any:
     return tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, tree)
 
 
-def _allocate(shape: tuple[int, ...], dtype: torch.dtype, offload_dir: Path | None) -> Tensor:
-    """An uninitialised tensor in memory, or in a nameless file of a folder, which goes with the tensor."""
-    if offload_dir is None:
-        return torch.empty(shape, dtype=dtype)
+def on_disk(shape: tuple[int, ...], dtype: torch.dtype, folder: Path) -> Tensor:
+    """An uninitialised tensor in a nameless file of a folder, which goes with the tensor.
+
+    Raises:
+        UserError: If the disk refuses.
+    """
     size = torch.Size(shape).numel()
     try:
-        offload_dir.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=offload_dir, prefix="hidden_states-") as file:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder) as file:
             # Reserved now: a disk that fills up under a mapped file kills the process.
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(file.fileno(), 0, size * dtype.itemsize)
             return torch.from_file(file.name, shared=True, size=size, dtype=dtype).view(shape)
     except (OSError, RuntimeError) as error:
         raise UserError(
-            f"hidden states can't be kept in {str(offload_dir)!r}: {error}; give another --offload_dir"
+            f"{str(folder)!r} can't be written: {error}; make room or choose another folder"
         ) from error
 
 

@@ -118,7 +118,12 @@ def prune_layers(
         return
     assert calibration is not None, "this method reads text"
     run = _PruningRun(lm, layers, method, pattern, calibration, dtypes or {})
-    yield from _prune_at_once(lm, run) if _fits_one_pass(lm, run) else _prune_blocks(lm, run)
+    if _fits_one_pass(lm, run):
+        observers = observed(lm, layers, method.observer, calibration.windows)
+        for name in layers:
+            yield name, run.prune(name, observers)
+    else:
+        yield from _prune_blocks(lm, run)
     fate = "stay as they are" if method.without_inputs() is method else "are pruned by magnitude"
     if run.idle:
         experts = sum(layer.expert is not None for layer in layers.values())
@@ -134,12 +139,6 @@ def _fits_one_pass(lm: PreTrainedModel, run: _PruningRun) -> bool:
     home, wanted = next(lm.parameters()).device, run.calibration.device
     at_home = home.type == wanted.type and wanted.index in (None, home.index)
     return at_home and run.calibration.activations == "dense" and run.method.observer.axes == 1
-
-
-def _prune_at_once(lm: PreTrainedModel, run: _PruningRun) -> Iterator[tuple[str, LayerResult]]:
-    observers = observed(lm, run.layers, run.method.observer, run.calibration.windows)
-    for name in run.layers:
-        yield name, run.prune(name, observers)
 
 
 def observed(

@@ -1,15 +1,13 @@
 """Prune a whole model into a mask set, its updated tensors in files."""
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Self
 
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.modeling_utils import PreTrainedModel
-from typing_extensions import override
 
 from roi_lightning.data import CalibrationDataModule, Corpus
 from roi_lightning.errors import UserError
@@ -20,11 +18,10 @@ from roi_lightning.models.base_tensors import BaseTensors
 from roi_lightning.models.fingerprint import base_model
 from roi_lightning.models.layers import ChosenLayers, stored_weights
 from roi_lightning.models.stored_tensors import tensor_sha256
+from roi_lightning.oneshot.block_runner import on_disk
 from roi_lightning.oneshot.methods import OneShotMethod
 from roi_lightning.oneshot.pipeline import Calibration, prune_layers
 from roi_lightning.utils.atomic_io import temporary_name
-
-_KEY: Final = "tensor"
 
 
 def calibration_text(
@@ -127,16 +124,16 @@ def prune_model(
     return MaskSet(pattern, ordered, base_model(base, ordered), hashes, dense)
 
 
-class TensorStore(Mapping[str, Tensor]):
-    """Tensors on the disk, one file each, so that a whole model's worth of them needs no memory.
+class TensorStore(dict[str, Tensor]):
+    """Tensors on the disk by name, so that a whole model's worth of them needs no memory.
 
     Args:
-        folder: An existing, empty folder.
+        folder: Where they are, in files that go with them.
     """
 
     def __init__(self, folder: Path) -> None:
+        super().__init__()
         self._folder = folder
-        self._files: dict[str, Path] = {}
 
     @classmethod
     @contextmanager
@@ -153,21 +150,4 @@ class TensorStore(Mapping[str, Tensor]):
         Raises:
             UserError: If the disk refuses.
         """
-        file = self._folder / f"{len(self._files)}.safetensors"
-        try:
-            save_file({_KEY: tensor.detach().cpu().contiguous()}, file)
-        except Exception as error:  # safetensors raises errors of its own beside OSError
-            raise UserError(f"{str(file)!r} can't be written: {error}; free some space") from error
-        self._files[name] = file
-
-    @override
-    def __getitem__(self, name: str) -> Tensor:
-        return load_file(self._files[name])[_KEY]
-
-    @override
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._files)
-
-    @override
-    def __len__(self) -> int:
-        return len(self._files)
+        self[name] = on_disk(tuple(tensor.shape), tensor.dtype, self._folder).copy_(tensor)

@@ -63,7 +63,7 @@ def load(build: Build) -> ctypes.CDLL:
     texts = (path.read_text() for path in sources)
     made_of = [build.source.name, build.constants, _FLAGS, _TUNED, _machine(), _version(compiler), *texts]
     name = hashlib.sha256("\n".join(map(str, made_of)).encode()).hexdigest()[:24]
-    file = _folder() / f"{build.source.stem}-{name}.so"
+    file = (cache_folder() or _own_folder()) / f"{build.source.stem}-{name}.so"
     if not file.exists():
         with written_aside(file) as partial:
             _compile(compiler, build, partial)
@@ -152,11 +152,6 @@ def cache_folder() -> Path | None:
     except (OSError, RuntimeError):  # the latter where nobody has a home
         pass
     return None
-
-
-def _folder() -> Path:
-    """The cache, or else a temporary folder."""
-    return cache_folder() or _own_folder()
 
 
 @cache

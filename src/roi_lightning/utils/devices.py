@@ -31,10 +31,7 @@ def choose_device(name: str = "auto") -> torch.device:
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto":
         return torch.device("cuda" if gpus else "cpu")
-    if name == "cpu" or (name == "cuda" and gpus):
-        return torch.device(name)
-    kind, _, number = name.partition(":")
-    if kind == "cuda" and number.isdigit() and int(number) < gpus:
+    if name in ("cpu", *(["cuda"] if gpus else []), *(f"cuda:{i}" for i in range(gpus))):
         return torch.device(name)
     raise UserError(f"--device {name!r}: use auto, cpu, cuda or cuda:N; this machine has {gpus} GPUs")
 

@@ -89,9 +89,7 @@ def show_summary(path: Path) -> None:
     pattern = summary["pattern"] + (", mixed patterns" if "mixed_patterns" in summary else "")
     title = f"held-out perplexity at {pattern}: {summary['steps']} steps, {summary['seconds']:.0f} s"
     print_table(SUMMARY_HEAD, summary_rows(summary), title)
-    checkpoint = f"checkpoint {_from_here(Path(summary['export']))}\n" if summary["export"] else ""
+    export, here = Path(summary["export"] or ""), Path.cwd()
+    shown = export.relative_to(here) if export.is_relative_to(here) else export
+    checkpoint = f"checkpoint {shown}\n" if summary["export"] else ""
     sys.stdout.write(f"metrics    {path}\n{checkpoint}")
-
-
-def _from_here(path: Path) -> Path:
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

@@ -84,10 +84,6 @@ class PlainProgress(ProgressBar):
         pace = (time.monotonic() - self._validation_started) / done
         self._lines.write(f"validation {done}/{total}  {spell_left(pace * (total - done))}")
 
-    @override
-    def print(self, *args: Any, **kwargs: Any) -> None:
-        print(*args, **kwargs)
-
 
 def with_progress(callbacks: Sequence[Callback]) -> list[Callback]:
     """Add a callback that shows progress if there is none: a bar in a terminal, else lines."""
