@@ -2,22 +2,28 @@
 
 from typing import Final
 
-CONFIGURED: Final = {
-    "fit": "learn a mask; ends with a hardened, verified checkpoint",
-    "validate": "loss and perplexity of a checkpoint's hardened mask",
-    "export": "a training checkpoint to a Hugging Face directory and a mask file",
-    "plan": "parameters, bytes, tokens and steps of a run, before any weight is read",
+_LEARN: Final = "learn, with a configuration"
+GROUPS: Final = {
+    _LEARN: {
+        "plan": "parameters, bytes, tokens and steps of a run, before any weight is read",
+        "fit": "learn a mask; ends with a hardened, verified checkpoint",
+        "validate": "loss and perplexity of a checkpoint's hardened mask",
+        "export": "a training checkpoint to a Hugging Face directory and a mask file",
+    },
+    "judge": {
+        "evaluate": "perplexities and benchmark tasks of models and masks, side by side",
+        "compare": "how much of what one mask keeps the others keep too: a table and a picture",
+        "verify": "check an exported directory: pattern, zeros, kept weights, every byte",
+        "report": "one HTML page about a run, to read or to mail",
+    },
+    "without learning": {
+        "prune": "a mask without training: magnitude, Wanda, SparseGPT",
+        "apply": "a base model and a mask file to the same directory",
+    },
+    "this machine": {"doctor": "what of this machine decides how fast runs are, and what works here"},
 }
-PLAIN: Final = {
-    "prune": "a mask without training: magnitude, Wanda, SparseGPT",
-    "apply": "a base model and a mask file to the same directory",
-    "compare": "how much of what one mask keeps the others keep too: a table and a picture",
-    "verify": "check an exported directory: pattern, zeros, kept weights, every byte",
-    "evaluate": "perplexities and benchmark tasks of models and masks, side by side",
-    "report": "one HTML page about a run, to read or to mail",
-    "doctor": "what of this machine decides how fast runs are, and what works here",
-}
-COMMANDS: Final = CONFIGURED | PLAIN
+COMMANDS: Final = {name: text for group in GROUPS.values() for name, text in group.items()}
+CONFIGURED: Final = frozenset(GROUPS[_LEARN])
 # An option that commands without a configuration have too, or that is typed often → its full name.
 SHORT: Final = {
     "--lm": "--model.lm",
@@ -28,6 +34,7 @@ SHORT: Final = {
     "--corpora": "--data.corpora",
     "--seq_len": "--data.seq_len",
     "--steps": "--trainer.max_steps",
+    "--lr": "--model.optimizer.lr",
     "--seed": "--seed_everything",
 }
 

@@ -4,14 +4,13 @@ import logging
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
 from typing import Any, Final
 
 from rich.box import SIMPLE_HEAD
 
-from roi_lightning.cli.options import parse_options
+from roi_lightning.cli.arguments import CompareOptions
 from roi_lightning.errors import UserError, user_path
 from roi_lightning.masks.mask_set import MASK_FILE, MaskSet
 from roi_lightning.masks.overlap import Overlap, shown_layers
@@ -22,27 +21,7 @@ from roi_lightning.utils.tables import print_table
 _NAMED: Final = re.compile(r"([^=/\\]+)=(.+)", re.DOTALL)
 
 
-@dataclass(frozen=True, kw_only=True)
-class CompareOptions:
-    """Measure how much of what one mask keeps another keeps too (weights kept by both ÷ weights kept).
-
-    Overall, by kind of layer, by layer. Writes overlap.json and masks.png: corners of q_proj, k_proj and up_proj of
-    the middle block, a column per mask, measured against the last one.
-
-    Attributes:
-        mask: A mask file or an exported directory; NAME=PATH chooses the name to show.
-        masks: Others.
-        out: The folder to write to.
-        json: Also write the overlaps as JSON there.
-    """
-
-    mask: str = field(kw_only=False)
-    masks: list[str] = field(kw_only=False)
-    out: Path
-    json: Path | None = None
-
-
-def main(argv: Sequence[str]) -> int:
+def main(options: CompareOptions) -> int:
     """Compare every pair, print the table, write the files.
 
     Returns:
@@ -52,8 +31,7 @@ def main(argv: Sequence[str]) -> int:
         UserError: If a mask can't be read, masks are of different patterns or layers, a name is unknown; then
             nothing has been written.
     """
-    options = parse_options(CompareOptions, "compare", argv)
-    paths = name_masks([options.mask, *options.masks])
+    paths = name_masks(options.masks)
     jsons = [path for path in (options.out / "overlap.json", options.json) if path]
     for path in jsons:
         check_writable(path)

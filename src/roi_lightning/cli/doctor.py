@@ -1,30 +1,18 @@
 """`doctor`: versions, compiler, kernels, GPU, half precision and memory: what decides how fast a run is."""
 
 import platform
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from importlib.metadata import version
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from rich.text import Text
 
-from roi_lightning.cli.options import parse_options
+from roi_lightning.cli.arguments import DoctorOptions
 from roi_lightning.errors import reason
+from roi_lightning.utils.atomic_io import check_writable, write_json
 from roi_lightning.utils.tables import print_table
 
 _MARKS: Final = {True: Text("✓", "green"), False: Text("!", "yellow")}
-
-
-@dataclass(frozen=True, kw_only=True)
-class DoctorOptions:
-    """Say what this machine has of what decides how fast a run is.
-
-    Attributes:
-        json: Also write the same as JSON there.
-    """
-
-    json: Path | None = None
 
 
 class Finding(NamedTuple):
@@ -35,7 +23,7 @@ class Finding(NamedTuple):
     means: str
 
 
-def main(argv: Sequence[str]) -> int:
+def main(options: DoctorOptions) -> int:
     """Print a row per check.
 
     Returns:
@@ -44,9 +32,6 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         UserError: If the JSON can't be written.
     """
-    options = parse_options(DoctorOptions, "doctor", argv)
-    from roi_lightning.utils.atomic_io import check_writable, write_json
-
     if options.json:
         check_writable(options.json)
     findings = {name: _attempt(probe) for name, probe in PROBES.items()}

@@ -34,7 +34,7 @@ from roi_lightning.models.loading import (
     plain_language_model,
 )
 from roi_lightning.models.source import ModelSource, resolve_model
-from roi_lightning.oneshot import calibration_text, calibration_windows
+from roi_lightning.oneshot.prune import calibration_text, calibration_windows
 from roi_lightning.utils.devices import choose_device
 from roi_lightning.utils.tables import print_table
 
