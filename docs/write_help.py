@@ -1,16 +1,15 @@
 """Writes the help of the commands that take a configuration, which the package shows without making their parser."""
 
 import re
-from argparse import Action
+from argparse import SUPPRESS, Action
+from contextlib import suppress
 from importlib.metadata import version
 from itertools import chain
-from pathlib import Path
 from platform import python_version_tuple
 from typing import Any, Final, NoReturn
 from unittest.mock import patch
 
 from jsonargparse import ArgumentParser, _typehints
-from typing_extensions import override
 
 from roi_lightning.cli.commands import CONFIGURED, SHORT
 from roi_lightning.cli.config_files import EXTENDS
@@ -46,10 +45,6 @@ def _our_subclasses(*args: Any, **options: Any) -> list[str]:
     return [path for path in _ALL_SUBCLASSES(*args, **options) if path.startswith(_OURS)]
 
 
-class _MadeError(Exception):
-    """Leaves with a parser as soon as it is made."""
-
-
 def made_with() -> str:
     """The software that the text depends on."""
     python = ".".join(python_version_tuple()[:2])
@@ -80,16 +75,15 @@ def text() -> str:
 
 
 def _parser(command: str) -> ArgumentParser:
-    class Asked(PlanCLI if command == "plan" else RoICLI):
-        @override
-        def parse_arguments(self, parser: Any, args: Any) -> NoReturn:
-            raise _MadeError(parser)
+    made: list[ArgumentParser] = []
 
-    try:
-        build([], command, Asked)
-    except _MadeError as made:
-        return made.args[0]
-    raise AssertionError("no parser was made")
+    def stop(cli: RoICLI, parser: ArgumentParser, args: object) -> NoReturn:
+        made.append(parser)
+        raise InterruptedError
+
+    with patch.object(RoICLI, "parse_arguments", stop), suppress(InterruptedError):
+        build([], command, PlanCLI if command == "plan" else RoICLI)
+    return made[0]
 
 
 def _grouped(parser: ArgumentParser) -> ArgumentParser:
@@ -103,7 +97,7 @@ def _grouped(parser: ArgumentParser) -> ArgumentParser:
         of_class.add_class_arguments(kind, section, skip=_LINKED[section])
         known |= {action.dest: action for action in of_class._actions if "." in action.dest}
     rate = "Learning rate of the optimizer at the start of the run."
-    known["model.optimizer.lr"] = Action([], "model.optimizer.lr", metavar="LR", help=rate)
+    known["model.optimizer.lr"] = Action([], "model.optimizer.lr", metavar="LR", help=rate, default=SUPPRESS)
     for short, name in SHORT.items():
         known[name.removeprefix("--")].option_strings = [short, name]
     groups = {"run": [name for name in known if "." not in name]}

@@ -93,7 +93,7 @@ def _unknown(words: Sequence[str], known: set[str], chosen: set[str]) -> str | N
         if not word.startswith("--") or " " in word or name in known or name in SHORT:
             continue
         section, dot, _ = name.removeprefix("--").partition(".")
-        if dot and section in chosen or any(name.startswith(f"{option}.") for option in known - _SECTIONS):
+        if (dot and section in chosen) or any(name.startswith(f"{option}.") for option in known - _SECTIONS):
             continue
         if section not in _CLASSES and any(option.startswith(name) for option in known):
             return None  # an option that is cut short
