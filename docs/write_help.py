@@ -36,8 +36,6 @@ _LINKED: Final = {"model": {"seed"}, "data": {"tokenizer", "tokenizer_revision",
 # Those of other packages are not everywhere.
 _ALL_SUBCLASSES: Final = _typehints.get_all_subclass_paths
 _OURS: Final = ("roi_lightning.", "lightning.", "torch.")
-
-
 _PARTS: Final = r"(?=^model:$|^other options:$|^--help_all shows)"
 
 
@@ -66,6 +64,8 @@ def text() -> str:
     ):
         for command in sorted(CONFIGURED):
             shown = _grouped(_parser(command)).format_help()
+            # The order is that of whoever wrote this union first.
+            shown = re.sub(r"Union\[float,(\s+)int,", r"Union[int,\1float,", shown)
             stored[command], *common = re.split(_PARTS, shown, flags=re.MULTILINE)
     stored |= zip(("groups", "others", "end"), common, strict=True)
     linked = [f"--{section}.{name}" for section, names in _LINKED.items() for name in sorted(names)]

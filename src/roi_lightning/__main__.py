@@ -97,7 +97,7 @@ def _dispatch(args: list[str]) -> int:
         return 0
     if command in COMMANDS:
         options = parse_options(getattr(arguments, f"{command.title()}Options"), command, rest)
-        return int(import_module(f"roi_lightning.cli.{command}").main(options))
+        return int(import_module(f"roi_lightning.cli.{command}").main(options) or 0)
     more = added("commands")
     if command in more:
         return int(load(more[command])(rest))

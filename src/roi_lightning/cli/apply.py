@@ -9,11 +9,8 @@ from roi_lightning.models.base_tensors import open_base
 from roi_lightning.models.source import resolve_model
 
 
-def main(options: ApplyOptions) -> int:
+def main(options: ApplyOptions) -> None:
     """Write the directory and say what it holds.
-
-    Returns:
-        0.
 
     Raises:
         UserError: If the mask is of another model, or the directory can't be written.
@@ -24,4 +21,3 @@ def main(options: ApplyOptions) -> int:
     out = write_export(base, masks, options.out, overwrite=options.overwrite)
     of = "prunable" if masks.is_mixed else "masked"
     sys.stdout.write(f"{out}: {masks.pattern}, {masks.amount} {of} weights kept, verified\n")
-    return 0

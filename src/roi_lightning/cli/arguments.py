@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from roi_lightning.errors import UserError
 from roi_lightning.evaluation.config import EvalConfig
 from roi_lightning.oneshot.settings import PruneSettings
 
@@ -42,18 +41,11 @@ class CompareOptions:
         masks: Two or more mask files or exported directories; NAME=PATH chooses the name to show.
         out: The folder to write to.
         json: Also write the overlaps as JSON there.
-
-    Raises:
-        UserError: If there is but one.
     """
 
     masks: list[str] = field(kw_only=False)
     out: Path
     json: Path | None = None
-
-    def __post_init__(self) -> None:
-        if len(self.masks) == 1:
-            raise UserError(f"{self.masks[0]!r} is one mask; give two or more: compare MASK MASK --out DIR")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,9 +2,8 @@
 
 from typing import Final
 
-_LEARN: Final = "learn, with a configuration"
 GROUPS: Final = {
-    _LEARN: {
+    "learn": {
         "plan": "parameters, bytes, tokens and steps of a run, before any weight is read",
         "fit": "learn a mask; ends with a hardened, verified checkpoint",
         "validate": "loss and perplexity of a checkpoint's hardened mask",
@@ -23,7 +22,7 @@ GROUPS: Final = {
     "this machine": {"doctor": "what of this machine decides how fast runs are, and what works here"},
 }
 COMMANDS: Final = {name: text for group in GROUPS.values() for name, text in group.items()}
-CONFIGURED: Final = frozenset(GROUPS[_LEARN])
+CONFIGURED: Final = frozenset(GROUPS["learn"])
 # An option that commands without a configuration have too, or that is typed often → its full name.
 SHORT: Final = {
     "--lm": "--model.lm",

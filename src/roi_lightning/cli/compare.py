@@ -21,16 +21,15 @@ from roi_lightning.utils.tables import print_table
 _NAMED: Final = re.compile(r"([^=/\\]+)=(.+)", re.DOTALL)
 
 
-def main(options: CompareOptions) -> int:
+def main(options: CompareOptions) -> None:
     """Compare every pair, print the table, write the files.
 
-    Returns:
-        0.
-
     Raises:
-        UserError: If a mask can't be read, masks are of different patterns or layers, a name is unknown; then
-            nothing has been written.
+        UserError: If there is one mask only or one can't be read, masks are of different patterns or layers, a name
+            is unknown; then nothing has been written.
     """
+    if len(options.masks) == 1:
+        raise UserError(f"{options.masks[0]!r} is one mask; give two or more: compare MASK MASK --out DIR")
     paths = name_masks(options.masks)
     jsons = [path for path in (options.out / "overlap.json", options.json) if path]
     for path in jsons:
@@ -45,7 +44,6 @@ def main(options: CompareOptions) -> int:
     _warn_of_other_bases(masks)
     _print(overlaps, next(iter(masks.values())))
     sys.stdout.write(f"{options.out}: overlap.json, masks.png\n")
-    return 0
 
 
 def _overlaps(masks: Mapping[str, MaskSet]) -> dict[tuple[str, str], Overlap]:

@@ -66,11 +66,7 @@ def with_extended(file: Path) -> list[Path]:
 
 
 def read_config(file: Path) -> dict[str, Any]:
-    """What stands in a configuration's file; nothing where that is no mapping, of which the parser says more.
-
-    Raises:
-        UserError: If it can't be read.
-    """
+    """What stands in a configuration's file; nothing where that is no mapping, of which the parser says more."""
     try:
         content = get_loader("yaml")(file.read_text(encoding="utf-8"))
     except yaml.YAMLError:
@@ -81,11 +77,8 @@ def read_config(file: Path) -> dict[str, Any]:
 
 
 def _extended(file: Path) -> str | None:
-    content = read_config(file)
-    if EXTENDS not in content:
-        return None
-    name = content[EXTENDS]
-    if not isinstance(name, str):
+    name = read_config(file).get(EXTENDS)
+    if not isinstance(name, str | None):
         raise UserError(f"{str(file)!r} extends {name!r}; give one configuration's name")
     return name
 

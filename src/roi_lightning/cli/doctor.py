@@ -23,11 +23,8 @@ class Finding(NamedTuple):
     means: str
 
 
-def main(options: DoctorOptions) -> int:
+def main(options: DoctorOptions) -> None:
     """Print a row per check.
-
-    Returns:
-        0.
 
     Raises:
         UserError: If the JSON can't be written.
@@ -41,7 +38,6 @@ def main(options: DoctorOptions) -> int:
         [name, _MARKS[ok], found, means] for name, (ok, found, means) in findings.items()
     ]
     print_table(["check", "", "found", "means"], rows, left=4)
-    return 0
 
 
 def _attempt(probe: Callable[[], Finding]) -> Finding:

@@ -12,11 +12,8 @@ from roi_lightning.utils.devices import choose_device
 from roi_lightning.utils.tables import standard_output
 
 
-def main(options: EvaluateOptions) -> int:
+def main(options: EvaluateOptions) -> None:
     """Check everything, measure, print the table, and write what was asked for.
-
-    Returns:
-        0.
 
     Raises:
         UserError: For whatever can't be measured or written; nothing is written then.
@@ -37,4 +34,3 @@ def main(options: EvaluateOptions) -> int:
             partial.write_text(f"{table.markdown()}\n\n{below}\n", encoding="utf-8")
     table.print()
     standard_output().print(Text(below, "dim"))
-    return 0

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from dataclasses import fields
 
 from roi_lightning.cli.arguments import PruneOptions
 from roi_lightning.data import CalibrationDataModule
@@ -18,16 +19,13 @@ from roi_lightning.utils.devices import choose_device
 from roi_lightning.utils.tables import print_table
 
 
-def main(options: PruneOptions) -> int:
+def main(options: PruneOptions) -> None:
     """Prune, write, verify, and say what was done.
-
-    Returns:
-        0.
 
     Raises:
         UserError: For anything that can't be pruned, read or written.
     """
-    config = PruneConfig.of(options)
+    config = PruneConfig(**{field.name: getattr(options, field.name) for field in fields(PruneConfig)})
     source, trusted = resolve_model(options.lm, options.revision), options.trust_remote_code
     shapes = meta_language_model(load_config(source, trusted), trusted)
     config.layers(source.spec, shapes)
@@ -64,7 +62,6 @@ def main(options: PruneOptions) -> int:
         )
     _show(facts, masks)
     sys.stdout.write(f"{out}: written and verified\n")
-    return 0
 
 
 def _check_space(options: PruneOptions, config: PruneConfig, base: BaseTensors | None) -> None:

@@ -6,15 +6,11 @@ from roi_lightning.cli.arguments import ReportOptions
 from roi_lightning.reports.page import write_report
 
 
-def main(options: ReportOptions) -> int:
+def main(options: ReportOptions) -> None:
     """Read what the run has left, and write its page.
-
-    Returns:
-        0.
 
     Raises:
         UserError: If there is nothing to report, a file is damaged, or the page can't be written.
     """
     write_report(options.run, options.out)
     sys.stdout.write(f"{options.out}\n")
-    return 0

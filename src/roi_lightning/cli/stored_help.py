@@ -5,9 +5,8 @@ The parser of a run takes seconds to make. help.txt is what it says of itself; d
 
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from difflib import get_close_matches
-from functools import cache
 from importlib.metadata import version
 from itertools import takewhile
 from pathlib import Path
@@ -23,13 +22,6 @@ _CLASSES: Final = {"model": "RoILightningModule", "data": "CalibrationDataModule
 _SECTIONS: Final = {"--model", "--data", "--trainer"}
 
 
-@cache
-def sections() -> dict[str, str]:
-    """The parts of the stored text by name."""
-    _, *parts = re.split(r"^# (.+)\n", STORED.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    return dict(zip(parts[::2], parts[1::2], strict=True))
-
-
 def answer(command: str, words: Sequence[str]) -> int | None:
     """Print the help if it is asked for, or the first option that there is not.
 
@@ -43,17 +35,17 @@ def answer(command: str, words: Sequence[str]) -> int | None:
     Raises:
         UserError: For a configuration that can't be read.
     """
-    parts = sections()
-    if asked := {"-h", "--help", "--help_all"}.intersection(words):
-        others = parts["others"] if "--help_all" in asked else ""
-        sys.stdout.write(parts[command] + parts["groups"] + others + parts["end"])
+    _, *parts = re.split(r"^# (.+)\n", STORED.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    stored = dict(zip(parts[::2], parts[1::2], strict=True))
+    shown = stored[command] + stored["groups"]
+    if {"-h", "--help", "--help_all"}.intersection(words):
+        sys.stdout.write(shown + (stored["others"] if "--help_all" in words else "") + stored["end"])
         return 0
-    shown = "".join(parts[name] for name in (command, "groups", "others"))
-    lines = re.findall(r"^  -.*", shown, re.MULTILINE)
+    lines = re.findall(r"^  -.*", shown + stored["others"], re.MULTILINE)
     listed = {name for line in lines for name in re.findall(r"--[\w.]+", line)}
-    unknown = _unknown(words, listed.union(parts["unlisted"].split()), _chosen(words))
+    unknown = _unknown(words, listed.union(stored["unlisted"].split()), _chosen(words))
     # Another version may have options of its own.
-    if unknown is None or f"lightning {version('lightning')}," not in parts["made with"]:
+    if unknown is None or f"lightning {version('lightning')}," not in stored["made with"]:
         return None
     meant = _meant(unknown, listed)
     sys.stderr.write(f"error: unrecognized arguments: {unknown}{meant}\ntry: {PROGRAM} {command} --help\n")
@@ -62,24 +54,16 @@ def answer(command: str, words: Sequence[str]) -> int | None:
 
 def _chosen(words: Sequence[str]) -> set[str]:
     """The sections whose class may not be the usual one, by the command line or a configuration."""
-    given = [word.partition("=")[0] for word in words]
-    chosen = {name for name in _CLASSES if {f"--{name}", f"--{name}.class_path"}.intersection(given)}
-    for content in _configurations(words):
-        for name, usual in _CLASSES.items():
-            section = content.get(name) or {}
-            kind = section.get("class_path", usual) if isinstance(section, dict) else section
-            if kind not in (usual, f"roi_lightning.{usual}"):
-                chosen.add(name)
+    lines = "\n".join(words)
+    chosen = set(re.findall(r"^--(model|data)(?:\.class_path)?(?:=|$)", lines, re.MULTILINE))
+    for name in re.findall(r"^(?:-c|--config)[=\n]([^-].*)", lines, re.MULTILINE):
+        for content in map(read_config, with_extended(find_config(name))):
+            for section, usual in _CLASSES.items():
+                given = content.get(section) or {}
+                kind = given.get("class_path", usual) if isinstance(given, dict) else given
+                if kind not in (usual, f"roi_lightning.{usual}"):
+                    chosen.add(section)
     return chosen
-
-
-def _configurations(words: Sequence[str]) -> Iterator[dict[str, object]]:
-    """What stands in the files that are given, and in those that they extend."""
-    for word, following in zip(words, [*words[1:], "-"], strict=True):
-        option, equals, value = word.partition("=")
-        name = value if equals else following
-        if option in ("-c", "--config") and not name.startswith("-"):
-            yield from map(read_config, with_extended(find_config(name)))
 
 
 def _unknown(words: Sequence[str], known: set[str], chosen: set[str]) -> str | None:
@@ -93,7 +77,7 @@ def _unknown(words: Sequence[str], known: set[str], chosen: set[str]) -> str | N
         if not word.startswith("--") or " " in word or name in known or name in SHORT:
             continue
         section, dot, _ = name.removeprefix("--").partition(".")
-        if (dot and section in chosen) or any(name.startswith(f"{option}.") for option in known - _SECTIONS):
+        if any(name.startswith(f"{option}.") for option in known - _SECTIONS) or (dot and section in chosen):
             continue
         if section not in _CLASSES and any(option.startswith(name) for option in known):
             return None  # an option that is cut short
@@ -104,7 +88,7 @@ def _unknown(words: Sequence[str], known: set[str], chosen: set[str]) -> str | N
 def _meant(unknown: str, listed: set[str]) -> str:
     """The option that was perhaps meant, as a question; any section may have it."""
     named: dict[str, str] = {}
-    for option in listed - SHORT.keys():
+    for option in sorted(listed - SHORT.keys()):
         short = [f" (or {short})" for short, full in SHORT.items() if full == option]
         named[option.rpartition(".")[2].lstrip("-")] = "".join([option, *short])
     last = unknown.rpartition(".")[2].lstrip("-")

@@ -1,7 +1,7 @@
 """What the command and the Python function make of the options of pruning without training."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
@@ -21,11 +21,7 @@ from roi_lightning.oneshot.sparsegpt import SparseGPT
 from roi_lightning.utils.devices import choose_device
 from roi_lightning.utils.entry_points import added, load, load_named_classes
 
-METHODS: Final[dict[str, type[OneShotMethod]]] = {
-    "magnitude": Magnitude,
-    "wanda": Wanda,
-    "sparsegpt": SparseGPT,
-}
+METHODS: Final = {"magnitude": Magnitude, "wanda": Wanda, "sparsegpt": SparseGPT}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,11 +31,6 @@ class PruneConfig(PruneSettings):
     Raises:
         UserError: For an unknown method, and options that a method does not have.
     """
-
-    @classmethod
-    def of(cls, settings: PruneSettings) -> "PruneConfig":
-        """What a command line asks for."""
-        return cls(**{field.name: getattr(settings, field.name) for field in fields(cls)})
 
     @cached_property
     def chosen(self) -> OneShotMethod:

@@ -42,11 +42,8 @@ from roi_lightning.utils.tables import print_table
 _TOLERANCE: Final = 1e-3
 
 
-def run(options: PermuteOptions) -> int:
+def run(options: PermuteOptions) -> None:
     """Choose the order, write, verify, compare what both models compute, and say what was gained.
-
-    Returns:
-        0.
 
     Raises:
         UserError: For a model that can't be reordered or read, and a directory that can't be written.
@@ -72,7 +69,6 @@ def run(options: PermuteOptions) -> int:
     sys.stdout.write(
         f"{out}: written and verified; logits differ by at most {comparison.difference:.0e} of the largest\n"
     )
-    return 0
 
 
 def _check(source: ModelSource, pattern: NMPattern, options: PermuteOptions) -> None:

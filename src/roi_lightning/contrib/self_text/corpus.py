@@ -21,12 +21,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from roi_lightning.contrib.self_text.samples import (
-    Document,
-    Selection,
-    sample_documents,
-    start_token,
-)
+from roi_lightning.contrib.self_text.samples import Document, Selection, sample_documents, start_token
 from roi_lightning.contrib.self_text.settings import BATCH_SIZE, SampleSettings, about
 from roi_lightning.data.packing import identity as tokenizer_identity
 from roi_lightning.errors import UserError, reason
