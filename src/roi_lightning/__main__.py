@@ -127,7 +127,7 @@ def _overview() -> str:
         "",
     ]
     more = {name: summary(point) for name, point in sorted(added("commands").items())}
-    for title, commands in (GROUPS | {"beside the core": more}).items():
+    for title, commands in (GROUPS | {"---\nbeside the core": more}).items():
         lines += [f"{title}:", *(f"  {name:<10} {text}" for name, text in commands.items()), ""]
     lines += [
         "Each takes --help; --version says what is installed.",
