@@ -20,7 +20,7 @@ class ApplyOptions:
         mask: A mask file or an exported directory.
         out: The directory to write.
         overwrite: Replace an earlier export there.
-        dtype: What a GGUF model is cast to (default: what the mask was made for).
+        dtype: Number type that a GGUF model is cast to (default: the type that the mask was made for).
     """
 
     lm: str = field(kw_only=False)
@@ -32,10 +32,10 @@ class ApplyOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class CompareOptions:
-    """Measure how much of what one mask keeps another keeps too (weights kept by both ÷ weights kept).
+    """Measure how many weights two masks both keep, as a share of the weights that one of them keeps.
 
-    Overall, by kind of layer, by layer. Writes overlap.json and masks.png: corners of q_proj, k_proj and up_proj of
-    the middle block, a column per mask, measured against the last one.
+    Prints a table. Writes overlap.json (overall, by kind of layer, by layer) and masks.png, corners of q_proj, k_proj
+    and up_proj of the middle block. Each column is a mask; the last mask is the reference.
 
     Attributes:
         masks: Two or more mask files or exported directories; NAME=PATH chooses the name to show.
@@ -50,10 +50,10 @@ class CompareOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorOptions:
-    """Say what this machine has of what decides how fast a run is.
+    """Check what decides how fast runs are on this machine.
 
     Attributes:
-        json: Also write the same as JSON there.
+        json: File to write the checks to as JSON, besides printing.
     """
 
     json: Path | None = None
@@ -61,15 +61,15 @@ class DoctorOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions(EvalConfig):
-    """Perplexities, zero-shot accuracy and any task of lm-evaluation-harness, side by side.
+    """Measure perplexities, zero-shot accuracy and any task of lm-evaluation-harness, side by side.
 
     Attributes:
         lm: Hub ids, directories (packed or not), GGUF files, or mask files (with --base).
-        base: The model that mask files apply to; if among the models, the one that others are compared with.
-        dtype: Of the weights: auto for the stored one, bfloat16 for GGUF.
-        device: auto, cpu, cuda or cuda:N.
-        json: Also write the results as JSON there.
-        markdown: Also write them as Markdown there.
+        base: The model that mask files apply to. If it is measured too, the others are compared with it.
+        dtype: Number type of the weights; auto takes the stored type, and bfloat16 for GGUF.
+        device: Device to run on: auto, cpu, cuda or cuda:N.
+        json: File to write the results to as JSON, besides printing.
+        markdown: File to write the tables to as Markdown, besides printing.
         trust_remote_code: Let the models' own Python code run.
     """
 
@@ -86,17 +86,18 @@ class EvaluateOptions(EvalConfig):
 class PruneOptions(PruneSettings):
     """Choose N of every M weights without training, layer after layer.
 
-    Writes the same directory and mask file as a learned mask gets.
+    Writes the same kind of directory and mask file as fit.
 
     Attributes:
         lm: Hub id, directory, or GGUF file.
         out: The directory to write.
         overwrite: Replace an earlier export there.
         corpora: Calibration text, as in data.corpora: files, globs, hub ids, python-docs, or mappings like
-            '{source: x.jsonl, text_field: body}'; of chats '{source: x.jsonl, messages_field: messages}'.
+            '{source: x.jsonl, text_field: body}'; for chats '{source: x.jsonl, messages_field: messages}'.
         revision: Branch, tag or commit of a hub id.
-        dtype: In which the model runs, and a GGUF model is saved: auto for the stored one, bfloat16 for GGUF.
-        trust_remote_code: Run the model repository's code.
+        dtype: Number type that the model runs in, and that a GGUF model is saved in; auto takes the stored type, and
+            bfloat16 for GGUF.
+        trust_remote_code: Let the model repository's own Python code run.
     """
 
     lm: str = field(kw_only=False)
@@ -114,7 +115,7 @@ class ReportOptions:
     """Write one HTML page of a run: perplexities, curves, the mask, continuations. It needs no other file.
 
     Attributes:
-        run: The run's folder.
+        run: The run's folder, such as runs/NAME.
         out: The page to write; an earlier page is replaced.
     """
 
@@ -126,13 +127,13 @@ class ReportOptions:
 class VerifyOptions:
     """Check N:M along the input dimension, exact zeros and every file's hash.
 
-    With --base also that kept weights are bit for bit the base model's (packed in int8: the base model's in int8) and
-    nothing else changed.
+    With --base it also checks that kept weights are bit for bit the base model's (rounded to int8 if packed so), and
+    that nothing else changed.
 
     Attributes:
         directory: An exported, packed or permuted directory.
         base: The base model: hub id, directory, or GGUF file.
-        json: Also write the result as JSON there.
+        json: File to write the result to as JSON, besides printing.
     """
 
     directory: Path = field(kw_only=False)

@@ -4,22 +4,22 @@ from typing import Final
 
 GROUPS: Final = {
     "learn": {
-        "plan": "parameters, bytes, tokens and steps of a run, before any weight is read",
-        "fit": "learn a mask; ends with a hardened, verified checkpoint",
-        "validate": "loss and perplexity of a checkpoint's hardened mask",
-        "export": "a training checkpoint to a Hugging Face directory and a mask file",
+        "plan": "say how much memory and text a run takes, before it reads any weight",
+        "fit": "learn a mask, and write a verified model directory",
+        "validate": "measure loss and perplexity of a checkpoint's hard mask",
+        "export": "write a model directory and a mask file from a training checkpoint",
     },
     "judge": {
-        "evaluate": "perplexities and benchmark tasks of models and masks, side by side",
-        "compare": "how much of what one mask keeps the others keep too: a table and a picture",
+        "evaluate": "measure perplexities and benchmark tasks of models and masks, side by side",
+        "compare": "measure how many weights two masks both keep: a table and a picture",
         "verify": "check an exported directory: pattern, zeros, kept weights, every byte",
-        "report": "one HTML page about a run, to read or to mail",
+        "report": "write one HTML page about a run",
     },
     "without learning": {
-        "prune": "a mask without training: magnitude, Wanda, SparseGPT",
-        "apply": "a base model and a mask file to the same directory",
+        "prune": "make a mask without training: magnitude, Wanda, SparseGPT",
+        "apply": "write a model directory from a base model and a mask file",
     },
-    "this machine": {"doctor": "what of this machine decides how fast runs are, and what works here"},
+    "this machine": {"doctor": "check what decides how fast runs are on this machine"},
 }
 COMMANDS: Final = {name: text for group in GROUPS.values() for name, text in group.items()}
 CONFIGURED: Final = frozenset(GROUPS["learn"])

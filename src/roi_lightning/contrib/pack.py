@@ -1,4 +1,4 @@
-"""`pack DIR --out DIR`: a 2:4 export in fewer bytes, for fast decoding on CPUs."""
+"""`pack DIR --out DIR`: write a 2:4 export in fewer bytes, for fast decoding on CPUs."""
 
 import sys
 from collections.abc import Sequence
@@ -19,17 +19,17 @@ _PROVEN: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class PackOptions:
-    """Write a verified 2:4 directory again with kept weights and two bits for the position of each.
+    """Write a smaller directory of a 2:4 model: kept weights, and two bits for the position of each.
 
     transformers loads it once roi_lightning.contrib.packed is imported.
 
     Attributes:
-        directory: A 2:4 directory of fit, export, prune or apply.
+        directory: A 2:4 directory that fit, export, prune or apply wrote.
         out: The directory to write.
-        weights: Of what form kept weights are: as stored, or int8 with a scale for each row of outputs, at most the
-            row's largest weight / 254 off. Pruned ones are exactly zero either way.
+        weights: How to store kept weights: unchanged (stored), or rounded to int8 with a scale for each row of
+            outputs (off by at most the row's largest weight / 254). Pruned weights are exactly zero either way.
         overwrite: Replace an earlier directory there.
-        json: Also write the sizes as JSON there.
+        json: File to write the sizes to as JSON, besides printing.
     """
 
     directory: Path = field(kw_only=False)

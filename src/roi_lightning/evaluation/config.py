@@ -33,15 +33,15 @@ class EvalConfig:
         tasks: Names with commas between them, or a sequence of names: token_perplexity, token_perplexity_2048,
             word_perplexity, arc_challenge, arc_easy, boolq, hellaswag, piqa, race, sciq; any other task, group or
             tag of lm-evaluation-harness; a task's YAML file.
-        text: File for the token perplexities, or a mapping as of data.corpora, such as '{source: x.jsonl,
-            messages_field: messages, loss_on: answers}' for chats; without one WikiText-2 from the hub.
-        task_data: Folder of <task>.jsonl files for the other tasks (wikitext.jsonl for word_perplexity), and of
-            <task>.train.jsonl for their examples; without one the hub.
-        num_fewshot: Solved examples before every question; without it each task's own number.
+        text: File for the token perplexities, or a mapping as in data.corpora, such as '{source: x.jsonl,
+            messages_field: messages, loss_on: answers}' for chats. If left out: WikiText-2 from the hub.
+        task_data: Folder with a file <task>.jsonl for each other task (wikitext.jsonl for word_perplexity), and
+            <task>.train.jsonl for its examples. If left out, tasks are read from the hub.
+        num_fewshot: Number of solved examples before every question; if left out, the task's own number.
         apply_chat_template: Ask as a chat, with the model's own template.
-        system_instruction: Text that opens every prompt, in a chat the system's message.
+        system_instruction: Text that opens every prompt; in a chat it is the system's message.
         seq_len: Tokens per window of token_perplexity, BOS included.
-        limit: Only the first so many windows, documents and questions of each task; below 1 a fraction of them.
+        limit: Measure only the first N windows, documents or questions of each task; below 1, this fraction of them.
         batch_size: Sequences per forward pass.
 
     Raises:
@@ -80,7 +80,7 @@ class EvalConfig:
 
     @property
     def harness_names(self) -> list[str]:
-        """Those that lm-evaluation-harness measures, but for the word perplexity."""
+        """Those that lm-evaluation-harness measures, except the word perplexity."""
         return [name for name in self.names if name not in PERPLEXITIES]
 
     @property

@@ -17,17 +17,17 @@ class PruneSettings:
     Attributes:
         method: magnitude (reads no text), wanda, sparsegpt, hyperprune, or a class path, with options as
             '{class_path: SparseGPT, init_args: {damping: 0.1}}'; in Python also the method itself.
-        mask_only: With sparsegpt, keep the values of what is kept; otherwise they are updated.
+        mask_only: With sparsegpt, leave the kept weights as they are; otherwise sparsegpt updates them.
         pattern: N:M, N kept of every M consecutive inputs.
-        patterns: Another N:M, or dense, of some layers, by name or glob: '{"*.down_proj": "4:8", "*.k_proj": dense}'.
-            A full name wins over globs, of several globs the last.
-        windows: How many windows of calibration text.
-        seq_len: Tokens of each.
-        seed: Of the choice of windows, and of what a method draws.
-        activations: What the layers of a block see: sequential, what the pruned blocks before it give; dense, in half
-            the passes, what the unpruned ones would.
-        device: Where blocks run, one at a time: auto, cpu, cuda or cuda:N.
-        offload_dir: Folder for the hidden states between two blocks, which otherwise stay in memory.
+        patterns: Another N:M, or dense, for layers by name or glob: '{"*.down_proj": "4:8", "*.k_proj": dense}'.
+            A full name wins over globs; the last matching glob wins over earlier ones.
+        windows: Number of windows of calibration text.
+        seq_len: Tokens in each window.
+        seed: Seed for choosing the windows, and for methods that draw at random.
+        activations: Which outputs of earlier blocks a block is measured on: sequential, those of the pruned blocks;
+            dense, those of the unpruned model, which takes half the passes.
+        device: Device that runs the blocks, one at a time: auto, cpu, cuda or cuda:N.
+        offload_dir: Folder for the hidden states between two blocks; if left out, they stay in memory.
         targets: Names or globs of the layers to prune.
         ignore: Names or globs of layers to leave dense.
 

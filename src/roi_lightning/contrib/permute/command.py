@@ -1,4 +1,4 @@
-"""`permute LM --pattern N:M --corpora TEXT --out DIR`: hidden channels in an order that N:M masks lose less in."""
+"""`permute LM --pattern N:M --corpora TEXT --out DIR`: reorder hidden channels so that N:M masks lose less."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,22 +11,22 @@ from roi_lightning.errors import check_at_least
 
 @dataclass(frozen=True, kw_only=True)
 class PermuteOptions:
-    """Reorder the hidden channels of MLPs and of value heads, so that groups of M lose less when N are kept.
+    """Reorder the hidden channels of MLPs and of value heads, so that groups of M lose less when N of them are kept.
 
-    Writes a directory whose model computes the same as before, to be given to fit, prune and evaluate in its place.
+    Writes a directory whose model computes the same as before. Give that directory to fit, prune and evaluate.
 
     Attributes:
         lm: Hub id, directory, or GGUF file.
-        pattern: N:M, for which the order is chosen.
+        pattern: N:M that the order is chosen for.
         out: The directory to write.
-        overwrite: Replace an earlier one there.
+        overwrite: Replace an earlier directory there.
         corpora: Calibration text, as in data.corpora: files, globs, hub ids, python-docs, or mappings like
-            '{source: x.jsonl, text_field: body}'; of chats '{source: x.jsonl, messages_field: messages}'.
-        windows: How many windows of calibration text.
-        seq_len: Tokens of each.
-        seed: Of the choice of windows.
+            '{source: x.jsonl, text_field: body}'; for chats '{source: x.jsonl, messages_field: messages}'.
+        windows: Number of windows of calibration text.
+        seq_len: Tokens in each window.
+        seed: Seed for choosing the windows.
         revision: Branch, tag or commit of a hub id.
-        device: Where the model runs, in fp32, and its channels are exchanged: auto, cpu, cuda or cuda:N.
+        device: Device that runs the model, in fp32, and exchanges its channels: auto, cpu, cuda or cuda:N.
 
     Raises:
         UserError: For numbers out of range.

@@ -1,4 +1,4 @@
-"""`sample LM --out FILE`: calibration text that a model writes itself."""
+"""`sample LM --out FILE`: have a model write calibration text."""
 
 import sys
 from collections.abc import Sequence
@@ -16,17 +16,17 @@ from roi_lightning.utils.atomic_io import check_writable
 class SampleOptions(SampleSettings):
     """Have a model write documents, token by token, at temperature 1 with nothing cut off.
 
-    Writes JSON lines with the field `text`, to be used as corpora, and facts about them beside it (.about.json). The
-    same command resumes an interrupted one.
+    Writes JSON lines with the field `text`, which --corpora takes, and beside them what they depend on (.about.json).
+    After an interruption, run the same command again to resume.
 
     Attributes:
         lm: Hub id, directory, or GGUF file.
         out: The .jsonl file to write.
-        batch_size: Documents at a time; more take more memory.
+        batch_size: Documents to write at a time; more take more memory.
         revision: Branch, tag or commit of a hub id.
-        dtype: Of the weights: auto for the stored one, bfloat16 for GGUF.
-        device: auto, cpu, cuda or cuda:N.
-        trust_remote_code: Run the model repository's code.
+        dtype: Number type of the weights; auto takes the stored type, and bfloat16 for GGUF.
+        device: Device to run on: auto, cpu, cuda or cuda:N.
+        trust_remote_code: Let the model repository's own Python code run.
 
     Raises:
         UserError: For numbers out of range, and a file that is not called .jsonl, or is there already.

@@ -14,11 +14,11 @@ class SampleSettings:
     """Which documents a model writes.
 
     Attributes:
-        tokens: Of all documents together, at least.
-        max_tokens: Of one document; one that the model has not ended by then is kept as it is.
-        seed: Of the draws; each document has its own, whatever is sampled beside it.
-        start: The token that a document follows; without it the BOS that the tokenizer puts before a text, or where
-            it puts none its EOS, which stands between documents.
+        tokens: Tokens to write at least, in all documents together.
+        max_tokens: Tokens in the longest document; a document that has not ended by then is kept as it is.
+        seed: Seed of the draws; every document derives a seed of its own from it.
+        start: Token that each document follows; if left out, the BOS that the tokenizer puts before a text, or its
+            EOS if it puts none.
 
     Raises:
         UserError: For numbers out of range.
