@@ -14,7 +14,10 @@ from typing import Any, Final
 
 from typing_extensions import override
 
-from roi_lightning.cli.commands import COMMANDS, CONFIGURED, PLAIN
+from roi_lightning.cli import arguments
+from roi_lightning.cli.commands import COMMANDS, CONFIGURED, GROUPS
+from roi_lightning.cli.options import parse_options
+from roi_lightning.cli.stored_help import answer
 from roi_lightning.errors import UserError, brief, did_you_mean, reason
 from roi_lightning.utils.entry_points import added, load, summary
 
@@ -84,17 +87,23 @@ def _open_streams() -> None:
 
 def _dispatch(args: list[str]) -> int:
     command, rest = args[0], args[1:]
-    if command in PLAIN or command == "plan":
-        module = import_module(f"roi_lightning.cli.{command}")
-        return int(module.main(rest))
+    # What runs a command takes seconds to import: what is typed is looked at before.
     if command in CONFIGURED:
+        if (status := answer(command, rest)) is not None:
+            return status
+        if command == "plan":
+            return int(import_module("roi_lightning.cli.plan").main(rest))
         import_module("roi_lightning.cli.lightning").run(args)
         return 0
+    if command in COMMANDS:
+        options = parse_options(getattr(arguments, f"{command.title()}Options"), command, rest)
+        return int(import_module(f"roi_lightning.cli.{command}").main(options) or 0)
     more = added("commands")
     if command in more:
         return int(load(more[command])(rest))
     known = [*COMMANDS, *more]
-    meant = did_you_mean(command, known) or f"; the commands are {', '.join(known)}"
+    near = did_you_mean("fit" if command in ("train", "learn") else command, known)
+    meant = near or f"; the commands are {', '.join(known)}"
     sys.stderr.write(f"error: no command {command!r}{meant}\n")
     return 2
 
@@ -118,9 +127,8 @@ def _overview() -> str:
         "",
     ]
     more = {name: summary(point) for name, point in sorted(added("commands").items())}
-    titles = {"with a configuration:": CONFIGURED, "without:": PLAIN, "---\nbeside the core:": more}
-    for title, commands in titles.items():
-        lines += [title, *(f"  {name:<10} {text}" for name, text in commands.items()), ""]
+    for title, commands in (GROUPS | {"---\nbeside the core": more}).items():
+        lines += [f"{title}:", *(f"  {name:<10} {text}" for name, text in commands.items()), ""]
     lines += [
         "Each takes --help; --version says what is installed.",
         "A first run: roi-lightning fit --config quickstart.yaml",

@@ -11,9 +11,10 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from docs.count_commands import ROOT
 from helpers.lab import Lab, make_lab, plain_text, run
 from helpers.slow_perplexity import by_a_loop
-from roi_lightning.cli.commands import COMMANDS
+from roi_lightning.cli.commands import COMMANDS, CONFIGURED
 from roi_lightning.cli.lightning import build
 from roi_lightning.utils.entry_points import added
 
@@ -97,46 +98,49 @@ def test_the_overview_names_every_command(capsys):
     assert all(f"  {command} " in overview for command in [*COMMANDS, *added("commands")])
 
 
-LIGHT = """
+IMPORTS = """
 import sys
 from roi_lightning.__main__ import main
+from roi_lightning.cli.commands import COMMANDS, CONFIGURED
+from roi_lightning.utils.entry_points import added
+
+def ends(status, *words):
+    try:
+        assert main(words) == status
+    except SystemExit as stop:
+        assert (stop.code or 0) == status
 
 def is_light(*words):
-    try:
-        main([*words, "--help"])
-    except SystemExit as stop:
-        assert not stop.code
+    ends(*words)
     heavy = {"torch", "transformers", "lightning"} & set(sys.modules)
     assert not heavy, (words, heavy)
 
-is_light()
-is_light("verify")
-is_light("apply")
-"""
-COUNT = """
-import sys
-from roi_lightning.__main__ import main
-try:
-    main(["fit", "--config", "quickstart.yaml", "--print_config"])
-except SystemExit:
-    print(sum(name.split(".")[0] == "roi_lightning" for name in sys.modules), file=sys.stderr)
+for command in [*COMMANDS, *added("commands")]:
+    is_light(0, command, "--help")
+    is_light(2, command, "--wrong", "3")
+for command in CONFIGURED:
+    is_light(0, command, "--help_all")
+    is_light(2, command, "--config", "quickstart.yaml", "--model.lr=0.1")
+
+ends(0, "fit", "--config", "quickstart.yaml", "--print_config")
+print(sum(name.split(".")[0] == "roi_lightning" for name in sys.modules), file=sys.stderr)
+
+from docs.write_help import STORED, made_with, text
+stored = STORED.read_text()
+assert made_with() not in stored or text() == stored, "run: python -m docs.write_help"
 """
 
 
-def in_a_new_process(program):
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+def test_a_command_imports_what_it_needs():
+    """Nothing heavy for help and unknown options, of which what is stored is what the parser says."""
+    done = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
-    return done
-
-
-def test_help_is_quick():
-    """Nothing heavy is imported, by the bare package either."""
-    assert in_a_new_process(LIGHT).stdout.count("usage:") == 3
-
-
-def test_a_run_imports_what_it_needs():
-    count = int(in_a_new_process(COUNT).stderr.split()[-1])
-    assert count <= 95, "files of ours; annexes are imported where they are used"
+    commands = len(COMMANDS) + len(added("commands"))
+    assert done.stdout.count("usage:") == commands + len(CONFIGURED)
+    assert done.stderr.count("error: unrecognized arguments: --wrong") == commands
+    assert int(done.stderr.split()[-1]) <= 100, (
+        "files of ours for a run; annexes are imported where they are used"
+    )
 
 
 def test_a_run_cut_off_after_its_last_step_is_finished_by_resuming(lab):

@@ -17,6 +17,7 @@ from roi_lightning.__main__ import main
 from roi_lightning.cli.commands import SHORT
 from roi_lightning.cli.lightning import build
 from roi_lightning.cli.plan import PlanCLI
+from roi_lightning.cli.stored_help import answer
 
 lab = pytest.fixture(make_lab)
 bench = pytest.fixture(make_bench)
@@ -31,6 +32,7 @@ VALUES = {
     "--corpora": "some.txt",
     "--seq_len": "77",
     "--steps": "3",
+    "--lr": "0.25",
     "--seed": "5",
 }
 
@@ -105,6 +107,7 @@ def test_short_names_are_the_full_ones(lab):
     assert model["sampler"]["class_path"].endswith(".StraightThrough")
     assert (data["corpora"], data["seq_len"]) == ("some.txt", 77)
     assert (short["trainer"]["max_steps"], short["seed_everything"]) == (3, 5)
+    assert model["optimizer"]["init_args"]["lr"] == 0.25
 
 
 def test_dashes_are_underscores(lab, capsys):
@@ -124,7 +127,21 @@ MISTAKES = {
         '"sampler":.*Gumbel.*try: roi-lightning fit --help',
     ),
     "a value": (("fit", *QUICK, "--seq_len", "many"), '"seq_len": Expected.*int.*many'),
-    "an option of the learner": (("fit", *QUICK, "--model.init_stdd", "3"), "'init_stdd' is not accepted"),
+    "an option": (("fit", *QUICK, "--wrong", "3"), "^error: unrecognized arguments: --wrong try: "),
+    "an option of the learner": (("fit", *QUICK, "--model.init_stdd", "3"), "did you mean --model.init_std?"),
+    "another section": (
+        ("plan", *QUICK, "--data.max_steps=3"),
+        r"did you mean --trainer.max_steps \(or --steps\)",
+    ),
+    "a learning rate": (("fit", "--model.lr", "3"), r"did you mean --model.optimizer.lr \(or --lr\)\?"),
+    "its name": (("fit", "--learning-rate", "3"), r"did you mean --model.optimizer.lr \(or --lr\)\?"),
+    "an option of another command": (("plan", *QUICK, "--resume"), "unrecognized arguments: --resume"),
+    "a configuration": (
+        ("plan", "--config", "quickstat"),
+        "no configuration 'quickstat'.*did you mean quickstart",
+    ),
+    "an option inside": (("fit", *QUICK, "--model.optimizer.lrr", "3"), "'lrr' is not accepted"),
+    "a command by another name": (("train",), "no command 'train'; did you mean fit?"),
     "a pattern that the shell spelled out": (
         ("fit", *QUICK, "--corpora", "a.txt", "b.txt"),
         "unrecognized arguments: b.txt; put a pattern like .* in quotes",
@@ -144,6 +161,39 @@ def test_a_mistake_is_a_line_or_two(words, told, capsys):
     assert re.search(told, " ".join(captured.err.splitlines())), captured.err
     assert len(captured.err.splitlines()) <= 2
     assert not captured.out
+
+
+OF_ONES_OWN = {
+    "own.yaml": "model: ProxSparseModule",
+    "more.yaml": "{extends: own.yaml, data: {class_path: my.Text}}",
+}
+ACCEPTED = {
+    "inside classes, lists, negative numbers, what links set": (
+        *("--model.optimizer.init_args.lr=0.1", "--model.tau.start", "0.3", "--data.corpora+", "x"),
+        *(
+            "--trainer.callbacks+=HardenMasks",
+            "--model.init_args.prior_margin",
+            "-1",
+            "--data.tokenizer",
+            "x",
+        ),
+        *("--model.patterns.k_proj", "4:8", "--run", "--a b", "--trainer.max-steps=-1", "--resume"),
+    ),
+    "a short option and its value": ("-cquickstart", "--steps=3"),
+    "another class": ("--model", "ProxSparseModule", "--model.strength=2"),
+    "a class by its path": ("--model.class_path=ProxSparseModule", "--model.strength=2"),
+    "a class of a configuration": ("--config", "own.yaml", "--model.strength", "2"),
+}
+
+
+@pytest.mark.parametrize("words", ACCEPTED.values(), ids=ACCEPTED.keys())
+def test_what_the_parser_accepts_is_not_refused_before(lab, words, capsys):
+    for name, text in OF_ONES_OWN.items():
+        (lab.folder / name).write_text(text)
+    config = yaml.safe_load(shown(capsys, "fit", *QUICK, *words, "--print_config"))
+    assert config["resume"] == ("auto" if "--resume" in words else None)
+    assert answer("fit", ["--config=more.yaml", "--model.any=3", "--data.any=3"]) is None
+    assert answer("fit", ["--trainer.max_st", "3"]) is None, "jsonargparse warns of what is cut short"
 
 
 def test_a_run_s_folder_is_not_its_export(tmp_path, capsys):

@@ -7,7 +7,6 @@ import shutil
 import sqlite3
 import warnings
 from contextlib import closing
-from dataclasses import is_dataclass
 from importlib import import_module
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from docs.count_commands import ROOT, blocks_of, commands_of, count, pages
 from helpers.lab import make_lab, run
 from helpers.tiny_models import tiny_qwen2
+from roi_lightning.cli import arguments
 from roi_lightning.cli.options import parse_options
 
 lab = pytest.fixture(make_lab)
@@ -160,13 +160,7 @@ def parse(command):
         assert run(*command.arguments, "--print_config") == 0
     else:
         name, *rest = command.arguments
-        module = import_module(f"roi_lightning.cli.{name}")
-        (options,) = (
-            kind
-            for kind in vars(module).values()
-            if is_dataclass(kind) and kind.__module__ == module.__name__
-        )
-        assert parse_options(options, name, rest)
+        assert parse_options(getattr(arguments, f"{name.title()}Options"), name, rest)
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -20,12 +20,13 @@ from benchmarks.study.__main__ import build_parser
 from benchmarks.study.cells import choose_methods
 from helpers.lab import Lab, brute_top, make_lab, run
 from roi_lightning.api import learn, prune
+from roi_lightning.cli.arguments import PruneOptions
 from roi_lightning.cli.lightning import build
 from roi_lightning.cli.options import parse_options
-from roi_lightning.cli.prune import PruneOptions
 from roi_lightning.data import CalibrationDataModule
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.masks.pattern import NMPattern
+from roi_lightning.oneshot.config import PruneConfig
 from roi_lightning.samplers import Draw
 from roi_lightning.samplers.noise import gumbel, noise_key
 
@@ -81,7 +82,7 @@ def test_commands_are_understood(command, lab, capsys):
         args = build_parser().parse_args(words[1:])
         assert len(choose_methods(args.methods, args.method)) == 5
     elif name == "prune":
-        chosen = parse_options(PruneOptions, "prune", words).chosen
+        chosen = PruneConfig(method=parse_options(PruneOptions, "prune", words).method).chosen
         assert (type(chosen).__name__, chosen.exponent) == (
             "PoweredWanda",
             2 if "exponent" in command else 0.5,

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from helpers.directories import ADDITIONS, TEMPLATE, add, change, export_of, failed, flipped_bit, reseal
+from helpers.lab import run
 from helpers.tiny_models import random_masks, tiny_gguf, tiny_llama, tiny_qwen2
-from roi_lightning.cli import apply, verify
 from roi_lightning.errors import UserError
 from roi_lightning.export import verify_export, write_export
 from roi_lightning.export.sidecar import read_sidecar
@@ -136,21 +136,21 @@ def test_a_sidecar_that_says_other_things_than_the_mask_file_is_noticed(export, 
 def test_the_verify_command(export, original, capsys):
     base = str(original.parent / "base")
     report = export.parent / "report.json"
-    assert verify.main([str(export), "--base", base, "--json", str(report)]) == 0
+    assert run("verify", str(export), "--base", base, "--json", str(report)) == 0
     assert "all 11 checks hold" in capsys.readouterr().out
     assert json.loads(report.read_text())["ok"] is True
     (export / "LICENSE").write_text("x")
-    assert verify.main([str(export), "--json", str(report)]) == 1
+    assert run("verify", str(export), "--json", str(report)) == 1
     assert "1 of 6 checks failed" in capsys.readouterr().out
     rows = json.loads(report.read_text())["checks"]
     assert [row["name"] for row in rows if not row["ok"]] == ["checksums"]
-    with pytest.raises(UserError, match="no directory"):
-        verify.main([str(export / "absent")])
+    assert run("verify", export / "absent") == 1
+    assert "no directory" in capsys.readouterr().err
 
 
 def test_apply_makes_the_same_directory(original, tmp_path, capsys):
     base, mask = str(original.parent / "base"), str(original / "roi_mask.safetensors")
-    assert apply.main([base, mask, "--out", str(tmp_path / "out")]) == 0
+    assert run("apply", base, mask, "--out", str(tmp_path / "out")) == 0
     assert "verified" in capsys.readouterr().out
     names = {path.name for path in original.iterdir()}
     assert names == {path.name for path in (tmp_path / "out").iterdir()}
@@ -161,15 +161,15 @@ def test_apply_makes_the_same_directory(original, tmp_path, capsys):
         assert (plain / name).read_bytes() == (tmp_path / "out" / name).read_bytes()
 
 
-def test_apply_to_a_gguf_base(tmp_path):
+def test_apply_to_a_gguf_base(tmp_path, capsys):
     source, _, out = export_of(tiny_gguf(tmp_path / "base.gguf"), dtype="float16")
     gguf = source.spec
-    assert apply.main([gguf, str(out), "--out", str(tmp_path / "again")]) == 0
+    assert run("apply", gguf, str(out), "--out", str(tmp_path / "again")) == 0
     for file in out.iterdir():
         assert file.read_bytes() == (tmp_path / "again" / file.name).read_bytes()
-    assert verify.main([str(out), "--base", gguf]) == 0
+    assert run("verify", str(out), "--base", gguf) == 0
     add(out, TEMPLATE)
     reseal(out)
     assert failed(verify_export(out, source)) == {"copied files"}
-    with pytest.raises(UserError, match="other values"):
-        apply.main([gguf, str(out), "--out", str(tmp_path / "other"), "--dtype", "float32"])
+    assert run("apply", gguf, out, "--out", tmp_path / "other", "--dtype", "float32") == 1
+    assert "other values" in capsys.readouterr().err

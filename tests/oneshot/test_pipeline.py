@@ -23,13 +23,8 @@ from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.layers import prunable_layers
 from roi_lightning.models.loading import freeze, load_language_model
 from roi_lightning.models.source import resolve_model
-from roi_lightning.oneshot import (
-    Calibration,
-    SparseGPT,
-    Wanda,
-    calibration_windows,
-    prune_layers,
-)
+from roi_lightning.oneshot import Calibration, SparseGPT, Wanda, prune_layers
+from roi_lightning.oneshot.prune import calibration_windows
 
 PATTERN = NMPattern("2:4")
 

@@ -14,8 +14,8 @@ from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.models.base_tensors import open_base
 from roi_lightning.models.fingerprint import base_of
 from roi_lightning.models.loading import frozen_view
-from roi_lightning.oneshot import calibration_text, prune_model
 from roi_lightning.oneshot.config import PruneConfig
+from roi_lightning.oneshot.prune import calibration_text, prune_model
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,14 +4,13 @@ import logging
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
 from typing import Any, Final
 
 from rich.box import SIMPLE_HEAD
 
-from roi_lightning.cli.options import parse_options
+from roi_lightning.cli.arguments import CompareOptions
 from roi_lightning.errors import UserError, user_path
 from roi_lightning.masks.mask_set import MASK_FILE, MaskSet
 from roi_lightning.masks.overlap import Overlap, shown_layers
@@ -22,38 +21,16 @@ from roi_lightning.utils.tables import print_table
 _NAMED: Final = re.compile(r"([^=/\\]+)=(.+)", re.DOTALL)
 
 
-@dataclass(frozen=True, kw_only=True)
-class CompareOptions:
-    """Measure how many weights two masks both keep, as a share of the weights that one of them keeps.
-
-    Prints a table. Writes overlap.json (overall, by kind of layer, by layer) and masks.png, corners of q_proj, k_proj
-    and up_proj of the middle block. Each column is a mask; the last mask is the reference.
-
-    Attributes:
-        mask: A mask file or an exported directory; NAME=PATH chooses the name to show.
-        masks: One or more other masks, given in the same way.
-        out: The folder to write to.
-        json: Also write the overlaps as JSON there.
-    """
-
-    mask: str = field(kw_only=False)
-    masks: list[str] = field(kw_only=False)
-    out: Path
-    json: Path | None = None
-
-
-def main(argv: Sequence[str]) -> int:
+def main(options: CompareOptions) -> None:
     """Compare every pair, print the table, write the files.
 
-    Returns:
-        0.
-
     Raises:
-        UserError: If a mask can't be read, masks are of different patterns or layers, a name is unknown; then
-            nothing has been written.
+        UserError: If there is one mask only or one can't be read, masks are of different patterns or layers, a name
+            is unknown; then nothing has been written.
     """
-    options = parse_options(CompareOptions, "compare", argv)
-    paths = name_masks([options.mask, *options.masks])
+    if len(options.masks) == 1:
+        raise UserError(f"{options.masks[0]!r} is one mask; give two or more: compare MASK MASK --out DIR")
+    paths = name_masks(options.masks)
     jsons = [path for path in (options.out / "overlap.json", options.json) if path]
     for path in jsons:
         check_writable(path)
@@ -67,7 +44,6 @@ def main(argv: Sequence[str]) -> int:
     _warn_of_other_bases(masks)
     _print(overlaps, next(iter(masks.values())))
     sys.stdout.write(f"{options.out}: overlap.json, masks.png\n")
-    return 0
 
 
 def _overlaps(masks: Mapping[str, MaskSet]) -> dict[tuple[str, str], Overlap]:

@@ -65,17 +65,20 @@ def with_extended(file: Path) -> list[Path]:
     return chain
 
 
-def _extended(file: Path) -> str | None:
+def read_config(file: Path) -> dict[str, Any]:
+    """What stands in a configuration's file; nothing where that is no mapping, of which the parser says more."""
     try:
         content = get_loader("yaml")(file.read_text(encoding="utf-8"))
-    except yaml.YAMLError:  # of which the parser says more
-        return None
+    except yaml.YAMLError:
+        return {}
     except (OSError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"configuration {str(file)!r} can't be read: {error}; give a YAML file") from error
-    if not isinstance(content, dict) or EXTENDS not in content:
-        return None
-    name = content[EXTENDS]
-    if not isinstance(name, str):
+    return content if isinstance(content, dict) else {}
+
+
+def _extended(file: Path) -> str | None:
+    name = read_config(file).get(EXTENDS)
+    if not isinstance(name, str | None):
         raise UserError(f"{str(file)!r} extends {name!r}; give one configuration's name")
     return name
 

@@ -1,30 +1,18 @@
 """`doctor`: versions, compiler, kernels, GPU, half precision and memory: what decides how fast a run is."""
 
 import platform
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from importlib.metadata import version
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from rich.text import Text
 
-from roi_lightning.cli.options import parse_options
+from roi_lightning.cli.arguments import DoctorOptions
 from roi_lightning.errors import reason
+from roi_lightning.utils.atomic_io import check_writable, write_json
 from roi_lightning.utils.tables import print_table
 
 _MARKS: Final = {True: Text("✓", "green"), False: Text("!", "yellow")}
-
-
-@dataclass(frozen=True, kw_only=True)
-class DoctorOptions:
-    """Check what decides how fast runs are on this machine.
-
-    Attributes:
-        json: File to write the checks to as JSON, besides printing.
-    """
-
-    json: Path | None = None
 
 
 class Finding(NamedTuple):
@@ -35,18 +23,12 @@ class Finding(NamedTuple):
     means: str
 
 
-def main(argv: Sequence[str]) -> int:
+def main(options: DoctorOptions) -> None:
     """Print a row per check.
-
-    Returns:
-        0.
 
     Raises:
         UserError: If the JSON can't be written.
     """
-    options = parse_options(DoctorOptions, "doctor", argv)
-    from roi_lightning.utils.atomic_io import check_writable, write_json
-
     if options.json:
         check_writable(options.json)
     findings = {name: _attempt(probe) for name, probe in PROBES.items()}
@@ -56,7 +38,6 @@ def main(argv: Sequence[str]) -> int:
         [name, _MARKS[ok], found, means] for name, (ok, found, means) in findings.items()
     ]
     print_table(["check", "", "found", "means"], rows, left=4)
-    return 0
 
 
 def _attempt(probe: Callable[[], Finding]) -> Finding:

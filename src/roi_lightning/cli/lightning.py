@@ -31,7 +31,7 @@ from roi_lightning.learning.trainer import RoITrainer
 from roi_lightning.models.config import load_config
 from roi_lightning.reports.callback import Report  # noqa: F401
 from roi_lightning.samplers import schedules  # noqa: F401
-from roi_lightning.utils.entry_points import added, load_named_classes
+from roi_lightning.utils.entry_points import load_named_classes
 from roi_lightning.utils.third_party import plain_errors, silence_warnings
 
 _DEFAULT_LEARNER: Final = f"{RoILightningModule.__module__}.{RoILightningModule.__qualname__}"
@@ -160,6 +160,9 @@ class RoICLI(LightningCLI):
         parser.add_argument("--run", type=str | None, help=_RUN_HELP)
         if self.command in _METHODS:
             self._options = parser.add_method_arguments(RoITrainer, self.command, skip=set(_NO_OPTIONS))
+        for action in parser._actions:
+            if action.dest == "resume":
+                action.nargs, action.const = "?", "auto"
         if self.command in ("fit", "export"):
             texts = descriptions(getattr(RoITrainer, self.command))
             for flag in _FLAGS:
@@ -172,13 +175,6 @@ class RoICLI(LightningCLI):
         assert isinstance(args, list)
         words = [_in_full(word) for word in args]
         load_named_classes(" ".join(words))
-        if asked := {"-h", "--help", "--help_all"}.intersection(words):
-            from roi_lightning.cli.run_help import group_options
-
-            load_named_classes(" ".join(added("classes")))
-            group_options(parser, everything="--help_all" in asked)
-            parser.print_help()
-            parser.exit()
         with plain_errors():
             self.config = parser.parse_args(words)
         if not hasattr(self.config["trainer"], "callbacks"):

@@ -1,42 +1,22 @@
 """`verify DIR`: is an exported directory still what the export left?"""
 
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from roi_lightning.cli.options import parse_options
+from roi_lightning.cli.arguments import VerifyOptions
 from roi_lightning.errors import UserError
+from roi_lightning.export import VerifyReport
+from roi_lightning.export.formats import verify_directory
+from roi_lightning.export.sidecar import read_sidecar
+from roi_lightning.models.source import resolve_model
 from roi_lightning.utils.atomic_io import check_writable, write_json
 from roi_lightning.utils.tables import print_table
 
-if TYPE_CHECKING:
-    from roi_lightning.export import VerifyReport
 
-
-@dataclass(frozen=True, kw_only=True)
-class VerifyOptions:
-    """Check N:M along the input dimension, exact zeros and every file's hash.
-
-    With --base it also checks that kept weights are bit for bit the base model's (rounded to int8 if packed so), and
-    that nothing else changed.
-
-    Attributes:
-        directory: An exported, packed or permuted directory.
-        base: The base model: hub id, directory, or GGUF file.
-        json: File to write the result to as JSON, besides printing.
-    """
-
-    directory: Path = field(kw_only=False)
-    base: str | None = None
-    json: Path | None = None
-
-
-def main(argv: Sequence[str]) -> int:
+def main(options: VerifyOptions) -> int:
     """Print a row per check.
 
     Returns:
@@ -45,10 +25,6 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         UserError: If there is no such directory or base model.
     """
-    options = parse_options(VerifyOptions, "verify", argv)
-    from roi_lightning.export.formats import verify_directory
-    from roi_lightning.models.source import resolve_model
-
     if options.json:
         check_writable(options.json)
     directory, base = options.directory, None
@@ -63,15 +39,13 @@ def main(argv: Sequence[str]) -> int:
 
 def _revision(directory: Path) -> str | None:
     """The revision of the base model that a directory was made of."""
-    from roi_lightning.export.sidecar import read_sidecar
-
     with suppress(UserError):
         revision: str | None = read_sidecar(directory, None)["base"]["revision"]
         return revision
     return None
 
 
-def _show(report: "VerifyReport") -> None:
+def _show(report: VerifyReport) -> None:
     marks = {True: Text("✓", "green"), False: Text("✗", "bold red")}
     rows: list[list[str | Text]] = [[check.name, marks[check.ok], check.detail] for check in report.checks]
     print_table(["check", "", "detail"], rows, left=3)

@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from roi_lightning.data.corpora import Corpus, as_corpora
 from roi_lightning.errors import UserError, check_at_least, require
+
+if TYPE_CHECKING:
+    from roi_lightning.data.corpora import Corpus
 
 PROTOCOL_2048: Final = "token_perplexity_2048"
 WORDS: Final = "word_perplexity"
@@ -82,9 +84,13 @@ class EvalConfig:
         return [name for name in self.names if name not in PERPLEXITIES]
 
     @property
-    def corpus(self) -> Corpus | None:
+    def corpus(self) -> "Corpus | None":
         """The text, None for WikiText-2."""
-        return None if self.text is None else as_corpora(str(self.text))[0]
+        if self.text is None:
+            return None
+        from roi_lightning.data.corpora import as_corpora  # which imports Lightning
+
+        return as_corpora(str(self.text))[0]
 
     @property
     def first(self) -> float | None:

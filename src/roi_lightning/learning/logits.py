@@ -32,7 +32,8 @@ from roi_lightning.samplers.noise import noise_key
 from roi_lightning.utils.dtensor import distribute_like, from_first_rank
 
 if TYPE_CHECKING:
-    from roi_lightning.oneshot import Activations, OneShotMethod
+    from roi_lightning.oneshot import OneShotMethod
+    from roi_lightning.oneshot.settings import Activations
 
 
 NAMED_PRIORS: Final = ("none", "magnitude", "activation", "wanda", "sparsegpt")

@@ -1,35 +1,28 @@
 """Masks without training the model: magnitude, Wanda and SparseGPT, block after block."""
 
-from roi_lightning.oneshot.methods import (
-    CalibratedMethod,
-    LayerResult,
-    Magnitude,
-    OneShotMethod,
-    Wanda,
-)
-from roi_lightning.oneshot.pipeline import Activations, Calibration, prune_layers
-from roi_lightning.oneshot.prune import TensorStore, calibration_text, calibration_windows, prune_model
-from roi_lightning.oneshot.sparsegpt import SparseGPT
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
 
-METHODS: dict[str, type[OneShotMethod]] = {
-    "magnitude": Magnitude,
-    "wanda": Wanda,
-    "sparsegpt": SparseGPT,
-}
+if TYPE_CHECKING:
+    from roi_lightning.oneshot.methods import CalibratedMethod, LayerResult, Magnitude, OneShotMethod, Wanda
+    from roi_lightning.oneshot.pipeline import Calibration, prune_layers
+    from roi_lightning.oneshot.sparsegpt import SparseGPT
 
 __all__ = [
-    "METHODS",
-    "Activations",
     "CalibratedMethod",
     "Calibration",
     "LayerResult",
     "Magnitude",
     "OneShotMethod",
     "SparseGPT",
-    "TensorStore",
     "Wanda",
-    "calibration_text",
-    "calibration_windows",
     "prune_layers",
-    "prune_model",
 ]
+_MODULES: Final = {"Calibration": "pipeline", "SparseGPT": "sparsegpt", "prune_layers": "pipeline"}
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, imported with all it needs when it is first used: the settings alone are light."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES.get(name, 'methods')}"), name)

@@ -1,71 +1,36 @@
-"""The options of pruning without training, and what the command and the Python function make of them."""
+"""What the command and the Python function make of the options of pruning without training."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
+from typing import Final
 
 from jsonargparse import ArgumentError, ArgumentParser
 from transformers.modeling_utils import PreTrainedModel
 
 from roi_lightning.data import CalibrationDataModule
-from roi_lightning.errors import UserError, brief, check_at_least, did_you_mean
+from roi_lightning.errors import UserError, brief, did_you_mean
 from roi_lightning.masks.layer_patterns import Pattern, mixed_pattern
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.layers import ChosenLayers, choose_layers
-from roi_lightning.oneshot import (
-    METHODS,
-    Activations,
-    CalibratedMethod,
-    Calibration,
-    OneShotMethod,
-    SparseGPT,
-    calibration_windows,
-)
+from roi_lightning.oneshot.methods import CalibratedMethod, Magnitude, OneShotMethod, Wanda
+from roi_lightning.oneshot.pipeline import Calibration
+from roi_lightning.oneshot.prune import calibration_windows
+from roi_lightning.oneshot.settings import PruneSettings
+from roi_lightning.oneshot.sparsegpt import SparseGPT
 from roi_lightning.utils.devices import choose_device
 from roi_lightning.utils.entry_points import added, load, load_named_classes
 
+METHODS: Final = {"magnitude": Magnitude, "wanda": Wanda, "sparsegpt": SparseGPT}
+
 
 @dataclass(frozen=True, kw_only=True)
-class PruneConfig:
-    """How to prune.
-
-    Attributes:
-        method: magnitude (reads no text), wanda, sparsegpt, hyperprune, or a class path, with options as
-            '{class_path: SparseGPT, init_args: {damping: 0.1}}'; in Python also the method itself.
-        mask_only: With sparsegpt, leave the kept weights as they are; otherwise sparsegpt updates them.
-        pattern: N:M, N kept of every M consecutive inputs.
-        patterns: Another N:M, or dense, for layers by name or glob: '{"*.down_proj": "4:8", "*.k_proj": dense}'.
-            A full name wins over globs; the last matching glob wins over earlier ones.
-        windows: Number of windows of calibration text.
-        seq_len: Tokens in each window.
-        seed: Seed for choosing the windows, and for methods that draw at random.
-        activations: Which outputs of earlier blocks a block is measured on: sequential, those of the pruned blocks;
-            dense, those of the unpruned model, which takes half the passes.
-        device: Device that runs the blocks, one at a time: auto, cpu, cuda or cuda:N.
-        offload_dir: Folder for the hidden states between two blocks; if left out, they stay in memory.
-        targets: Names or globs of the layers to prune.
-        ignore: Names or globs of layers to leave dense.
+class PruneConfig(PruneSettings):
+    """How to prune, with what the settings name.
 
     Raises:
-        UserError: For an unknown method, numbers that make no sense, and options that a method does not have.
+        UserError: For an unknown method, and options that a method does not have.
     """
-
-    method: str | OneShotMethod = "wanda"
-    mask_only: bool = False
-    pattern: str = "2:4"
-    patterns: Mapping[str, str | int] | None = None
-    windows: int = 128
-    seq_len: int = 2048
-    seed: int = 0
-    activations: Activations = "sequential"
-    device: str = "auto"
-    offload_dir: Path | None = None
-    targets: Sequence[str] = ("*",)
-    ignore: Sequence[str] = ()
-
-    def __post_init__(self) -> None:
-        check_at_least(self, windows=1, seq_len=2, seed=0)
 
     @cached_property
     def chosen(self) -> OneShotMethod:

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -22,10 +21,9 @@ from roi_lightning.models.layers import Layer
 from roi_lightning.oneshot.block_runner import BlockRunner
 from roi_lightning.oneshot.calibration_statistics import InputObserver, ObserverGroup
 from roi_lightning.oneshot.methods import CalibratedMethod, LayerResult, OneShotMethod
+from roi_lightning.oneshot.settings import Activations
 from roi_lightning.utils.dtensor import full_tensor
 from roi_lightning.utils.progress import progress
-
-Activations = Literal["sequential", "dense"]
 
 
 @dataclass(frozen=True)

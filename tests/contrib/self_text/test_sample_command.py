@@ -5,7 +5,7 @@ import json
 import pytest
 
 from helpers.lab import make_lab, run
-from roi_lightning.contrib.self_text.corpus import about
+from roi_lightning.contrib.self_text.settings import about
 
 lab = pytest.fixture(make_lab)
 SETTINGS = ["--tokens", 900, "--max_tokens", 60, "--seed", 2]

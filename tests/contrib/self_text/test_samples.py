@@ -9,11 +9,11 @@ from helpers.text_files import byte_tokenizer
 from helpers.tiny_models import tiny_gemma3, tiny_gpt2, tiny_llama, tiny_mixtral, tiny_tokenizer
 from roi_lightning.contrib.self_text.samples import (
     Document,
-    SampleSettings,
     Selection,
     draw_tokens,
     sample_documents,
 )
+from roi_lightning.contrib.self_text.settings import SampleSettings
 from roi_lightning.errors import UserError
 from roi_lightning.models.loading import load_language_model
 from roi_lightning.models.source import resolve_model

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from helpers.tiny_models import tiny_llama, tiny_tokenizer
-from roi_lightning.contrib.self_text.corpus import UNFINISHED, Author, about, write_samples
-from roi_lightning.contrib.self_text.samples import SampleSettings, sample_documents
+from roi_lightning.contrib.self_text.corpus import UNFINISHED, Author, write_samples
+from roi_lightning.contrib.self_text.samples import sample_documents
+from roi_lightning.contrib.self_text.settings import SampleSettings, about
 from roi_lightning.data import Corpus
 from roi_lightning.data.corpora import load_documents
 from roi_lightning.errors import UserError

@@ -5,14 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from roi_lightning.cli.arguments import DType
 from roi_lightning.cli.options import parse_options
-from roi_lightning.contrib.self_text.corpus import BATCH_SIZE, Author, about, summary, write_samples
-from roi_lightning.contrib.self_text.samples import SampleSettings
+from roi_lightning.contrib.self_text.settings import BATCH_SIZE, SampleSettings, about
 from roi_lightning.errors import UserError, check_at_least
-from roi_lightning.models.config import DType, load_tokenizer
-from roi_lightning.models.source import resolve_model
 from roi_lightning.utils.atomic_io import check_writable
-from roi_lightning.utils.devices import choose_device
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +68,11 @@ def main(argv: Sequence[str]) -> int:
         UserError: For a model that can't be read or writes nothing, and a file that can't be written.
     """
     options = parse_options(SampleOptions, "sample", argv)
+    from roi_lightning.contrib.self_text.corpus import Author, summary, write_samples
+    from roi_lightning.models.config import load_tokenizer
+    from roi_lightning.models.source import resolve_model
+    from roi_lightning.utils.devices import choose_device
+
     author = Author(
         source=resolve_model(options.lm, options.revision),
         tokenizer=load_tokenizer(options.lm, options.revision, options.trust_remote_code),

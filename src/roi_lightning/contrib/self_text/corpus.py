@@ -21,13 +21,8 @@ from lightning.pytorch.utilities import rank_zero_info
 from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from roi_lightning.contrib.self_text.samples import (
-    Document,
-    SampleSettings,
-    Selection,
-    sample_documents,
-    start_token,
-)
+from roi_lightning.contrib.self_text.samples import Document, Selection, sample_documents, start_token
+from roi_lightning.contrib.self_text.settings import BATCH_SIZE, SampleSettings, about
 from roi_lightning.data.packing import identity as tokenizer_identity
 from roi_lightning.errors import UserError, reason
 from roi_lightning.export.sidecar import file_sha256
@@ -38,8 +33,6 @@ from roi_lightning.models.stored_tensors import StoredTensors
 from roi_lightning.utils.atomic_io import write_json, written_aside
 from roi_lightning.utils.progress import progress
 
-BATCH_SIZE: Final = 32
-ABOUT: Final = ".about.json"
 UNFINISHED: Final = ".unfinished"
 _VERSION: Final = 1  # to be raised when the same settings give other documents
 
@@ -141,11 +134,6 @@ def write_samples(author: Author, settings: SampleSettings, out: Path) -> dict[s
         partial.write_bytes(content)
     unfinished.unlink(missing_ok=True)
     return facts
-
-
-def about(out: Path) -> Path:
-    """Where the facts about a file of documents are."""
-    return out.with_name(f"{out.stem}{ABOUT}")
 
 
 def summary(facts: Mapping[str, Any]) -> str:

@@ -14,43 +14,13 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from typing_extensions import override
 
+from roi_lightning.contrib.self_text.settings import SampleSettings
 from roi_lightning.data.packing import find_bos, tokenize
 from roi_lightning.errors import UserError
 
-_TOKENS: Final = 300_000
-_MAX_TOKENS: Final = 1024
 _RUN: Final = 8
 _DISTINCT: Final = 0.75
 _DROPPED_AT_MOST: Final = 256
-
-
-@dataclass(frozen=True, kw_only=True)
-class SampleSettings:
-    """Which documents a model writes.
-
-    Attributes:
-        tokens: Tokens to write at least, in all documents together.
-        max_tokens: Tokens in the longest document; a document that has not ended by then is kept as it is.
-        seed: Seed of the draws; every document derives a seed of its own from it.
-        start: Token that each document follows; if left out, the BOS that the tokenizer puts before a text, or its
-            EOS if it puts none.
-
-    Raises:
-        UserError: For numbers out of range.
-    """
-
-    tokens: int = _TOKENS
-    max_tokens: int = _MAX_TOKENS
-    seed: int = 0
-    start: str | None = None
-
-    def __post_init__(self) -> None:
-        for name, minimum in (("tokens", 1), ("max_tokens", 1), ("seed", 0)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < minimum:  # a mapping on a command line may hold anything
-                raise UserError(
-                    f"{name} of sampled text is {value!r}; give a whole number of at least {minimum}"
-                )
 
 
 @dataclass(frozen=True)
