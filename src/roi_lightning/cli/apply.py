@@ -15,7 +15,7 @@ class ApplyOptions:
 
     Attributes:
         lm: The base model: hub id, directory, or GGUF file.
-        mask: A mask file or an exported directory.
+        mask: A mask file, a run's folder or an exported directory.
         out: The directory to write.
         overwrite: Replace an earlier export there.
         dtype: What a GGUF model is cast to (default: what the mask was made for).

@@ -30,7 +30,7 @@ class CompareOptions:
     the middle block, a column per mask, measured against the last one.
 
     Attributes:
-        mask: A mask file or an exported directory; NAME=PATH chooses the name to show.
+        mask: A mask file, a run's folder or an exported directory; NAME=PATH chooses the name to show.
         masks: Others.
         out: The folder to write to.
         json: Also write the overlaps as JSON there.

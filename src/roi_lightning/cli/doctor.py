@@ -1,5 +1,6 @@
 """`doctor`: versions, compiler, kernels, GPU, half precision and memory: what decides how fast a run is."""
 
+import os
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -126,6 +127,13 @@ def _memory() -> Finding:
     return Finding(True, f"{memory_of(torch.device('cpu')) / 2**30:.0f} GiB", "`plan` says what a run needs")
 
 
+def _load() -> Finding:
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    advice = f"threads wait for other work; wait, or set OMP_NUM_THREADS={max(1, cores - round(load))}"
+    free = load < cores / 2
+    return Finding(free, f"{load:.1f} on {cores} cores", "the cores are free for a run" if free else advice)
+
+
 PROBES: Final[dict[str, Callable[[], Finding]]] = {
     "versions": _versions,
     "compiler": _compiler,
@@ -133,4 +141,5 @@ PROBES: Final[dict[str, Callable[[], Finding]]] = {
     "gpu": _gpu,
     "half_precision": _half_precision,
     "memory": _memory,
+    "load": _load,
 }

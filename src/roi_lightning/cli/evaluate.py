@@ -23,7 +23,7 @@ class EvaluateOptions(EvalConfig):
     """Perplexities, zero-shot accuracy and any task of lm-evaluation-harness, side by side.
 
     Attributes:
-        lm: Hub ids, directories (packed or not), GGUF files, or mask files (with --base).
+        lm: Hub ids, directories (packed or not), folders of runs, GGUF files, or mask files (with --base).
         base: The model that mask files apply to; if among the models, the one that others are compared with.
         dtype: Of the weights: auto for the stored one, bfloat16 for GGUF.
         device: auto, cpu, cuda or cuda:N.

@@ -5,9 +5,10 @@ import os
 from argparse import SUPPRESS
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from jsonargparse import Namespace
+from jsonargparse.typing import register_type
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
@@ -24,10 +25,12 @@ from roi_lightning.errors import UserError, brief, user_path
 # Imported so that YAML may name them without their module.
 from roi_lightning.learning.base import MaskLearningModule
 from roi_lightning.learning.callbacks.progress import with_progress
+from roi_lightning.learning.callbacks.write_masks import HardenMasks, SparseExport
 from roi_lightning.learning.optim import check_trainer
 from roi_lightning.learning.roi import RoILightningModule
 from roi_lightning.learning.run_folder import CONFIG, RUNS, run_folder
 from roi_lightning.learning.trainer import RoITrainer
+from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.config import load_config
 from roi_lightning.reports.callback import Report  # noqa: F401
 from roi_lightning.samplers import schedules  # noqa: F401
@@ -60,10 +63,14 @@ _EPILOG: Final = (
 _BEGINNING: Final = ("resume", "ckpt_path", "weights_only", *_FLAGS)
 
 
+# So that an unquoted 2:4, which YAML reads as a number, is kept as 2:4.
+register_type(NMPattern, str, NMPattern, fail_already_registered=False)
+
+
 class Parser(LineParser, LightningArgumentParser):
     """A run's parser, and that of each class inside its configuration."""
 
-    reading: Path | None = None
+    reading: ClassVar[Path | None] = None
 
     @override
     def add_class_arguments(self, theclass: Any, *args: Any, **kwargs: Any) -> list[str]:
@@ -131,7 +138,7 @@ class RoICLI(LightningCLI):
 
     def __init__(self, command: str, **options: Any) -> None:
         self.command = command
-        Parser.command = f"{PROGRAM} {command}"
+        Parser.command, Parser.reading = f"{PROGRAM} {command}", None
         self._options: list[str] = []  # of the command, which are no settings of the run
         super().__init__(run=False, **options)
 
@@ -253,6 +260,7 @@ class RoICLI(LightningCLI):
             self.trainer.count_micro_batches(self.datamodule)
             self.model.preflight(self.trainer)
             self.check_length()
+            tell_what_is_not_written(self.trainer)
             from roi_lightning.learning.memory_plan import check_fits_device
 
             check_fits_device(self.model, self.trainer)
@@ -302,6 +310,16 @@ def build(args: list[str], command: str = "fit", cli: type[RoICLI] = RoICLI) -> 
         auto_configure_optimizers=False,
         load_from_checkpoint_support=False,
     )
+
+
+def tell_what_is_not_written(trainer: Any) -> None:
+    """Say so where none of a run's callbacks writes its mask."""
+    given = trainer.callbacks if isinstance(trainer.callbacks, list) else [trainer.callbacks]
+    if not any(isinstance(callback, HardenMasks | SparseExport) for callback in given):
+        remedy = (
+            "add HardenMasks and SparseExport to trainer.callbacks, or extends: quickstart.yaml to the file"
+        )
+        rank_zero_info(f"this run writes no mask and no export; {remedy}")
 
 
 def _in_full(word: str) -> str:

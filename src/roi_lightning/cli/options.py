@@ -3,6 +3,7 @@
 A mistake is stated in two lines, `error:` and `try:`.
 """
 
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, Field, fields
@@ -28,7 +29,7 @@ class LineParser(ArgumentParser):
 
     @override
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        known = self._option_string_actions
+        message, known = _plainer(message, self), self._option_string_actions
         unknown = [word for word in message.split() if word.startswith("--") and word not in known]
         near = did_you_mean(unknown[0], known) if unknown else ""
         if message.startswith("unrecognized arguments: ") and not unknown:
@@ -42,6 +43,23 @@ class LineParser(ArgumentParser):
     def place(self) -> str:
         """Where a mistake is, to begin a line with; empty for the command line."""
         return ""
+
+
+def _plainer(message: str, parser: ArgumentParser) -> str:
+    """What the library says of a name or value that it can't take, in the user's words and with what was meant."""
+    if option := re.fullmatch(r"Option '([^']*)' is not accepted", message):
+        first, names = option[1].partition(".")[0], {action.dest for action in parser._actions}
+        known = {"class_path", "init_args", *names, *(name.partition(".")[0] for name in names)}
+        return message + did_you_mean(option[1] if first in known else first, known)
+    if choice := re.search(r"Expected a typing\.Literal\[(.*)\]\. Got value: (.*)", message):
+        known = set(re.findall(r"'([^']*)'", choice[1]))
+        meant = did_you_mean(choice[2], known) or f"; choose one of {', '.join(sorted(known))}"
+        return f"{message[: choice.start()]}{choice[2]} is not known{meant}"
+    if number := re.fullmatch(r'Parser key "(.*)":(?s:.*)import path format: ([\d.e+-]+)', message):
+        return "{0} is {1}, no class; give one: --model.{0} Constant --model.{0}.value {1}".format(
+            *number.groups()
+        )
+    return message
 
 
 def parse_options(kind: type[T], command: str, argv: Sequence[str]) -> T:

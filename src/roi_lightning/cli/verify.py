@@ -26,7 +26,7 @@ class VerifyOptions:
     nothing else changed.
 
     Attributes:
-        directory: An exported, packed or permuted directory.
+        directory: An exported, packed or permuted directory, or a run's folder for its export.
         base: The base model: hub id, directory, or GGUF file.
         json: Also write the result as JSON there.
     """
@@ -47,11 +47,12 @@ def main(argv: Sequence[str]) -> int:
     """
     options = parse_options(VerifyOptions, "verify", argv)
     from roi_lightning.export.formats import verify_directory
+    from roi_lightning.masks.mask_set import exported
     from roi_lightning.models.source import resolve_model
 
     if options.json:
         check_writable(options.json)
-    directory, base = options.directory, None
+    directory, base = exported(options.directory), None
     if options.base:
         base = resolve_model(options.base, commit=_revision(directory))
     report = verify_directory(directory, base)
