@@ -124,8 +124,7 @@ def learn(
     with _session(log_dir) as folder:
         fitter = _trainer(steps, log_dir, {"default_root_dir": str(folder)} | trainer)
         view = frozen_view(lm)
-        dtype = str(view.dtype).removeprefix("torch.")
-        tell_if_slow(dtype, fitter.strategy.root_device, "a model loaded with dtype=torch.float32")
+        tell_if_slow(view.dtype, fitter.strategy.root_device)
         mixed = mixed_pattern(NMPattern(pattern), patterns or {})
         layers = choose_layers(type(lm).__name__, view, mixed, targets, ignore).pruned
         source = base_of(view, layers)

@@ -129,9 +129,8 @@ def _memory() -> Finding:
 
 def _load() -> Finding:
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
-    advice = f"threads wait for other work; wait, or set OMP_NUM_THREADS={max(1, cores - round(load))}"
-    free = load < cores / 2
-    return Finding(free, f"{load:.1f} on {cores} cores", "the cores are free for a run" if free else advice)
+    means = "beside other work threads wait for each other: wait, or set OMP_NUM_THREADS="
+    return Finding(load < cores / 2, f"{load:.1f} on {cores} cores", f"{means}{max(1, cores - round(load))}")
 
 
 PROBES: Final[dict[str, Callable[[], Finding]]] = {

@@ -5,7 +5,7 @@ import os
 from argparse import SUPPRESS
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from jsonargparse import Namespace
 from jsonargparse.typing import register_type
@@ -61,16 +61,11 @@ _EPILOG: Final = (
     "callback more: --trainer.callbacks+ CLASS."
 )
 _BEGINNING: Final = ("resume", "ckpt_path", "weights_only", *_FLAGS)
-
-
-# So that an unquoted 2:4, which YAML reads as a number, is kept as 2:4.
-register_type(NMPattern, str, NMPattern, fail_already_registered=False)
+register_type(NMPattern, str, NMPattern, fail_already_registered=False)  # YAML makes 124 of an unquoted 2:4
 
 
 class Parser(LineParser, LightningArgumentParser):
     """A run's parser, and that of each class inside its configuration."""
-
-    reading: ClassVar[Path | None] = None
 
     @override
     def add_class_arguments(self, theclass: Any, *args: Any, **kwargs: Any) -> list[str]:
@@ -86,10 +81,6 @@ class Parser(LineParser, LightningArgumentParser):
         load_named_classes(content)
         parsed: Namespace = super().parse_string(content, *args, **kwargs)
         return parsed
-
-    @override
-    def place(self) -> str:
-        return f"{str(self.reading)!r}: " if self.reading else ""
 
 
 class DroppedOptions(logging.Handler):
@@ -316,9 +307,7 @@ def tell_what_is_not_written(trainer: Any) -> None:
     """Say so where none of a run's callbacks writes its mask."""
     given = trainer.callbacks if isinstance(trainer.callbacks, list) else [trainer.callbacks]
     if not any(isinstance(callback, HardenMasks | SparseExport) for callback in given):
-        remedy = (
-            "add HardenMasks and SparseExport to trainer.callbacks, or extends: quickstart.yaml to the file"
-        )
+        remedy = "add HardenMasks and SparseExport to trainer.callbacks, or `extends: quickstart.yaml`"
         rank_zero_info(f"this run writes no mask and no export; {remedy}")
 
 

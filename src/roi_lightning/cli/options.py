@@ -26,6 +26,7 @@ class LineParser(ArgumentParser):
     """A parser that states an error in a line, with the option that was perhaps meant."""
 
     command: ClassVar = ""  # whose help has the options, where that is not this parser's own name
+    reading: ClassVar[Path | None] = None  # a configuration's file
 
     @override
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
@@ -34,15 +35,10 @@ class LineParser(ArgumentParser):
         near = did_you_mean(unknown[0], known) if unknown else ""
         if message.startswith("unrecognized arguments: ") and not unknown:
             near = "; put a pattern like '*.txt' in quotes, several values in a list like '[a, b]'"
-        sys.stderr.write(
-            f"error: {self.place()}{brief(message)}{near}\ntry: {self.command or self.prog} --help\n"
-        )
+        place = f"{str(self.reading)!r}: " if self.reading else ""
+        sys.stderr.write(f"error: {place}{brief(message)}{near}\ntry: {self.command or self.prog} --help\n")
         self.exit(2)
         raise AssertionError("exit returned")
-
-    def place(self) -> str:
-        """Where a mistake is, to begin a line with; empty for the command line."""
-        return ""
 
 
 def _plainer(message: str, parser: ArgumentParser) -> str:
@@ -51,12 +47,11 @@ def _plainer(message: str, parser: ArgumentParser) -> str:
         first, names = option[1].partition(".")[0], {action.dest for action in parser._actions}
         known = {"class_path", "init_args", *names, *(name.partition(".")[0] for name in names)}
         return message + did_you_mean(option[1] if first in known else first, known)
-    if choice := re.search(r"Expected a typing\.Literal\[(.*)\]\. Got value: (.*)", message):
-        known = set(re.findall(r"'([^']*)'", choice[1]))
-        meant = did_you_mean(choice[2], known) or f"; choose one of {', '.join(sorted(known))}"
-        return f"{message[: choice.start()]}{choice[2]} is not known{meant}"
+    if choice := re.search(r"Expected a typing\.Literal(\[.*\])\. Got value: (.*)", message):
+        near = did_you_mean(choice[2], re.findall(r"'(.*?)'", choice[1]))
+        return message.replace("a typing.Literal", "one of") + near
     if number := re.fullmatch(r'Parser key "(.*)":(?s:.*)import path format: ([\d.e+-]+)', message):
-        return "{0} is {1}, no class; give one: --model.{0} Constant --model.{0}.value {1}".format(
+        return "{0}: {1} is no class; give --model.{0} Constant --model.{0}.value {1}".format(
             *number.groups()
         )
     return message

@@ -113,8 +113,7 @@ def _planned(cli: RoICLI) -> tuple[Planner, Step, Any]:
     # --fit_in asks about a GPU, which may not be here.
     known = given.accelerator in ("auto", "cpu") and not cli.config.fit_in
     device = choose_device(given.accelerator) if known else None
-    if device:
-        tell_if_slow(cli.model.dtype_name, device)
+    tell_if_slow(cli.model.dtype_name, device)
     tell_what_is_not_written(cli.trainer)
     return Planner(cli.model, device), Step(data.batch_size, data.seq_len, parts, checkpointing), trainer
 

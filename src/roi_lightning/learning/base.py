@@ -139,8 +139,7 @@ class MaskLearningModule(pl.LightningModule, ABC):
         self.pattern: Pattern = mixed_pattern(NMPattern(pattern), patterns or {})
         self._pattern_options = _spelled_patterns(self.pattern)
         self.dtype_name, self.seed = dtype, seed
-        self.targets = [targets] if isinstance(targets, str) else list(targets)
-        self.ignore = [ignore] if isinstance(ignore, str) else list(ignore)
+        self.targets, self.ignore = ([x] if isinstance(x, str) else list(x) for x in (targets, ignore))
         self.optimizer, self.lr_end = optimizer, lr_end
         self.lr_schedule, self.lr_warmup = lr_schedule, lr_warmup
         check_at_least(self, "model.", lr_end=0)
@@ -675,13 +674,14 @@ class _Announce(torch.autograd.Function):
         return (None,) * len(ctx.needs_input_grad)
 
 
-def tell_if_slow(dtype: str, device: torch.device, remedy: str = "a run with --model.dtype float32") -> None:
-    """Say so where a CPU has no instructions for the dtype that frozen weights are to be held in."""
-    held = getattr(torch, dtype, None)  # none is `auto`, which looks itself
-    if held is not None and compute_dtype(held, device) != held:
-        rank_zero_info(
-            f"this CPU has no instructions for {dtype}: {remedy} learns several times faster, in twice the memory"
-        )
+def tell_if_slow(dtype: str | torch.dtype, device: torch.device | None) -> None:
+    """Say so where a CPU has no instructions for the dtype of frozen weights: a model's own, or an option's value."""
+    name = str(dtype).removeprefix("torch.")
+    held = getattr(torch, name, None)  # none is `auto`, which looks itself
+    if device and held and compute_dtype(held, device) != held:
+        remedy = "--model.dtype " if isinstance(dtype, str) else "a model loaded with dtype=torch."
+        said = f"this CPU has no instructions for {name}: {remedy}float32 learns several times faster here"
+        rank_zero_info(f"{said}, in twice the memory")
 
 
 def _spelled_patterns(pattern: Pattern) -> dict[str, object]:

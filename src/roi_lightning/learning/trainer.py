@@ -58,9 +58,7 @@ class RoITrainer(Trainer):
         if accelerator == "auto":
             accelerator = "cuda" if torch.cuda.is_available() else "cpu"
         elif isinstance(accelerator, str) and accelerator != "cpu" and not torch.cuda.is_available():
-            raise UserError(
-                f"trainer.accelerator is {accelerator!r}; torch finds no CUDA GPU: set it to auto or cpu"
-            )
+            raise UserError(f"no CUDA GPU for trainer.accelerator {accelerator!r}; set it to auto or cpu")
         super().__init__(
             accelerator=accelerator,
             accumulate_grad_batches=parts,

@@ -168,11 +168,9 @@ class MaskSet:
             tensors, header = read_checksummed(file)
             masks = cls._parse(tensors, header)
             masks.check()
-        except UserError as error:
-            raise UserError(f"mask file {str(file)!r}: {error}; {_REMEDY}") from error
         except (KeyError, TypeError, ValueError, RecursionError) as error:
-            reason = f"its header makes no sense ({error!r})"
-            raise UserError(f"mask file {str(file)!r}: {reason}; {_REMEDY}") from error
+            said = error if isinstance(error, UserError) else f"its header makes no sense ({error!r})"
+            raise UserError(f"mask file {str(file)!r}: {said}; {_REMEDY}") from error
         return masks
 
     def _header(self) -> dict[str, str]:

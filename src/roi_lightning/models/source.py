@@ -178,8 +178,8 @@ def unreadable(source: ModelSource, error: Exception) -> UserError:
         remedy = "set trust_remote_code if you trust it, or give another model"
     elif source.kind == "hub":
         near = did_you_mean(name, map(str, Path(name).parent.glob("*/")))
-        advice = "HF_HUB_OFFLINE is set: unset it" if is_offline_mode() else _HUB_ADVICE
-        remedy = f"no directory here has this name{near}; {advice}, or give a directory or {SMOLLM2}: no network needed"
+        advice = "unset HF_HUB_OFFLINE" if is_offline_mode() else _HUB_ADVICE
+        remedy = f"no directory has this name{near}; {advice}, or give a directory or {SMOLLM2} (no network)"
     return UserError(f"model {name!r} ({source.kind}) can't be read: {reason(error)}; {remedy}")
 
 
