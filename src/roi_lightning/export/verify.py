@@ -9,7 +9,7 @@ from typing import Any, ParamSpec
 from roi_lightning.errors import UserError
 from roi_lightning.export import checks
 from roi_lightning.models.base_tensors import BaseTensors, open_base
-from roi_lightning.models.source import ModelSource
+from roi_lightning.models.source import SIDECAR, ModelSource
 
 P = ParamSpec("P")
 
@@ -80,6 +80,9 @@ def verify_export(directory: Path, base: ModelSource | BaseTensors | None = None
     """
     if not directory.is_dir():
         raise UserError(f"{str(directory)!r} is no directory; give one that was exported or packed")
+    below = [each for each in directory.iterdir() if (each / SIDECAR).is_file()]
+    if below and not (directory / SIDECAR).exists():
+        raise UserError(f"{str(directory)!r} is no exported directory, but holds one; give {str(below[0])!r}")
     return VerifyReport(directory, list(_checks(directory, base)))
 
 
