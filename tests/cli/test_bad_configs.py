@@ -80,7 +80,7 @@ TABLE = {
     "a directory mistyped": (
         lambda bench: (bench.write("tinyqwen/config.json", "{}"), ["--model.lm", "tinyqwn"])[1],
         plan_with,
-        "files; no directory .* name; did you mean tinyqwen.; unset HF_HUB_OFFLINE, or give .* or smollm2-135m",
+        "files; no directory .* mean tinyqwen.; unset HF_HUB_OFFLINE; without network give .* smollm2-135m",
     ),
     "a section": (yaml("modle: {init_args: {pattern: 1:4}}\n"), plan, "bad.yaml.*modle.*mean model."),
     "init_args": (yaml("model: {init_arg: {pattern: 1:4}}\n"), plan, "bad.yaml.* mean init_args."),

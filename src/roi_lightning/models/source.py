@@ -179,7 +179,7 @@ def unreadable(source: ModelSource, error: Exception) -> UserError:
     elif source.kind == "hub":
         near = did_you_mean(name, map(str, Path(name).parent.glob("*/")))
         advice = "unset HF_HUB_OFFLINE" if is_offline_mode() else _HUB_ADVICE
-        remedy = f"no directory has this name{near}; {advice}, or give a directory or {SMOLLM2} (no network)"
+        remedy = f"no directory has this name{near}; {advice}; without network give a directory or {SMOLLM2}"
     return UserError(f"model {name!r} ({source.kind}) can't be read: {reason(error)}; {remedy}")
 
 
