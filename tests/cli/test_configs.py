@@ -284,7 +284,8 @@ RECIPES = [["-c", f"recipes/{name}"] for name in ("paper", "paper_plus", "millio
 
 @pytest.mark.parametrize("more", [*LEARNERS, *(pytest.param(x, marks=pytest.mark.slow) for x in RECIPES)])
 def test_mixed_precision_goes_with_fused_optimizers_and_clipping(lab, more):
-    words = lab.quick(*more, "--trainer.precision", "bf16-mixed", max_steps=2)
+    start = ["-c", "quickstart.yaml", *more, *lab.options(max_steps=2)]
+    words = [*start, "--trainer.precision", "bf16-mixed"]
     assert run("plan", *words) == run("fit", *words) == 0
 
 
