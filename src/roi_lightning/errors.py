@@ -45,9 +45,11 @@ def user_path(text: str, what: str = "a path") -> Path:
 
 def reason(error: BaseException) -> str:
     """The first line that says something of an error's text, cut to 200 characters; its type where it has none."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    stripped = (line.strip() for line in str(error).splitlines())
+    # "401 Client Error." and the like say less than the line after them.
+    lines = [line for line in stripped if line and "Client Error" not in line] or [type(error).__name__]
     said = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
-    return said if len(said) <= _LONGEST_REASON else f"{said[:_LONGEST_REASON]} …"
+    return said.rstrip(".") if len(said) <= _LONGEST_REASON else f"{said[:_LONGEST_REASON]} …"
 
 
 def brief(text: str) -> str:

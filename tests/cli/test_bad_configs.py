@@ -77,6 +77,17 @@ TABLE = {
         plan_with,
         "model './nowhere' is no directory",
     ),
+    "a directory mistyped": (
+        lambda bench: (bench.write("tinyqwen/config.json", "{}"), ["--model.lm", "tinyqwn"])[1],
+        plan_with,
+        "files; no directory .* mean tinyqwen.; unset HF_HUB_OFFLINE; without network give .* smollm2-135m",
+    ),
+    "a section": (yaml("modle: {init_args: {pattern: 1:4}}\n"), plan, "bad.yaml.*modle.*mean model."),
+    "init_args": (yaml("model: {init_arg: {pattern: 1:4}}\n"), plan, "bad.yaml.* mean init_args."),
+    "a key of the text": (yaml("data: {seqlen: 32}\n"), plan, "bad.yaml.* did you mean seq_len."),
+    "a key of the trainer": (yaml("trainer: {max_step: 2}\n"), plan, "bad.yaml.* mean trainer.max_steps"),
+    "a dtype's short name": (overrides("--model.dtype", "bf16"), plan_with, "bf16; did you mean bfloat16."),
+    "a number for τ": (overrides("--model.tau", "0.5"), plan_with, "tau Constant --model.tau.value 0.5"),
     # Patterns, priors and text.
     "no pattern": (
         overrides("--model.pattern", "dense"),
@@ -98,7 +109,6 @@ TABLE = {
     "5:4 unquoted": (yaml("model: {init_args: {pattern: 5:4}}\n"), fit, "pattern 5:4 is impossible"),
     # Numbers.
     "seq_len past the model": (overrides("--data.seq_len", "4096"), fit_with, "reads at most 128"),
-    "a TPU": (overrides("--trainer.accelerator", "tpu"), fit_with, "torch_xla.*; give another value"),
     "half a micro-batch": (
         overrides("--data.windows_per_step", "3", "--trainer.accumulate_grad_batches", "null"),
         fit_with,
@@ -141,6 +151,7 @@ TABLE = {
         fit_with,
         "would round the logits",
     ),
+    "16-true, planned": (overrides("--trainer.precision", "16-true"), plan_with, "would round the logits"),
     "no targets": (overrides("--model.targets", "[]"), plan_with, "leaves no layer"),
     "a size of nothing": (overrides("--fit_in", "much"), plan_with, "--fit_in 'much' is no size"),
     # Overlays that contradict.
@@ -161,11 +172,7 @@ TABLE = {
     ),
 }
 if not torch.cuda.is_available():
-    TABLE["no such device"] = (
-        overrides("--trainer.accelerator", "cuda"),
-        fit_with,
-        "CUDAAccelerator.* can not run",
-    )
+    TABLE["no GPU"] = (overrides("--trainer.accelerator", "gpu"), fit_with, "no CUDA GPU for .*'gpu'; set it")
 
 
 @rows(TABLE)

@@ -12,7 +12,9 @@ from helpers.tiny_models import random_masks, tiny_gpt2, tiny_qwen2
 from roi_lightning.__main__ import main
 from roi_lightning.cli import compare
 from roi_lightning.errors import UserError
+from roi_lightning.evaluation.evaluated_models import resolve_evaluated
 from roi_lightning.export import write_export
+from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.models.source import resolve_model
 
 
@@ -52,6 +54,21 @@ def test_the_command_writes_a_table_and_a_picture(files, tmp_path, capsys):
     with Image.open(out / "masks.png") as image:
         image.load()
         assert all(600 < side < 4000 for side in image.size)
+
+
+def test_a_run_s_folder_stands_for_its_export(tmp_path, capsys):
+    source, applied = resolve_model(str(tiny_qwen2(tmp_path / "base"))), tmp_path / "applied"
+    exports = [tmp_path / name / "export" for name in ("run1", "run2")]
+    for seed, export in enumerate(exports):
+        write_export(source, random_masks(source, seed=seed), export)
+    one, other = (str(export.parent) for export in exports)
+    assert run(one, other, "--out", tmp_path / "out") == 0
+    assert "run1 – run2" in capsys.readouterr().out
+    assert main(["apply", source.spec, one, "--out", str(applied)]) == 0
+    assert MaskSet.load(applied).overlap(MaskSet.load(exports[0])).all == 1
+    assert resolve_evaluated([one], None)[0].source.directory == exports[0]
+    assert main(["verify", one, "--base", source.spec]) == 0
+    assert f"{exports[0]}: all" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("build", [tiny_qwen2, tiny_gpt2])

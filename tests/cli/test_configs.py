@@ -10,6 +10,7 @@ import torch
 import yaml
 
 from helpers.lab import make_lab, run
+from helpers.refusals import make_bench
 from roi_lightning.cli.config_files import find_config, shipped_configs, with_extended
 from roi_lightning.cli.lightning import build
 from roi_lightning.errors import UserError
@@ -19,7 +20,7 @@ from roi_lightning.reports.callback import Report
 from roi_lightning.samplers import Categorical, Draw, GumbelSubset, GumbelTopK, StraightThrough
 from roi_lightning.samplers.schedules import Constant, Exponential, Linear
 
-lab = pytest.fixture(make_lab)
+lab, bench = pytest.fixture(make_lab), pytest.fixture(make_bench)
 ROOT = Path(__file__).resolve().parents[2]
 # recover.yaml wants an export and learns no mask: tests/learning/test_recover.py has it.
 BASES = sorted(path.name for path in (ROOT / "configs").glob("*.yaml") if path.name != "recover.yaml")
@@ -101,7 +102,8 @@ def test_every_overlay_instantiates_on_a_base(lab, base, overlay):
 
 def test_what_the_overlays_change(lab):
     start = ["-c", "qwen0.5b_2of4", "--model.lm", lab.model]
-    assert type(instantiate(*start, "-c", "overlays/straight_through").model.sampler) is StraightThrough
+    straight = instantiate(*start, "-c", "overlays/straight_through", "--model.targets", "q_proj").model
+    assert (type(straight.sampler), straight.targets) == (StraightThrough, ["q_proj"])
     model = instantiate(*start, "-c", "overlays/linear_anneal.yaml").model
     assert (model.tau, model.lam) == (Linear(1.0, 0.05, 0.75), Linear(1.0, 0.002, 0.75))
     small = instantiate(*start, "-c", "overlays/small_budget.yaml", "-c", "overlays/gumbel_subset.yaml")
@@ -272,14 +274,31 @@ def test_a_pattern_means_the_same_with_and_without_quotes(lab, quote):
     assert written.model.pattern == NMPattern(pattern)
     saved = lab.folder / "saved.yaml"
     saved.write_text(written.parser.dump(written.config))
+    assert yaml.safe_load(saved.read_text())["model"]["init_args"]["pattern"] == pattern
     assert instantiate("-c", saved).model.pattern == NMPattern(pattern)
 
 
-@pytest.mark.parametrize(
-    "overlay", [[], ["-c", "overlays/maskllm"], ["-c", "overlays/proxsparse", "--model.strength", "1"]]
-)
-def test_mixed_precision_goes_with_fused_optimizers_and_clipping(lab, overlay):
-    assert run("fit", *lab.quick(*overlay, "--trainer.precision", "bf16-mixed", max_steps=2)) == 0
+LEARNERS = [[], ["-c", "overlays/maskllm"], ["-c", "overlays/proxsparse", "--model.strength", "1"]]
+RECIPES = [["-c", f"recipes/{name}"] for name in ("paper", "paper_plus", "million_tokens")]
+
+
+@pytest.mark.parametrize("more", [*LEARNERS, *(pytest.param(x, marks=pytest.mark.slow) for x in RECIPES)])
+def test_mixed_precision_goes_with_fused_optimizers_and_clipping(lab, more):
+    start = ["-c", "quickstart.yaml", *more, *lab.options(max_steps=2)]
+    words = [*start, "--trainer.precision", "bf16-mixed"]
+    assert run("plan", *words) == run("fit", *words) == 0
+
+
+@pytest.mark.parametrize("command", ["fit", "plan"])
+@pytest.mark.parametrize("able", [True, False])
+def test_what_is_slow_or_not_written_is_told(bench, half_width, caplog, command, able):
+    half_width(able)
+    config = ["--config", "quickstart.yaml", *bench.options()] if able else bench.lean()
+    beginning = ["--ckpt_path", "nowhere"] if command == "fit" else []  # refused after these checks
+    caplog.set_level("INFO", "lightning.pytorch.utilities.rank_zero")
+    run(command, *config, "--model.dtype", "bfloat16", *beginning)
+    assert ("for bfloat16: --model.dtype float32 learns several times faster" in caplog.text) == (not able)
+    assert ("writes no mask and no export; add HardenMasks and SparseExport" in caplog.text) == (not able)
 
 
 def test_a_change_of_class_says_once_what_it_drops(lab, caplog):

@@ -41,6 +41,14 @@ def test_a_cpu_without_bf16_holds_it_in_fp32(half_width, able):
     assert ("in twice the memory" in found.means) == (not able)
 
 
+@pytest.mark.parametrize(("load", "free"), [(0.5, True), (5.0, False)])
+def test_other_work_is_told_of(monkeypatch, load, free):
+    monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    found = doctor.PROBES["load"]()
+    assert (found.ok, found.found, found.means[-1]) == (free, f"{load} on 8 cores", "8" if free else "3")
+
+
 @pytest.mark.usefixtures("_compiled_anew")
 def test_without_a_compiler(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("PATH", str(tmp_path))

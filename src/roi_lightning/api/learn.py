@@ -11,13 +11,12 @@ from typing import Any, Final, TypeVar
 
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.utilities import rank_zero_info
 from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from roi_lightning.data import CalibrationDataModule, Corpus
 from roi_lightning.errors import UserError
-from roi_lightning.learning.base import MaskLearningModule
+from roi_lightning.learning.base import MaskLearningModule, tell_if_slow
 from roi_lightning.learning.callbacks import MaskMonitor
 from roi_lightning.learning.callbacks.progress import with_progress
 from roi_lightning.learning.optim import check_trainer
@@ -26,7 +25,6 @@ from roi_lightning.learning.trainer import RoITrainer
 from roi_lightning.masks.layer_patterns import mixed_pattern
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.masks.pattern import NMPattern
-from roi_lightning.models.config import compute_dtype
 from roi_lightning.models.fingerprint import base_of
 from roi_lightning.models.layers import choose_layers
 from roi_lightning.models.loading import frozen_view
@@ -68,8 +66,8 @@ def learn(
     tau: Schedule = Linear(0.2, 0.05),  # noqa: B008 - frozen
     lam: Schedule = Linear(0.005, 0.002),  # noqa: B008 - frozen
     distillation: float = 0.5,
-    targets: Sequence[str] = ("*",),
-    ignore: Sequence[str] = (),
+    targets: str | Sequence[str] = ("*",),
+    ignore: str | Sequence[str] = (),
     seed: int = 0,
     learner: Made[MaskLearningModule] = RoILightningModule,
     data: Made[CalibrationDataModule] = CalibrationDataModule,
@@ -126,7 +124,7 @@ def learn(
     with _session(log_dir) as folder:
         fitter = _trainer(steps, log_dir, {"default_root_dir": str(folder)} | trainer)
         view = frozen_view(lm)
-        _tell_if_slow(view.dtype, fitter.strategy.root_device)
+        tell_if_slow(view.dtype, fitter.strategy.root_device)
         mixed = mixed_pattern(NMPattern(pattern), patterns or {})
         layers = choose_layers(type(lm).__name__, view, mixed, targets, ignore).pruned
         source = base_of(view, layers)
@@ -145,15 +143,6 @@ def learn(
         reader.check_model(source.spec, view.config)
         fitter.fit(module, datamodule=reader)
         return module.mask_set()
-
-
-def _tell_if_slow(dtype: torch.dtype, device: torch.device) -> None:
-    if compute_dtype(dtype, device) != dtype:
-        name = str(dtype).removeprefix("torch.")
-        rank_zero_info(
-            f"this CPU has no instructions for {name}: a model loaded with dtype=torch.float32 learns several times "
-            "faster here, in twice the memory"
-        )
 
 
 def _make(kind: Made[_T], source: str, options: dict[str, Any]) -> _T:

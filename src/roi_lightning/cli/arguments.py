@@ -17,7 +17,7 @@ class ApplyOptions:
 
     Attributes:
         lm: The base model: hub id, directory, or GGUF file.
-        mask: A mask file or an exported directory.
+        mask: A mask file, a run's folder or an exported directory.
         out: The directory to write.
         overwrite: Replace an earlier export there.
         dtype: Number type that a GGUF model is cast to (default: the type that the mask was made for).
@@ -64,7 +64,7 @@ class EvaluateOptions(EvalConfig):
     """Measure perplexities, zero-shot accuracy and any task of lm-evaluation-harness, side by side.
 
     Attributes:
-        lm: Hub ids, directories (packed or not), GGUF files, or mask files (with --base).
+        lm: Hub ids, directories (packed or not), folders of runs, GGUF files, or mask files (with --base).
         base: The model that mask files apply to. If it is measured too, the others are compared with it.
         dtype: Number type of the weights; auto takes the stored type, and bfloat16 for GGUF.
         device: Device to run on: auto, cpu, cuda or cuda:N.
@@ -131,7 +131,7 @@ class VerifyOptions:
     that nothing else changed.
 
     Attributes:
-        directory: An exported, packed or permuted directory.
+        directory: An exported, packed or permuted directory, or a run's folder for its export.
         base: The base model: hub id, directory, or GGUF file.
         json: File to write the result to as JSON, besides printing.
     """

@@ -91,12 +91,17 @@ class ConfigByName(ActionConfigFile):
         files = with_extended(find_config(values))
         for file in files:
             # The parser names this file if it finds a mistake in it.
-            parser.reading = file
+            type(parser).reading = file
             try:
                 super().__call__(parser, cfg, str(file), option_string)  # type: ignore[no-untyped-call]
             except RecursionError as error:
                 parser.error(f"can't be read: {error}; give a YAML file")
             cfg.pop(EXTENDS, None)
+            names = {action.dest for action in parser._actions}
+            own = tuple(f"{name}." for name in names if name not in parser.groups or f"{name}.help" in names)
+            for key in cfg.keys():  # noqa: SIM118 - of all levels; told here, where the file is known
+                if key not in names and not f"{key}.".startswith(own):
+                    parser.error(f"Option '{key}' is not accepted")
         # A run is named after the files that were typed.
         del cfg[self.dest][-len(files) : -1]
-        parser.reading = None
+        type(parser).reading = None

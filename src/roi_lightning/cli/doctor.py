@@ -1,5 +1,6 @@
 """`doctor`: versions, compiler, kernels, GPU, half precision and memory: what decides how fast a run is."""
 
+import os
 import platform
 from collections.abc import Callable
 from importlib.metadata import version
@@ -107,6 +108,12 @@ def _memory() -> Finding:
     return Finding(True, f"{memory_of(torch.device('cpu')) / 2**30:.0f} GiB", "`plan` says what a run needs")
 
 
+def _load() -> Finding:
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    means = "beside other work threads wait for each other: wait, or set OMP_NUM_THREADS="
+    return Finding(load < cores / 2, f"{load:.1f} on {cores} cores", f"{means}{max(1, cores - round(load))}")
+
+
 PROBES: Final[dict[str, Callable[[], Finding]]] = {
     "versions": _versions,
     "compiler": _compiler,
@@ -114,4 +121,5 @@ PROBES: Final[dict[str, Callable[[], Finding]]] = {
     "gpu": _gpu,
     "half_precision": _half_precision,
     "memory": _memory,
+    "load": _load,
 }

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from jsonargparse import Namespace
+from jsonargparse.typing import register_type
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
@@ -24,10 +25,12 @@ from roi_lightning.errors import UserError, brief, user_path
 # Imported so that YAML may name them without their module.
 from roi_lightning.learning.base import MaskLearningModule
 from roi_lightning.learning.callbacks.progress import with_progress
+from roi_lightning.learning.callbacks.write_masks import HardenMasks, SparseExport
 from roi_lightning.learning.optim import check_trainer
 from roi_lightning.learning.roi import RoILightningModule
 from roi_lightning.learning.run_folder import CONFIG, RUNS, run_folder
 from roi_lightning.learning.trainer import RoITrainer
+from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.config import load_config
 from roi_lightning.reports.callback import Report  # noqa: F401
 from roi_lightning.samplers import schedules  # noqa: F401
@@ -58,12 +61,11 @@ _EPILOG: Final = (
     "both work. --trainer.callbacks+ CLASS adds a callback."
 )
 _BEGINNING: Final = ("resume", "ckpt_path", "weights_only", *_FLAGS)
+register_type(NMPattern, str, NMPattern, fail_already_registered=False)  # YAML makes 124 of an unquoted 2:4
 
 
 class Parser(LineParser, LightningArgumentParser):
     """A run's parser, and that of each class inside its configuration."""
-
-    reading: Path | None = None
 
     @override
     def add_class_arguments(self, theclass: Any, *args: Any, **kwargs: Any) -> list[str]:
@@ -79,10 +81,6 @@ class Parser(LineParser, LightningArgumentParser):
         load_named_classes(content)
         parsed: Namespace = super().parse_string(content, *args, **kwargs)
         return parsed
-
-    @override
-    def place(self) -> str:
-        return f"{str(self.reading)!r}: " if self.reading else ""
 
 
 class DroppedOptions(logging.Handler):
@@ -131,7 +129,7 @@ class RoICLI(LightningCLI):
 
     def __init__(self, command: str, **options: Any) -> None:
         self.command = command
-        Parser.command = f"{PROGRAM} {command}"
+        Parser.command, Parser.reading = f"{PROGRAM} {command}", None
         self._options: list[str] = []  # of the command, which are no settings of the run
         super().__init__(run=False, **options)
 
@@ -249,6 +247,7 @@ class RoICLI(LightningCLI):
             self.trainer.count_micro_batches(self.datamodule)
             self.model.preflight(self.trainer)
             self.check_length()
+            tell_what_is_not_written(self.trainer)
             from roi_lightning.learning.memory_plan import check_fits_device
 
             check_fits_device(self.model, self.trainer)
@@ -298,6 +297,14 @@ def build(args: list[str], command: str = "fit", cli: type[RoICLI] = RoICLI) -> 
         auto_configure_optimizers=False,
         load_from_checkpoint_support=False,
     )
+
+
+def tell_what_is_not_written(trainer: Any) -> None:
+    """Say so where none of a run's callbacks writes its mask."""
+    given = trainer.callbacks if isinstance(trainer.callbacks, list) else [trainer.callbacks]
+    if not any(isinstance(callback, HardenMasks | SparseExport) for callback in given):
+        remedy = "add HardenMasks and SparseExport to trainer.callbacks, or `extends: quickstart.yaml`"
+        rank_zero_info(f"this run writes no mask and no export; {remedy}")
 
 
 def _in_full(word: str) -> str:

@@ -3,6 +3,7 @@
 A mistake is stated in two lines, `error:` and `try:`.
 """
 
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, Field, fields
@@ -25,23 +26,35 @@ class LineParser(ArgumentParser):
     """A parser that states an error in a line, with the option that was perhaps meant."""
 
     command: ClassVar = ""  # whose help has the options, where that is not this parser's own name
+    reading: ClassVar[Path | None] = None  # a configuration's file
 
     @override
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        known = self._option_string_actions
+        message, known = _plainer(message, self), self._option_string_actions
         unknown = [word for word in message.split() if word.startswith("--") and word not in known]
         near = did_you_mean(unknown[0], known) if unknown else ""
         if message.startswith("unrecognized arguments: ") and not unknown:
             near = "; put a pattern like '*.txt' in quotes, several values in a list like '[a, b]'"
-        sys.stderr.write(
-            f"error: {self.place()}{brief(message)}{near}\ntry: {self.command or self.prog} --help\n"
-        )
+        place = f"{str(self.reading)!r}: " if self.reading else ""
+        sys.stderr.write(f"error: {place}{brief(message)}{near}\ntry: {self.command or self.prog} --help\n")
         self.exit(2)
         raise AssertionError("exit returned")
 
-    def place(self) -> str:
-        """Where a mistake is, to begin a line with; empty for the command line."""
-        return ""
+
+def _plainer(message: str, parser: ArgumentParser) -> str:
+    """What the library says of a name or value that it can't take, in the user's words and with what was meant."""
+    if option := re.fullmatch(r"Option '([^']*)' is not accepted", message):
+        first, names = option[1].partition(".")[0], {action.dest for action in parser._actions}
+        known = {"class_path", "init_args", *names, *(name.partition(".")[0] for name in names)}
+        return message + did_you_mean(option[1] if first in known else first, known)
+    if choice := re.search(r"Expected a typing\.Literal(\[.*\])\. Got value: (.*)", message):
+        near = did_you_mean(choice[2], re.findall(r"'(.*?)'", choice[1]))
+        return message.replace("a typing.Literal", "one of ") + near
+    if number := re.fullmatch(r'Parser key "(.*)":(?s:.*)import path format: ([\d.e+-]+)', message):
+        return "{0}: {1} is no class; give --model.{0} Constant --model.{0}.value {1}".format(
+            *number.groups()
+        )
+    return message
 
 
 def parse_options(kind: type[T], command: str, argv: Sequence[str]) -> T:

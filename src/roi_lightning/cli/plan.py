@@ -9,8 +9,8 @@ import torch
 from typing_extensions import override
 
 from roi_lightning.cli import fit_in
-from roi_lightning.cli.lightning import RoICLI, build
-from roi_lightning.learning.base import MaskLearningModule
+from roi_lightning.cli.lightning import RoICLI, build, tell_what_is_not_written
+from roi_lightning.learning.base import MaskLearningModule, tell_if_slow
 from roi_lightning.learning.fsdp import FSDP2Strategy
 from roi_lightning.learning.memory_plan import Planner, Step
 from roi_lightning.learning.optim import check_trainer, count_micro_batches
@@ -47,7 +47,7 @@ class PlanCLI(RoICLI):
     def instantiate_classes(self) -> None:
         with plain_errors():
             made = self.parser.instantiate_classes(self.config)
-        self.model, self.datamodule = made.model, made.data
+        self.model, self.datamodule, self.trainer = made.model, made.data, made.trainer
 
 
 def main(argv: Sequence[str]) -> int:
@@ -113,6 +113,8 @@ def _planned(cli: RoICLI) -> tuple[Planner, Step, Any]:
     # --fit_in asks about a GPU, which may not be here.
     known = given.accelerator in ("auto", "cpu") and not cli.config.fit_in
     device = choose_device(given.accelerator) if known else None
+    tell_if_slow(cli.model.dtype_name, device)
+    tell_what_is_not_written(cli.trainer)
     return Planner(cli.model, device), Step(data.batch_size, data.seq_len, parts, checkpointing), trainer
 
 

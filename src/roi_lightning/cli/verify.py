@@ -11,6 +11,7 @@ from roi_lightning.errors import UserError
 from roi_lightning.export import VerifyReport
 from roi_lightning.export.formats import verify_directory
 from roi_lightning.export.sidecar import read_sidecar
+from roi_lightning.masks.mask_set import exported
 from roi_lightning.models.source import resolve_model
 from roi_lightning.utils.atomic_io import check_writable, write_json
 from roi_lightning.utils.tables import print_table
@@ -27,7 +28,7 @@ def main(options: VerifyOptions) -> int:
     """
     if options.json:
         check_writable(options.json)
-    directory, base = options.directory, None
+    directory, base = exported(options.directory), None
     if options.base:
         base = resolve_model(options.base, commit=_revision(directory))
     report = verify_directory(directory, base)

@@ -13,16 +13,16 @@ from typing_extensions import override
 
 from roi_lightning.errors import UserError
 from roi_lightning.export import check_destination
+from roi_lightning.masks.mask_set import EXPORT
 from roi_lightning.models.source import SIDECAR
 
 RUNS: Final = Path("runs")
 CHECKPOINTS: Final = "checkpoints"
 CONFIG: Final = "config.yaml"
-EXPORT: Final = "export"
 SUMMARY: Final = "summary.json"
+MASK: Final = "mask.safetensors"
 REPORT: Final = "report.json"
 PAGE: Final = "report.html"
-MASK: Final = "mask.safetensors"
 BEFORE: Final = "before.safetensors"  # the mask before learning
 MASKS: Final = "masks"
 RUN: Final = ".run"  # says that a run made the folder, and is locked while one goes on

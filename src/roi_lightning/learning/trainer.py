@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.accelerators import Accelerator, MPSAccelerator
+from lightning.pytorch.accelerators import Accelerator
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities import rank_zero_info
 from typing_extensions import override
@@ -42,7 +42,7 @@ class RoITrainer(Trainer):
         options: Of Lightning's Trainer.
 
     Raises:
-        UserError: If the accelerator is MPS.
+        UserError: If the accelerator is neither a CPU nor a CUDA GPU that is there.
     """
 
     def __init__(
@@ -57,16 +57,14 @@ class RoITrainer(Trainer):
         parts = 1 if accumulate_grad_batches is None else accumulate_grad_batches
         if accelerator == "auto":
             accelerator = "cuda" if torch.cuda.is_available() else "cpu"
+        elif isinstance(accelerator, str) and accelerator != "cpu" and not torch.cuda.is_available():
+            raise UserError(f"no CUDA GPU for trainer.accelerator {accelerator!r}; set it to auto or cpu")
         super().__init__(
             accelerator=accelerator,
             accumulate_grad_batches=parts,
             val_check_interval=val_check_interval,
             **options,
         )
-        if isinstance(self.accelerator, MPSAccelerator):
-            raise UserError(
-                f"masks can't be learned with trainer.accelerator {accelerator!r} on MPS; set it to cpu or auto"
-            )
         self.validate_every_steps = validate_every_steps
         self._given = SimpleNamespace(
             accumulate_grad_batches=accumulate_grad_batches,
@@ -176,7 +174,7 @@ class RoITrainer(Trainer):
             raise UserError("allow_changed_settings is about a checkpoint; name one with --ckpt_path")
         if resume == "auto":
             newest = newest_checkpoint(self, recipe)
-            rank_zero_info(f"resuming from {newest}" if newest else "this run has no checkpoint yet")
+            rank_zero_info(f"resuming from {newest}" if newest else "no checkpoint of this run is here")
             if newest is not None:
                 self._preemption().resumed_from = str(newest)
                 return str(newest)

@@ -57,7 +57,7 @@ class LayerPatterns:
 Pattern = NMPattern | LayerPatterns
 
 
-def mixed_pattern(default: NMPattern, patterns: Mapping[str, str | int]) -> Pattern:
+def mixed_pattern(default: NMPattern, patterns: Mapping[str, NMPattern | str | int]) -> Pattern:
     """The patterns of a model's layers.
 
     Args:

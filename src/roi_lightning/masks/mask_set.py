@@ -23,6 +23,7 @@ from roi_lightning.utils.atomic_io import written_aside
 from roi_lightning.utils.checksummed import read_checksummed, write_checksummed
 
 MASK_FILE: Final = "roi_mask.safetensors"
+EXPORT: Final = "export"  # in the folder of a run
 _REMEDY: Final = "give an intact mask file of this version"
 _HEADER: Final = {
     "format": "roi_lightning.mask",
@@ -152,26 +153,24 @@ class MaskSet:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read a mask file, or the one in an exported directory.
+        """Read a mask file, or the one in an exported directory or the folder of a run.
 
         Raises:
             UserError: If it is no intact mask file; the message names the path and the reason.
         """
-        file = path / MASK_FILE if path.is_dir() else path
+        file = exported(path) / MASK_FILE if path.is_dir() else path
         if path.is_dir() and not file.exists():
             raise UserError(
-                f"{str(path)!r} has no {MASK_FILE}; give a mask file or an exported directory, in the place of a "
-                "packed directory the one that it was packed from"
+                f"{str(path)!r} has no {MASK_FILE}; give a mask file, an exported directory or its run's folder, in "
+                "the place of a packed directory the one that it was packed from"
             )
         try:
             tensors, header = read_checksummed(file)
             masks = cls._parse(tensors, header)
             masks.check()
-        except UserError as error:
-            raise UserError(f"mask file {str(file)!r}: {error}; {_REMEDY}") from error
         except (KeyError, TypeError, ValueError, RecursionError) as error:
-            reason = f"its header makes no sense ({error!r})"
-            raise UserError(f"mask file {str(file)!r}: {reason}; {_REMEDY}") from error
+            said = error if isinstance(error, UserError) else f"its header makes no sense ({error!r})"
+            raise UserError(f"mask file {str(file)!r}: {said}; {_REMEDY}") from error
         return masks
 
     def _header(self) -> dict[str, str]:
@@ -209,6 +208,11 @@ class MaskSet:
             pruned = {name: NMPattern(entry["pattern"]) for name, entry in entries.items()}
             return cls(layer_patterns(pruned | dict.fromkeys(dense)), layers, base, updated, dense)
         return cls(NMPattern(f"{header['n']}:{header['m']}"), layers, base, updated)
+
+
+def exported(path: Path) -> Path:
+    """The exported directory of a run where a path is the run's folder; any other path as it is."""
+    return path / EXPORT if (path / EXPORT / MASK_FILE).is_file() else path
 
 
 def _mapping(text: str, kind: type) -> dict[str, Any]:

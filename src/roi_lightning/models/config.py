@@ -13,8 +13,8 @@ from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from roi_lightning.errors import UserError, reason
-from roi_lightning.models.source import HUB_REMEDY, ModelSource, resolve_model
+from roi_lightning.errors import UserError
+from roi_lightning.models.source import ModelSource, resolve_model, unreadable
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 # What a GGUF file's weights are cast to unless told otherwise, and written as.
@@ -136,11 +136,3 @@ def _split_digits(tokenizer: Any, file: Path) -> None:
     backend = tokenizer.backend_tokenizer
     if said and isinstance(backend.pre_tokenizer, ByteLevel):
         backend.pre_tokenizer = Sequence([Digits(individual_digits=True), backend.pre_tokenizer])
-
-
-def unreadable(source: ModelSource, error: Exception) -> UserError:
-    """What to raise when transformers can't read a model, for the reason it gives."""
-    remedy = HUB_REMEDY if source.kind == "hub" else "fetch it again, or give another model"
-    if "trust_remote_code" in str(error):
-        remedy = "set trust_remote_code if you trust it, or give another model"
-    return UserError(f"model {source.spec!r} ({source.kind}) can't be read: {reason(error)}; {remedy}")

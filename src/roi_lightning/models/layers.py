@@ -69,8 +69,8 @@ class Layer:
 
 def prunable_layers(
     lm: PreTrainedModel,
-    targets: Sequence[str] = ("*",),
-    ignore: Sequence[str] = (),
+    targets: str | Sequence[str] = ("*",),
+    ignore: str | Sequence[str] = (),
 ) -> dict[str, Layer]:
     """Every linear layer inside the decoder blocks, by name, in the model's order.
 
@@ -87,6 +87,7 @@ def prunable_layers(
         UserError: If no blocks are found, a pattern matches nothing, or no layer remains.
     """
     candidates = block_layers(lm)
+    targets, ignore = ([each] if isinstance(each, str) else list(each) for each in (targets, ignore))
     for label, patterns in (("targets", targets), ("ignore", ignore)):
         for pattern in patterns:
             _require_match(label, pattern, candidates)
@@ -96,7 +97,7 @@ def prunable_layers(
         if _any_match(name, targets) and not _any_match(name, ignore)
     }
     if not chosen:
-        raise UserError(f"ignore: {list(ignore)} leaves no layer to prune; remove a pattern")
+        raise UserError(f"ignore: {ignore} leaves no layer to prune; remove a pattern")
     unknown = [x for x in _unknown(lm) if _any_match(x, targets) and not _any_match(x, ignore)]
     if unknown:
         _warn(
@@ -225,8 +226,8 @@ def choose_layers(
     spec: str,
     lm: PreTrainedModel,
     pattern: Pattern,
-    targets: Sequence[str] = ("*",),
-    ignore: Sequence[str] = (),
+    targets: str | Sequence[str] = ("*",),
+    ignore: str | Sequence[str] = (),
 ) -> ChosenLayers:
     """The layers to prune, see `prunable_layers`, and the pattern of each.
 

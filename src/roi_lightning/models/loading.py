@@ -15,9 +15,9 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from roi_lightning.errors import UserError, reason
-from roi_lightning.models.config import GGUF_DTYPE, DType, compute_dtype, unreadable
+from roi_lightning.models.config import GGUF_DTYPE, DType, compute_dtype
 from roi_lightning.models.experts import is_router
-from roi_lightning.models.source import ModelSource
+from roi_lightning.models.source import ModelSource, unreadable
 from roi_lightning.models.stored_tensors import StoredTensors
 from roi_lightning.utils.dtensor import all_finite
 from roi_lightning.utils.progress import working

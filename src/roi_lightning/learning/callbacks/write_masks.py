@@ -14,7 +14,8 @@ from roi_lightning.errors import check_at_least, user_path
 from roi_lightning.export import check_destination, needed_bytes, write_export
 from roi_lightning.learning.base import MaskLearningModule
 from roi_lightning.learning.recipe import callback_recipes, fingerprint, spelled
-from roi_lightning.learning.run_folder import EXPORT, MASK, MASKS, run_folder
+from roi_lightning.learning.run_folder import MASK, MASKS, run_folder
+from roi_lightning.masks.mask_set import EXPORT
 
 
 class FinishCallback(Callback):
