@@ -52,4 +52,5 @@ def silence_warnings() -> None:
 
 
 def _is_no_advice(record: logging.LogRecord) -> bool:
-    return not record.getMessage().startswith("💡")
+    # Of Ctrl-C the command says a line itself.
+    return not record.getMessage().startswith(("💡", "\nDetected KeyboardInterrupt"))
