@@ -118,6 +118,19 @@ def test_what_counts_as_a_result(tmp_path, name):
     assert (tmp_path / name).exists(), "until training starts"
 
 
+def test_a_log_is_replaced_with_a_word_unless_the_run_goes_on(tmp_path, caplog):
+    for name in (".run", f"{LOG}.1.earlier"):
+        (tmp_path / name).touch()
+    trainer = RoITrainer(**QUICK_TRAINER, max_steps=1, default_root_dir=str(tmp_path))
+    claim_folder(trainer, str(tmp_path / "checkpoints/step=3.ckpt"), overwrite=False)
+    assert not trainer.callbacks
+    claim_folder(trainer, None, overwrite=False)
+    assert f"{tmp_path} has the log of an earlier run" in caplog.text
+    (removal,) = trainer.callbacks
+    removal.on_train_start(trainer, None)
+    assert [path.name for path in tmp_path.iterdir()] == [".run"]
+
+
 # A finished run.
 
 
@@ -128,10 +141,13 @@ def fast(lab, *more, **options):
 
 @pytest.fixture(scope="module")
 def quickstart(tmp_path_factory):
-    """A finished quickstart on the tiny model, in a folder of runs."""
+    """A finished quickstart on the tiny model, in a folder of runs, where an earlier start has left its log."""
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("quickstart")
         lab = make_lab(folder, tmp_path_factory, patch)
+        (folder / "runs/quickstart").mkdir(parents=True)
+        for name in (".run", f"{LOG}.1.earlier"):
+            (folder / "runs/quickstart" / name).touch()
         assert run("fit", *fast(lab)) == 0
     return folder / "runs"
 

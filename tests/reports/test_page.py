@@ -103,6 +103,16 @@ def test_the_curve_goes_on_where_a_run_resumed(ran):
     assert sorted({step for step, _ in curves["mask/entropy"]}) == [0, 2, 4, 5]
 
 
+def test_where_two_legs_have_a_step_the_later_counts(tmp_path):
+    """As where a run was killed between two checkpoints."""
+    for leg, steps in enumerate((range(4), range(2, 5))):
+        logger = TensorBoardLogger(tmp_path, name="", version="")
+        for step in steps:
+            logger.log_metrics({"train/loss": leg}, step)
+        logger.finalize("failed")
+    assert read_run(tmp_path).curves["train/loss"] == [(0, 0), (1, 0), (2, 1), (3, 1), (4, 1)]
+
+
 def test_a_mask_that_stayed_has_no_figures_of_change(ran, tmp_path):
     copy_of(ran[0], tmp_path)
     (tmp_path / "before.safetensors").write_bytes((tmp_path / "mask.safetensors").read_bytes())
