@@ -101,7 +101,7 @@ def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["checkpoints/step=3.ckpt", "masks/step-000002.safetensors", "report.html"])
-def test_what_counts_as_a_result(tmp_path, name):
+def test_what_counts_as_a_result(tmp_path, caplog, name):
     trainer = RoITrainer(**QUICK_TRAINER, max_steps=1, default_root_dir=str(tmp_path))
     claim_folder(trainer, None, overwrite=False)
     (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -111,24 +111,14 @@ def test_what_counts_as_a_result(tmp_path, name):
     lock_folder(trainer).close()
     with pytest.raises(UserError, match=Path(name).stem):
         claim_folder(trainer, None, overwrite=False)
+    (tmp_path / f"{LOG}.1").touch()
     claim_folder(trainer, str(tmp_path / "checkpoints/step=3.ckpt"), overwrite=False)
+    assert "log" not in caplog.text, "the run goes on in it"
     with pytest.raises(UserError, match="earlier run"):
         claim_folder(trainer, str(tmp_path.parent / "other/checkpoints/step=3.ckpt"), overwrite=False)
     claim_folder(trainer, None, overwrite=True)
-    assert (tmp_path / name).exists(), "until training starts"
-
-
-def test_a_log_is_replaced_with_a_word_unless_the_run_goes_on(tmp_path, caplog):
-    for name in (".run", f"{LOG}.1.earlier"):
-        (tmp_path / name).touch()
-    trainer = RoITrainer(**QUICK_TRAINER, max_steps=1, default_root_dir=str(tmp_path))
-    claim_folder(trainer, str(tmp_path / "checkpoints/step=3.ckpt"), overwrite=False)
-    assert not trainer.callbacks
-    claim_folder(trainer, None, overwrite=False)
     assert f"{tmp_path} has the log of an earlier run" in caplog.text
-    (removal,) = trainer.callbacks
-    removal.on_train_start(trainer, None)
-    assert [path.name for path in tmp_path.iterdir()] == [".run"]
+    assert (tmp_path / name).exists(), "until training starts"
 
 
 # A finished run.

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import math
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
@@ -20,7 +21,7 @@ from roi_lightning.reports.curves import changed_figure, changed_shares
 from roi_lightning.reports.page import read_run, write_report
 
 pytestmark = [*GOING_ON, pytest.mark.filterwarnings("ignore:the first draws keep")]
-TITLES = ["Loss", "How settled the mask is", "What learning changed", "Corners before and after"]
+TITLES = ["Loss", "How settled the mask is", "What learning changed", "Where the mask changed most"]
 HARM = "<script>alert('&')</script>"
 
 
@@ -59,7 +60,7 @@ def ran(tmp_path_factory):
     lab, losses = new_lab(tmp_path_factory), Losses()
     for steps, resume in ((2, None), (5, "auto")):
         saved = ModelCheckpoint(lab.folder / "checkpoints", "{step}", every_n_train_steps=2)
-        callbacks = [losses, HardenMasks(), MaskMonitor(2), BaselineSummary(2), Report(), saved]
+        callbacks = [losses, HardenMasks(), MaskMonitor(2), BaselineSummary(), Report(), saved]
         trainer = {
             "logger": TensorBoardLogger(lab.folder, name="", version="", default_hp_metric=False),
             "enable_checkpointing": True,
@@ -101,6 +102,8 @@ def test_the_curve_goes_on_where_a_run_resumed(ran):
     curves = read_run(folder).curves
     assert dict(curves["train/loss"]) == pytest.approx(losses, abs=1e-6)
     assert sorted({step for step, _ in curves["mask/entropy"]}) == [0, 2, 4, 5]
+    prior = json.loads((folder / "summary.json").read_text())["perplexity"]["magnitude"]
+    assert curves["val/nll"][0] == pytest.approx((0, math.log(prior)))
 
 
 def test_where_two_legs_have_a_step_the_later_counts(tmp_path):
@@ -117,7 +120,9 @@ def test_a_mask_that_stayed_has_no_figures_of_change(ran, tmp_path):
     copy_of(ran[0], tmp_path)
     (tmp_path / "before.safetensors").write_bytes((tmp_path / "mask.safetensors").read_bytes())
     write_report(tmp_path, tmp_path / "report.html")
-    assert not Page(tmp_path / "report.html").all("img")
+    page = Page(tmp_path / "report.html")
+    assert not page.all("img")
+    assert page.text.count("No weight changed places") == 1
 
 
 def test_the_page_loads_nothing(ran):

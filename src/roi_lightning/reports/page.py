@@ -5,6 +5,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from math import isclose, log
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -34,7 +35,7 @@ class Run:
     Attributes:
         summary: `summary.json`, from `BaselineSummary`.
         facts: `report.json`, from `Report`.
-        curves: Of TensorBoard's log, by tag: optimizer steps and values.
+        curves: Of TensorBoard's log, by tag: optimizer steps and values; held-out losses from the prior's on.
         before: The mask before learning.
         learned: The learned mask.
     """
@@ -129,6 +130,8 @@ def sentences(run: Run) -> list[str]:
         )
     if summary:
         said.append(_outcome(summary["perplexity"]))
+    if facts and run.before and run.learned and run.learned.overlap(run.before).all == 1:
+        said.append(f"No weight changed places: the mask is that of {facts['before']}.")
     return said or ["The run has not finished; the page shows what there is of it."]
 
 
@@ -166,10 +169,11 @@ def _changes(before: str, mask: MaskSet, method: str, learned: MaskSet) -> list[
     if overlap.all == 1:  # recovery trains weights under a mask that stays
         return []
     note = f"{1 - overlap.all:.2%} of the kept weights are new beside {before}; here by layer."
-    corners = mask_figure({before: mask, method: learned}, before, shown_layers(list(learned.layers)))
+    shown = shown_layers(list(learned.layers))
+    pieces = mask_figure({before: mask, method: learned}, before, shown, changed=True)
     return [
         _picture("What learning changed", note, changed_figure(changed_shares(overlap))),
-        _picture("Corners before and after", "Three layers of the middle block.", corners),
+        _picture("Where the mask changed most", "Layers of the middle block; dots: changed weights.", pieces),
     ]
 
 
@@ -209,6 +213,10 @@ def read_run(folder: Path) -> Run:
         raise UserError(
             f"{str(folder)!r} has nothing to report; give the folder of a run with the callback Report"
         )
+    if run.summary and run.facts.get("prior") and (losses := run.curves.get("val/nll")):
+        *_, prior, learned = run.summary["perplexity"].values()
+        if isclose(losses[-1][1], log(learned), abs_tol=1e-3):  # of the same text
+            losses.insert(0, (0, log(prior)))
     return run
 
 
@@ -224,5 +232,7 @@ def _read_curves(folder: Path) -> dict[str, Curve]:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(folder), {"scalars": 0}).Reload()
-    points = {tag: {event.step: event.value for event in events.Scalars(tag)} for tag in events.Tags()["scalars"]}
-    return {tag: sorted(curve.items()) for tag, curve in points.items()}
+    return {
+        tag: sorted({event.step: event.value for event in events.Scalars(tag)}.items())
+        for tag in events.Tags()["scalars"]
+    }

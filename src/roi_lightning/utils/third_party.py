@@ -52,5 +52,4 @@ def silence_warnings() -> None:
 
 
 def _is_no_advice(record: logging.LogRecord) -> bool:
-    # Of Ctrl-C the command says a line itself.
     return not record.getMessage().startswith(("💡", "\nDetected KeyboardInterrupt"))

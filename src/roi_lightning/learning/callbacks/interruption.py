@@ -16,24 +16,15 @@ from roi_lightning.learning.run_folder import CHECKPOINTS, model_checkpoints, ru
 
 
 class PreemptedError(SystemExit):
-    """Ends the process with a shell's status for what a signal ended, which schedulers take for "run it again".
-
-    Args:
-        signum: The signal.
-    """
-
-    def __init__(self, signum: int) -> None:
-        super().__init__(128 + signum)
-        self.cause = "Ctrl-C" if signum == signal.SIGINT else "SIGTERM"
+    """Ends the process with a shell's status for what a signal ended, which schedulers take for "run it again"."""
 
 
 class Preemption(Callback):
     """On SIGTERM or Ctrl-C, write a checkpoint after the current micro-batch and exit with status 143 or 130.
 
-    A run that keeps no checkpoints exits without one. A second Ctrl-C ends the process at once. The last step is saved
-    too, before the results are written: a run that is ended while it writes them exits at once (no file is replaced
-    before it is complete) and has lost no step either. These handlers replace Lightning's, which save nothing, until
-    it restores those of before. In a notebook Ctrl-C stays Lightning's.
+    Ctrl-C after either ends the process at once. The last step is saved too, before the results are written: a run
+    that is ended while it writes them exits at once (no file is replaced before it is complete) and has lost no step
+    either. These handlers replace Lightning's, which save nothing; in a notebook Ctrl-C stays Lightning's.
 
     Attributes:
         resumed_from: The checkpoint that `--resume auto` chose; removed when a newer one has been written.
@@ -73,8 +64,9 @@ class Preemption(Callback):
     @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         if isinstance(exception, PreemptedError):
+            cause = "Ctrl-C" if exception.code == 128 + signal.SIGINT else "SIGTERM"
             kept = f"; step {trainer.global_step} is saved: {self._saved}; resume with --resume auto"
-            rank_zero_info(f"ended by {exception.cause}{kept if self._saved else ''}")
+            rank_zero_info(f"ended by {cause}{kept if self._saved else ''}")
 
     def _listen(self) -> None:
         if threading.current_thread() is threading.main_thread():
@@ -83,11 +75,11 @@ class Preemption(Callback):
                 signal.signal(signal.SIGINT, self._handle)
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
-        if signum == signal.SIGINT:
-            signal.signal(signum, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
         if not self._training:
-            raise PreemptedError(signum)
+            raise PreemptedError(128 + signum)
         self._signal = signum
+        rank_zero_info("ending after this micro-batch; Ctrl-C ends at once and saves nothing")
 
     def _exit_if_preempted(self, trainer: Trainer) -> None:
         # Signals reach the ranks at different moments; they exit together.
@@ -97,7 +89,7 @@ class Preemption(Callback):
         signum = signal.SIGINT if agree(self._signal == signal.SIGINT, all=False) else signal.SIGTERM
         if trainer.global_step and model_checkpoints(trainer):
             self._save(trainer)
-        raise PreemptedError(signum)
+        raise PreemptedError(128 + signum)
 
     def _save(self, trainer: Trainer) -> None:
         self._saved = _save_now(trainer)
