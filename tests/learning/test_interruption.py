@@ -101,8 +101,10 @@ def test_no_step_is_lost(lab, whole, caplog, hook, call, number, saved):
 
 
 def test_ctrl_c_before_training_begins_ends_in_one_line(lab, monkeypatch, capsys, caplog):
-    # Nothing of ours listens yet.
-    monkeypatch.setattr(Preemption, "on_train_start", lambda *_: os.kill(os.getpid(), CTRL_C))
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Preemption, "on_train_start", interrupt)
     assert run("fit", *lab.quick()) == 130
     assert capsys.readouterr().err.splitlines()[-1] == "interrupted"
     assert "KeyboardInterrupt" not in caplog.text

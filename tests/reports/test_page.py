@@ -91,7 +91,7 @@ def test_figures_are_whole_pictures_with_words_beside(ran):
     pictures = Page(ran[0] / "report.html").all("img")
     assert [picture["alt"].split(". ")[0] for picture in pictures] == TITLES
     masks = [MaskSet.load(ran[0] / name) for name in ("mask.safetensors", "before.safetensors")]
-    assert f"{1 - masks[0].overlap(masks[1]).all:.2%}" in pictures[2]["alt"]
+    assert f", {1 - masks[0].overlap(masks[1]).all:.2%};" in pictures[2]["alt"]
     for picture in pictures:
         svg = base64.b64decode(picture["src"].removeprefix("data:image/svg+xml;base64,"))
         assert ElementTree.fromstring(svg).tag.endswith("svg")

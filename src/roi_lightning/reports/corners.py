@@ -70,8 +70,8 @@ def mask_figure(
         for row, name in enumerate(layers):
             own, last = (masks[label].layers[name] for label in (reference, list(masks)[-1]))
             at = most_changed(own, last, columns) if changed else (0, 0)
-            place = "\nrow {}, column {}".format(*at) if changed else ""
-            panels[row, 0].set_ylabel(_layer_label(name) + place, rotation=0, ha="right", va="center", **NAME)
+            place = ("row {}, column {}\n".format(*at) if changed else "") + _layer_label(name)
+            panels[row, 0].set_ylabel(place, labelpad=8, rotation=0, ha="right", va="center", **NAME)
             for column, label in enumerate(masks):
                 axes, mask = panels[row, column], masks[label].layers[name]
                 axes.set_label(f"{row},{column}")

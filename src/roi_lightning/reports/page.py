@@ -14,7 +14,6 @@ from jinja2 import TemplateError
 from roi_lightning.errors import UserError, reason
 from roi_lightning.learning.run_folder import BEFORE, MASK, REPORT, SUMMARY
 from roi_lightning.masks.mask_set import MaskSet
-from roi_lightning.masks.overlap import shown_layers
 from roi_lightning.utils.atomic_io import check_writable, written_aside
 from roi_lightning.utils.tables import SUMMARY_HEAD, summary_rows
 
@@ -124,7 +123,7 @@ def sentences(run: Run) -> list[str]:
             "{learner} learned on {layers} layers of {model} at {pattern}".format(**facts) + f"{begun}."
         )
         text = f" on {facts['tokens']:,} tokens of {facts['text']}" if "tokens" in facts else ""
-        seconds = f" in {timedelta(seconds=round(summary['seconds']))} h" if summary else ""
+        seconds = f" in {timedelta(seconds=round(summary['seconds']))}\N{NO-BREAK SPACE}h" if summary else ""
         said.append(
             f"It made {facts['steps']:,} optimizer steps{text}{seconds}, on {facts['devices']} × {facts['device']}."
         )
@@ -168,12 +167,15 @@ def _changes(before: str, mask: MaskSet, method: str, learned: MaskSet) -> list[
     overlap = learned.overlap(mask)
     if overlap.all == 1:  # recovery trains weights under a mask that stays
         return []
-    note = f"{1 - overlap.all:.2%} of the kept weights are new beside {before}; here by layer."
-    shown = shown_layers(list(learned.layers))
-    pieces = mask_figure({before: mask, method: learned}, before, shown, changed=True)
+    new = sum(overlap.kept.values()) - sum(overlap.both.values())
+    note = f"{new:,} kept weights are new beside {before}, {1 - overlap.all:.2%}; here by layer."
+    changed = sorted((share, name) for name, share in overlap.layers.items() if share < 1)
+    pieces = mask_figure({before: mask, method: learned}, before, [x for _, x in changed[:3]], changed=True)
     return [
         _picture("What learning changed", note, changed_figure(changed_shares(overlap))),
-        _picture("Where the mask changed most", "Layers of the middle block; dots: changed weights.", pieces),
+        _picture(
+            "Where the mask changed most", "In the layers that changed most; dots: changed weights.", pieces
+        ),
     ]
 
 

@@ -22,9 +22,8 @@ class PreemptedError(SystemExit):
 class Preemption(Callback):
     """On SIGTERM or Ctrl-C, write a checkpoint after the current micro-batch and exit with status 143 or 130.
 
-    Ctrl-C after either ends the process at once. The last step is saved too, before the results are written: a run
-    that is ended while it writes them exits at once (no file is replaced before it is complete) and has lost no step
-    either. These handlers replace Lightning's, which save nothing; in a notebook Ctrl-C stays Lightning's.
+    Ctrl-C after either kills it. The last step is saved too, before the results are written: a run that is ended
+    while it writes them exits at once; no file is replaced before it is complete. In notebooks Ctrl-C is Lightning's.
 
     Attributes:
         resumed_from: The checkpoint that `--resume auto` chose; removed when a newer one has been written.
@@ -32,8 +31,7 @@ class Preemption(Callback):
 
     def __init__(self) -> None:
         self.resumed_from: str | None = None
-        self._signal, self._training = 0, False
-        self._saved: Path | None = None
+        self._signal, self._training, self._saved = 0, False, ""
 
     @override
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -65,8 +63,7 @@ class Preemption(Callback):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         if isinstance(exception, PreemptedError):
             cause = "Ctrl-C" if exception.code == 128 + signal.SIGINT else "SIGTERM"
-            kept = f"; step {trainer.global_step} is saved: {self._saved}; resume with --resume auto"
-            rank_zero_info(f"ended by {cause}{kept if self._saved else ''}")
+            rank_zero_info(f"ended by {cause}{self._saved}")
 
     def _listen(self) -> None:
         if threading.current_thread() is threading.main_thread():
@@ -92,7 +89,8 @@ class Preemption(Callback):
         raise PreemptedError(128 + signum)
 
     def _save(self, trainer: Trainer) -> None:
-        self._saved = _save_now(trainer)
+        path = _save_now(trainer)
+        self._saved = f"; step {trainer.global_step} is saved: {path}; resume with --resume auto"
         self._remove_resumed(trainer)
 
     def _remove_resumed(self, trainer: Trainer) -> None:
