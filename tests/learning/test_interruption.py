@@ -101,10 +101,7 @@ def test_no_step_is_lost(lab, whole, caplog, hook, call, number, saved):
 
 
 def test_ctrl_c_before_training_begins_ends_in_one_line(lab, monkeypatch, capsys, caplog):
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Preemption, "on_train_start", interrupt)
+    monkeypatch.setattr(Preemption, "on_train_start", lambda *_: signal.default_int_handler(CTRL_C, None))
     assert run("fit", *lab.quick()) == 130
     assert capsys.readouterr().err.splitlines()[-1] == "interrupted"
     assert "KeyboardInterrupt" not in caplog.text

@@ -80,6 +80,7 @@ def test_the_page_says_what_the_run_s_files_say(ran):
         assert f"{name} {value:,.2f} {value / summary['perplexity']['dense']:.2f}" in page.text
     assert f"the perplexity of roi is {summary['perplexity']['roi']:,.2f}" in page.text
     assert "5 optimizer steps on 320 tokens" in page.text
+    assert "h since it resumed, on" in page.text
     for texts in facts["continuations"]:
         assert all(text.strip() in page.text for text in texts.values())
     for name, value in facts["settings"].items():

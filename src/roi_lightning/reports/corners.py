@@ -75,10 +75,9 @@ def mask_figure(
             for column, label in enumerate(masks):
                 axes, mask = panels[row, column], masks[label].layers[name]
                 axes.set_label(f"{row},{column}")
-                shown = piece(mask, columns, *at)
-                _draw_cells(axes, shown, patterns[name])
+                _draw_cells(axes, piece(mask, columns, *at), patterns[name])
                 if changed:
-                    y, x = (shown != piece(own, columns, *at)).nonzero(as_tuple=True)
+                    y, x = (piece(mask, columns, *at) != piece(own, columns, *at)).nonzero(as_tuple=True)
                     axes.scatter(x + 0.5, y + 0.5, s=9, color=ACCENT)
                 overlap = (
                     "reference" if label == reference else f"{100 * (mask.kept_with(own) / own.kept):.1f} %"

@@ -123,7 +123,8 @@ def sentences(run: Run) -> list[str]:
             "{learner} learned on {layers} layers of {model} at {pattern}".format(**facts) + f"{begun}."
         )
         text = f" on {facts['tokens']:,} tokens of {facts['text']}" if "tokens" in facts else ""
-        seconds = f" in {timedelta(seconds=round(summary['seconds']))}\N{NO-BREAK SPACE}h" if summary else ""
+        last = " since it resumed" if summary.get("resumed") else ""
+        seconds = f" in {timedelta(seconds=round(summary['seconds']))} h{last}" if summary else ""
         said.append(
             f"It made {facts['steps']:,} optimizer steps{text}{seconds}, on {facts['devices']} × {facts['device']}."
         )

@@ -80,13 +80,12 @@ class Preemption(Callback):
 
     def _exit_if_preempted(self, trainer: Trainer) -> None:
         # Signals reach the ranks at different moments; they exit together.
-        agree = trainer.strategy.reduce_boolean_decision
-        if not agree(self._signal > 0, all=False):
+        if not trainer.strategy.reduce_boolean_decision(self._signal > 0, all=False):
             return
-        signum = signal.SIGINT if agree(self._signal == signal.SIGINT, all=False) else signal.SIGTERM
+        by_hand = trainer.strategy.reduce_boolean_decision(self._signal == signal.SIGINT, all=False)
         if trainer.global_step and model_checkpoints(trainer):
             self._save(trainer)
-        raise PreemptedError(128 + signum)
+        raise PreemptedError(128 + (signal.SIGINT if by_hand else signal.SIGTERM))
 
     def _save(self, trainer: Trainer) -> None:
         path = _save_now(trainer)
