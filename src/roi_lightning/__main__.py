@@ -68,7 +68,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         given = f" in {error.object[:80]!r}" if hasattr(error, "object") else ""
         sys.stderr.write(f"error: {reason(error)}{given}; check the path, disk or text, or give another\n")
         return 1
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit) as end:
+        if KeyboardInterrupt not in (type(end), type(end.__context__)):  # of which Lightning makes status 1
+            raise
         sys.stderr.write("interrupted\n")
         return 130
     finally:

@@ -155,11 +155,11 @@ class Break(Callback):
 
 
 class Tell(Callback):
-    """Sends SIGTERM to the second rank alone, between two checkpoints."""
+    """Sends Ctrl-C to the second rank alone, between two checkpoints."""
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         if batch_idx == TOLD - 1 and trainer.global_rank == 1:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGINT)
 
 
 def learn(
@@ -261,9 +261,9 @@ def end_and_go_on(model, folder, shared):
     folder.mkdir(exist_ok=True)
     try:
         learn(model, folder, shared, strategy=FSDP2Strategy(), more=[Tell()], **options)
-    except PreemptedError:
+    except PreemptedError as end:
         kept = sorted(path.name for path in (folder / "checkpoints").iterdir())
-        (folder / f"ended{os.environ['RANK']}.json").write_text(json.dumps(kept))
+        (folder / f"ended{os.environ['RANK']}.json").write_text(json.dumps([end.code, *kept]))
     dist.barrier()  # processes of their own would end here
     module, recorder, fitter = learn(model, folder, shared, strategy=FSDP2Strategy(), **options)
     learned = learned_of(module)

@@ -8,25 +8,28 @@ import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from helpers.lab import GOING_ON, make_lab, new_lab
+from helpers.lab import GOING_ON, make_lab, new_lab, run
 from roi_lightning.learning.callbacks import HardenMasks
+from roi_lightning.learning.callbacks.interruption import Preemption
 
 lab = pytest.fixture(make_lab)
 STEPS = 5
+TERM, CTRL_C = signal.SIGTERM, signal.SIGINT
 pytestmark = GOING_ON
 
 
 class TellAt(Callback):
-    """Sends SIGTERM to this process at one call of one hook."""
+    """Sends a signal to this process at one call of one hook; Ctrl-C after it would kill the process."""
 
-    def __init__(self, hook, call):
-        self.left = call
+    def __init__(self, hook, call, number):
+        self.left, self.number = call, number
         setattr(self, hook, self._count)
 
     def _count(self, *args, **kwargs):
         self.left -= 1
         if self.left == 0:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), self.number)
+            assert signal.getsignal(CTRL_C) == signal.SIG_DFL
 
 
 class Steps(Callback):
@@ -66,23 +69,27 @@ def whole(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("hook", "call", "saved"),
+    ("hook", "call", "number", "saved"),
     [
-        ("on_train_batch_start", 2, 1),
-        pytest.param("on_before_optimizer_step", 2, 2, marks=pytest.mark.slow),
-        ("on_train_batch_end", 5, 3),
-        ("on_validation_end", 1, 3),
-        ("on_save_checkpoint", 1, 2),
-        pytest.param("on_train_batch_end", 2 * STEPS, 5, marks=pytest.mark.slow),
-        ("on_train_end", 1, 5),
+        ("on_train_batch_start", 2, CTRL_C, 1),
+        pytest.param("on_before_optimizer_step", 2, TERM, 2, marks=pytest.mark.slow),
+        ("on_train_batch_end", 5, TERM, 3),
+        ("on_validation_end", 1, TERM, 3),
+        ("on_save_checkpoint", 1, TERM, 2),
+        pytest.param("on_train_batch_end", 2 * STEPS, TERM, 5, marks=pytest.mark.slow),
+        ("on_train_end", 1, CTRL_C, 5),
     ],
 )
-def test_no_step_is_lost(lab, whole, hook, call, saved):
+def test_no_step_is_lost(lab, whole, caplog, hook, call, number, saved):
     before, mask = whole
     seen, rest = Steps(), Steps()
+    handlers = [signal.getsignal(each) for each in (TERM, CTRL_C)]
     with pytest.raises(SystemExit) as ended:
-        learn(lab, "told", seen, TellAt(hook, call))
-    assert ended.value.code == 128 + 15
+        learn(lab, "told", seen, TellAt(hook, call, number))
+    status, by = {TERM: (143, "SIGTERM"), CTRL_C: (130, "Ctrl-C")}[number]
+    assert ended.value.code == status
+    assert f"ended by {by}; step {saved} is saved: {lab.folder}/told/checkpoints/step={saved}" in caplog.text
+    assert [signal.getsignal(each) for each in (TERM, CTRL_C)] == handlers
     folder = lab.folder / "told" / "checkpoints"
     kept = [torch.load(file, weights_only=True)["global_step"] for file in folder.glob("[!.]*.ckpt")]
     assert max(kept, default=0) == saved
@@ -91,3 +98,10 @@ def test_no_step_is_lost(lab, whole, hook, call, saved):
     assert seen.micro_batches[: 2 * saved] + rest.micro_batches == before.micro_batches
     assert seen.validations | rest.validations == before.validations
     assert (lab.folder / "told" / "mask.safetensors").read_bytes() == mask
+
+
+def test_ctrl_c_before_training_begins_ends_in_one_line(lab, monkeypatch, capsys, caplog):
+    monkeypatch.setattr(Preemption, "on_train_start", lambda *_: signal.default_int_handler(CTRL_C, None))
+    assert run("fit", *lab.quick()) == 130
+    assert capsys.readouterr().err.splitlines()[-1] == "interrupted"
+    assert "KeyboardInterrupt" not in caplog.text

@@ -101,7 +101,7 @@ def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["checkpoints/step=3.ckpt", "masks/step-000002.safetensors", "report.html"])
-def test_what_counts_as_a_result(tmp_path, name):
+def test_what_counts_as_a_result(tmp_path, caplog, name):
     trainer = RoITrainer(**QUICK_TRAINER, max_steps=1, default_root_dir=str(tmp_path))
     claim_folder(trainer, None, overwrite=False)
     (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -111,10 +111,13 @@ def test_what_counts_as_a_result(tmp_path, name):
     lock_folder(trainer).close()
     with pytest.raises(UserError, match=Path(name).stem):
         claim_folder(trainer, None, overwrite=False)
+    (tmp_path / f"{LOG}.1").touch()
     claim_folder(trainer, str(tmp_path / "checkpoints/step=3.ckpt"), overwrite=False)
+    assert "log" not in caplog.text, "the run goes on in it"
     with pytest.raises(UserError, match="earlier run"):
         claim_folder(trainer, str(tmp_path.parent / "other/checkpoints/step=3.ckpt"), overwrite=False)
     claim_folder(trainer, None, overwrite=True)
+    assert f"{tmp_path} has the log of an earlier run" in caplog.text
     assert (tmp_path / name).exists(), "until training starts"
 
 
@@ -128,10 +131,13 @@ def fast(lab, *more, **options):
 
 @pytest.fixture(scope="module")
 def quickstart(tmp_path_factory):
-    """A finished quickstart on the tiny model, in a folder of runs."""
+    """A finished quickstart on the tiny model, in a folder of runs, where an earlier start has left its log."""
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("quickstart")
         lab = make_lab(folder, tmp_path_factory, patch)
+        (folder / "runs/quickstart").mkdir(parents=True)
+        for name in (".run", f"{LOG}.1.earlier"):
+            (folder / "runs/quickstart" / name).touch()
         assert run("fit", *fast(lab)) == 0
     return folder / "runs"
 

@@ -4,7 +4,7 @@ import pytest
 
 from helpers.mask_sets import GPT2, QWEN, mask_set, names_of
 from roi_lightning.masks.overlap import shown_layers
-from roi_lightning.reports.corners import corner, mask_figure
+from roi_lightning.reports.corners import mask_figure, piece
 
 
 @pytest.mark.parametrize("transposed", [False, True])
@@ -12,7 +12,8 @@ from roi_lightning.reports.corners import corner, mask_figure
 def test_the_corner_is_that_of_the_mask(shape, columns, transposed):
     layer = mask_set(0, shapes={"h.0.a.weight": shape}, transposed=transposed).layers["h.0.a.weight"]
     bools = layer.to_bool().T if transposed else layer.to_bool()
-    assert corner(layer, columns).tolist() == bools[:8, :columns].tolist()
+    assert piece(layer, columns).tolist() == bools[:8, :columns].tolist()
+    assert piece(layer, columns, 8, 8).tolist() == bools[8:16, 8 : 8 + columns].tolist()
 
 
 def panels(figure):
@@ -36,6 +37,19 @@ def test_panels_show_the_masks_and_their_overlap(pattern, columns):
         assert title == label
         assert last == ("reference" if label == "two" else f"{100 * share:.1f} %")
     assert pattern in figure.texts[0].get_text()
+
+
+def test_pieces_are_where_masks_differ_most():
+    masks, name = {"before": mask_set(0), "learned": mask_set(0)}, "model.layers.1.mlp.up_proj.weight"
+    changed = masks["learned"].layers[name].packed
+    changed[2, 0] ^= 0b11
+    changed[9, 1] ^= 0b11001
+    drawn = panels(mask_figure(masks, "before", [name], changed=True))
+    for axes, mask in zip(drawn.values(), masks.values(), strict=True):
+        assert axes.images[0].get_array().tolist() == mask.layers[name].to_bool()[8:16, 8:16].tolist()
+    assert drawn[0, 0].get_ylabel().startswith("row 8, column 8")
+    dots = [axes.collections[-1].get_offsets().tolist() for axes in drawn.values()]
+    assert dots == [[], [[0.5, 1.5], [3.5, 1.5], [4.5, 1.5]]]
 
 
 LONG = "runs/a_name_that_says_everything_about_the_run_and_then_some_more/version_12/and/a/file"

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import math
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
@@ -20,7 +21,7 @@ from roi_lightning.reports.curves import changed_figure, changed_shares
 from roi_lightning.reports.page import read_run, write_report
 
 pytestmark = [*GOING_ON, pytest.mark.filterwarnings("ignore:the first draws keep")]
-TITLES = ["Loss", "How settled the mask is", "What learning changed", "Corners before and after"]
+TITLES = ["Loss", "How settled the mask is", "What learning changed", "Where the mask changed most"]
 HARM = "<script>alert('&')</script>"
 
 
@@ -59,7 +60,7 @@ def ran(tmp_path_factory):
     lab, losses = new_lab(tmp_path_factory), Losses()
     for steps, resume in ((2, None), (5, "auto")):
         saved = ModelCheckpoint(lab.folder / "checkpoints", "{step}", every_n_train_steps=2)
-        callbacks = [losses, HardenMasks(), MaskMonitor(2), BaselineSummary(2), Report(), saved]
+        callbacks = [losses, HardenMasks(), MaskMonitor(2), BaselineSummary(), Report(), saved]
         trainer = {
             "logger": TensorBoardLogger(lab.folder, name="", version="", default_hp_metric=False),
             "enable_checkpointing": True,
@@ -79,6 +80,7 @@ def test_the_page_says_what_the_run_s_files_say(ran):
         assert f"{name} {value:,.2f} {value / summary['perplexity']['dense']:.2f}" in page.text
     assert f"the perplexity of roi is {summary['perplexity']['roi']:,.2f}" in page.text
     assert "5 optimizer steps on 320 tokens" in page.text
+    assert "h since it resumed, on" in page.text
     for texts in facts["continuations"]:
         assert all(text.strip() in page.text for text in texts.values())
     for name, value in facts["settings"].items():
@@ -90,7 +92,7 @@ def test_figures_are_whole_pictures_with_words_beside(ran):
     pictures = Page(ran[0] / "report.html").all("img")
     assert [picture["alt"].split(". ")[0] for picture in pictures] == TITLES
     masks = [MaskSet.load(ran[0] / name) for name in ("mask.safetensors", "before.safetensors")]
-    assert f"{1 - masks[0].overlap(masks[1]).all:.2%}" in pictures[2]["alt"]
+    assert f", {1 - masks[0].overlap(masks[1]).all:.2%};" in pictures[2]["alt"]
     for picture in pictures:
         svg = base64.b64decode(picture["src"].removeprefix("data:image/svg+xml;base64,"))
         assert ElementTree.fromstring(svg).tag.endswith("svg")
@@ -101,13 +103,27 @@ def test_the_curve_goes_on_where_a_run_resumed(ran):
     curves = read_run(folder).curves
     assert dict(curves["train/loss"]) == pytest.approx(losses, abs=1e-6)
     assert sorted({step for step, _ in curves["mask/entropy"]}) == [0, 2, 4, 5]
+    prior = json.loads((folder / "summary.json").read_text())["perplexity"]["magnitude"]
+    assert curves["val/nll"][0] == pytest.approx((0, math.log(prior)))
+
+
+def test_where_two_legs_have_a_step_the_later_counts(tmp_path):
+    """As where a run was killed between two checkpoints."""
+    for leg, steps in enumerate((range(4), range(2, 5))):
+        logger = TensorBoardLogger(tmp_path, name="", version="")
+        for step in steps:
+            logger.log_metrics({"train/loss": leg}, step)
+        logger.finalize("failed")
+    assert read_run(tmp_path).curves["train/loss"] == [(0, 0), (1, 0), (2, 1), (3, 1), (4, 1)]
 
 
 def test_a_mask_that_stayed_has_no_figures_of_change(ran, tmp_path):
     copy_of(ran[0], tmp_path)
     (tmp_path / "before.safetensors").write_bytes((tmp_path / "mask.safetensors").read_bytes())
     write_report(tmp_path, tmp_path / "report.html")
-    assert not Page(tmp_path / "report.html").all("img")
+    page = Page(tmp_path / "report.html")
+    assert not page.all("img")
+    assert page.text.count("No weight changed places") == 1
 
 
 def test_the_page_loads_nothing(ran):

@@ -38,7 +38,7 @@ class CompareOptions:
     and up_proj of the middle block. Each column is a mask; the last mask is the reference.
 
     Attributes:
-        masks: Two or more mask files or exported directories; NAME=PATH chooses the name to show.
+        masks: Two or more mask files, folders of runs or exported directories; NAME=PATH chooses the name to show.
         out: The folder to write to.
         json: Also write the overlaps as JSON there.
     """

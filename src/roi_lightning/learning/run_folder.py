@@ -8,7 +8,7 @@ from typing import Final, TextIO
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from typing_extensions import override
 
 from roi_lightning.errors import UserError
@@ -69,7 +69,7 @@ def lock_folder(trainer: Trainer) -> TextIO:
 
 
 def claim_folder(trainer: Trainer, ckpt_path: str | None, overwrite: bool) -> None:
-    """Refuse a folder with the results of another run, or have them replaced when training starts.
+    """Refuse a folder with the results of another run; have what one left replaced when training starts at step 0.
 
     Args:
         trainer: About to fit.
@@ -89,7 +89,7 @@ def claim_folder(trainer: Trainer, ckpt_path: str | None, overwrite: bool) -> No
             f"{str(results[0])!r} is of an earlier run; resume that one with its own settings and --resume auto, "
             "replace it with --overwrite, or name this run (--run NAME)"
         )
-    # Written over in any case are what a run leaves that failed before it had a result.
+    # What a run leaves that ended before it had a result is replaced in any case.
     replaced = [*results, *(path for path in (folder / BEFORE, folder / CONFIG) if path.exists())]
     is_own = (folder / RUN).exists()
     if replaced and not is_own:
@@ -99,8 +99,11 @@ def claim_folder(trainer: Trainer, ckpt_path: str | None, overwrite: bool) -> No
         )
     if (folder / EXPORT / SIDECAR).is_file():
         check_destination(folder / EXPORT, overwrite=overwrite)
-    if overwrite and is_own:
-        trainer.callbacks.insert(0, RemoveAtStart([*replaced, *folder.glob(_LOGS)]))  # type: ignore[attr-defined]
+    if is_own:
+        logs = list(folder.glob(_LOGS))
+        if logs:
+            rank_zero_info(f"{folder} has the log of an earlier run, which this one replaces")
+        trainer.callbacks.insert(0, RemoveAtStart([*replaced, *logs]))  # type: ignore[attr-defined]
 
 
 def _results(folder: Path) -> Iterator[Path]:

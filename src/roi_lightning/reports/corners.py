@@ -1,4 +1,4 @@
-"""Draw the top-left corner of a few layers, a row per layer and a column per mask."""
+"""Draw a piece of a few layers, a row per layer and a column per mask."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from torch import Tensor
+from torch.nn import functional as F
 
 from roi_lightning.masks.layer_mask import LayerMask, unpack_bits
 from roi_lightning.masks.mask_set import MaskSet
@@ -28,13 +29,23 @@ from roi_lightning.reports.style import (
 CORNER: Final = 8
 
 
-def corner(mask: LayerMask, columns: int = CORNER) -> Tensor:
-    """Unpack the top-left corner of a mask, boolean [outputs, inputs]: 8 by `columns`, or as many as there are."""
-    return unpack_bits(mask.packed[:CORNER], min(columns, mask.shape[1]))
+def piece(mask: LayerMask, columns: int = CORNER, row: int = 0, column: int = 0) -> Tensor:
+    """Unpack 8 rows of `columns` weights from a place on, or as many as there are, boolean [outputs, inputs]."""
+    return unpack_bits(mask.packed[row : row + CORNER], min(column + columns, mask.shape[1]))[:, column:]
 
 
-def mask_figure(masks: Mapping[str, MaskSet], reference: str, layers: Sequence[str]) -> Figure:
-    """Draw the corners of some layers, a row per layer and a column per mask.
+def most_changed(one: LayerMask, other: LayerMask, columns: int) -> tuple[int, int]:
+    """Find the first row and column of the piece in which two masks differ most."""
+    differ = (one.to_rows() != other.to_rows())[None].float()
+    counts = F.avg_pool2d(differ, (CORNER, columns), ceil_mode=True, divisor_override=1)[0]
+    row, column = divmod(int(counts.argmax()), counts.shape[1])
+    return row * CORNER, column * columns
+
+
+def mask_figure(
+    masks: Mapping[str, MaskSet], reference: str, layers: Sequence[str], changed: bool = False
+) -> Figure:
+    """Draw a piece of some layers, a row per layer and a column per mask.
 
     Every panel's title is the mask's name and its overlap with the reference over that whole layer.
 
@@ -42,6 +53,7 @@ def mask_figure(masks: Mapping[str, MaskSet], reference: str, layers: Sequence[s
         masks: By the name to show; all of the same layers and pattern.
         reference: The name of the one that the others are measured against.
         layers: Names of tensors.
+        changed: Instead of top-left corners, show where the last mask differs most from the reference, with dots.
     """
     patterns = {name: masks[reference].pattern.of(name) for name in layers}
     columns = max(CORNER, *(pattern.m for pattern in patterns.values()))
@@ -51,16 +63,22 @@ def mask_figure(masks: Mapping[str, MaskSet], reference: str, layers: Sequence[s
     width = max(1.9 + (panel + 0.25) * len(masks), 5.2)
     height = len(layers) * (panel * CORNER / columns + 0.15 * lines + 0.25)
     with own_style():
-        title = f"{masks[reference].pattern} masks: top-left {CORNER} × {columns} weights"
+        where = "most changed" if changed else "top-left"
+        title = f"{masks[reference].pattern} masks: {where} {CORNER} × {columns} weights"
         figure = titled_figure(title, _note(list(patterns.values()), columns), width, height)
         panels = figure.subplots(len(layers), len(masks), squeeze=False)
         for row, name in enumerate(layers):
-            panels[row, 0].set_ylabel(_layer_label(name), rotation=0, ha="right", va="center", **NAME)
-            own = masks[reference].layers[name]
+            own, last = (masks[label].layers[name] for label in (reference, list(masks)[-1]))
+            at = most_changed(own, last, columns) if changed else (0, 0)
+            place = ("row {}, column {}\n".format(*at) if changed else "") + _layer_label(name)
+            panels[row, 0].set_ylabel(place, labelpad=8, rotation=0, ha="right", va="center", **NAME)
             for column, label in enumerate(masks):
                 axes, mask = panels[row, column], masks[label].layers[name]
                 axes.set_label(f"{row},{column}")
-                _draw_cells(axes, corner(mask, columns), patterns[name])
+                _draw_cells(axes, piece(mask, columns, *at), patterns[name])
+                if changed:
+                    y, x = (piece(mask, columns, *at) != piece(own, columns, *at)).nonzero(as_tuple=True)
+                    axes.scatter(x + 0.5, y + 0.5, s=9, color=ACCENT)
                 overlap = (
                     "reference" if label == reference else f"{100 * (mask.kept_with(own) / own.kept):.1f} %"
                 )

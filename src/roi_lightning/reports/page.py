@@ -5,6 +5,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from math import isclose, log
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -13,7 +14,6 @@ from jinja2 import TemplateError
 from roi_lightning.errors import UserError, reason
 from roi_lightning.learning.run_folder import BEFORE, MASK, REPORT, SUMMARY
 from roi_lightning.masks.mask_set import MaskSet
-from roi_lightning.masks.overlap import shown_layers
 from roi_lightning.utils.atomic_io import check_writable, written_aside
 from roi_lightning.utils.tables import SUMMARY_HEAD, summary_rows
 
@@ -34,7 +34,7 @@ class Run:
     Attributes:
         summary: `summary.json`, from `BaselineSummary`.
         facts: `report.json`, from `Report`.
-        curves: Of TensorBoard's log, by tag: optimizer steps and values.
+        curves: Of TensorBoard's log, by tag: optimizer steps and values; held-out losses from the prior's on.
         before: The mask before learning.
         learned: The learned mask.
     """
@@ -123,12 +123,15 @@ def sentences(run: Run) -> list[str]:
             "{learner} learned on {layers} layers of {model} at {pattern}".format(**facts) + f"{begun}."
         )
         text = f" on {facts['tokens']:,} tokens of {facts['text']}" if "tokens" in facts else ""
-        seconds = f" in {timedelta(seconds=round(summary['seconds']))} h" if summary else ""
+        last = " since it resumed" if summary.get("resumed") else ""
+        seconds = f" in {timedelta(seconds=round(summary['seconds']))} h{last}" if summary else ""
         said.append(
             f"It made {facts['steps']:,} optimizer steps{text}{seconds}, on {facts['devices']} × {facts['device']}."
         )
     if summary:
         said.append(_outcome(summary["perplexity"]))
+    if facts and run.before and run.learned and run.learned.overlap(run.before).all == 1:
+        said.append(f"No weight changed places: the mask is that of {facts['before']}.")
     return said or ["The run has not finished; the page shows what there is of it."]
 
 
@@ -165,11 +168,15 @@ def _changes(before: str, mask: MaskSet, method: str, learned: MaskSet) -> list[
     overlap = learned.overlap(mask)
     if overlap.all == 1:  # recovery trains weights under a mask that stays
         return []
-    note = f"{1 - overlap.all:.2%} of the kept weights are new beside {before}; here by layer."
-    corners = mask_figure({before: mask, method: learned}, before, shown_layers(list(learned.layers)))
+    new = sum(overlap.kept.values()) - sum(overlap.both.values())
+    note = f"{new:,} kept weights are new beside {before}, {1 - overlap.all:.2%}; here by layer."
+    changed = sorted((share, name) for name, share in overlap.layers.items() if share < 1)
+    pieces = mask_figure({before: mask, method: learned}, before, [x for _, x in changed[:3]], changed=True)
     return [
         _picture("What learning changed", note, changed_figure(changed_shares(overlap))),
-        _picture("Corners before and after", "Three layers of the middle block.", corners),
+        _picture(
+            "Where the mask changed most", "In the layers that changed most; dots: changed weights.", pieces
+        ),
     ]
 
 
@@ -209,6 +216,10 @@ def read_run(folder: Path) -> Run:
         raise UserError(
             f"{str(folder)!r} has nothing to report; give the folder of a run with the callback Report"
         )
+    if run.summary and run.facts.get("prior") and (losses := run.curves.get("val/nll")):
+        *_, prior, learned = run.summary["perplexity"].values()
+        if isclose(losses[-1][1], log(learned), abs_tol=1e-3):  # of the same text
+            losses.insert(0, (0, log(prior)))
     return run
 
 
@@ -225,5 +236,6 @@ def _read_curves(folder: Path) -> dict[str, Curve]:
 
     events = EventAccumulator(str(folder), {"scalars": 0}).Reload()
     return {
-        tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]
+        tag: sorted({event.step: event.value for event in events.Scalars(tag)}.items())
+        for tag in events.Tags()["scalars"]
     }

@@ -52,4 +52,4 @@ def silence_warnings() -> None:
 
 
 def _is_no_advice(record: logging.LogRecord) -> bool:
-    return not record.getMessage().startswith("💡")
+    return not record.getMessage().startswith(("💡", "\nDetected KeyboardInterrupt"))

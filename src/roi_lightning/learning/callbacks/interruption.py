@@ -1,10 +1,10 @@
-"""Interrupted runs lose nothing: a checkpoint on SIGTERM."""
+"""Interrupted runs lose nothing: a checkpoint on SIGTERM and on Ctrl-C."""
 
 import signal
+import sys
 import threading
 from pathlib import Path
 from types import FrameType
-from typing import Final
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -14,23 +14,16 @@ from typing_extensions import override
 from roi_lightning.learning.resume import modified
 from roi_lightning.learning.run_folder import CHECKPOINTS, model_checkpoints, run_folder
 
-# A shell's status for a process that SIGTERM ended, which schedulers take for "run it again".
-STATUS: Final = 128 + signal.SIGTERM
-
 
 class PreemptedError(SystemExit):
-    """Ends the process with status 143."""
-
-    def __init__(self) -> None:
-        super().__init__(STATUS)
+    """Ends the process with a shell's status for what a signal ended, which schedulers take for "run it again"."""
 
 
 class Preemption(Callback):
-    """On SIGTERM, write a checkpoint after the current micro-batch and exit with status 143.
+    """On SIGTERM or Ctrl-C, write a checkpoint after the current micro-batch and exit with status 143 or 130.
 
-    The last step is saved too, before the results are written: a run that is ended while it writes them exits at once
-    (no file is replaced before it is complete) and has lost no step either. This handler replaces Lightning's, which
-    saves nothing.
+    Ctrl-C after either kills it. The last step is saved too, before the results are written: a run that is ended
+    while it writes them exits at once; no file is replaced before it is complete. In notebooks Ctrl-C is Lightning's.
 
     Attributes:
         resumed_from: The checkpoint that `--resume auto` chose; removed when a newer one has been written.
@@ -38,7 +31,7 @@ class Preemption(Callback):
 
     def __init__(self) -> None:
         self.resumed_from: str | None = None
-        self._signalled = self._training = False
+        self._signal, self._training, self._saved = 0, False, ""
 
     @override
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -64,29 +57,40 @@ class Preemption(Callback):
         self._exit_if_preempted(trainer)
         self._training = False
         if _step_checkpoints(trainer):
-            _save_now(trainer)
-            self._remove_resumed(trainer)
+            self._save(trainer)
+
+    @override
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        if isinstance(exception, PreemptedError):
+            cause = "Ctrl-C" if exception.code == 128 + signal.SIGINT else "SIGTERM"
+            rank_zero_info(f"ended by {cause}{self._saved}")
 
     def _listen(self) -> None:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._handle)
+            if not hasattr(sys, "ps1"):
+                signal.signal(signal.SIGINT, self._handle)
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
         if not self._training:
-            raise PreemptedError
-        self._signalled = True
+            raise PreemptedError(128 + signum)
+        self._signal = signum
+        rank_zero_info("ending after this micro-batch; Ctrl-C ends at once and saves nothing")
 
     def _exit_if_preempted(self, trainer: Trainer) -> None:
         # Signals reach the ranks at different moments; they exit together.
-        if not trainer.strategy.reduce_boolean_decision(self._signalled, all=False):
+        if not trainer.strategy.reduce_boolean_decision(self._signal > 0, all=False):
             return
-        if trainer.global_step:
-            path = _save_now(trainer)
-            self._remove_resumed(trainer)
-            rank_zero_info(
-                f"ended by SIGTERM; step {trainer.global_step} is saved: {path}; resume with --resume auto"
-            )
-        raise PreemptedError
+        by_hand = trainer.strategy.reduce_boolean_decision(self._signal == signal.SIGINT, all=False)
+        if trainer.global_step and model_checkpoints(trainer):
+            self._save(trainer)
+        raise PreemptedError(128 + (signal.SIGINT if by_hand else signal.SIGTERM))
+
+    def _save(self, trainer: Trainer) -> None:
+        path = _save_now(trainer)
+        self._saved = f"; step {trainer.global_step} is saved: {path}; resume with --resume auto"
+        self._remove_resumed(trainer)
 
     def _remove_resumed(self, trainer: Trainer) -> None:
         """ModelCheckpoint spares what a run resumed from: after a few interruptions these would fill the disk."""
@@ -102,7 +106,7 @@ def _save_now(trainer: Trainer) -> Path:
 
     Args:
         trainer: In the middle of fit. Its first ModelCheckpoint without a monitor manages the checkpoint like its
-            others; without one it goes to `checkpoints/` in the run folder.
+            others; with none without a monitor it goes to `checkpoints/` in the run folder.
 
     Returns:
         The checkpoint.

@@ -20,8 +20,8 @@ class BaselineSummary(FinishCallback):
     """Held-out perplexity and zeros of the dense model, the magnitude mask, the prior and the learned mask.
 
     Printed as a table and written as `summary.json` into the run folder: perplexities by name, the learned mask
-    under its method's (`roi`, `maskllm`, `proxsparse`), seconds since this process set up the run (a resumed run
-    counts its last leg), and the path of the export, if there was one. List it after `SparseExport`.
+    under its method's (`roi`, `maskllm`, `proxsparse`), seconds since this process set up the run, whether it resumed
+    it, and the path of the export, if there was one. List it after `SparseExport`.
 
     Args:
         windows: Held-out windows measured, at most as many as the data module holds out.
@@ -63,6 +63,7 @@ class BaselineSummary(FinishCallback):
             "held_out_tokens": windows.numel(),
             "steps": trainer.global_step,
             "seconds": round(time.monotonic() - self._started, 1),
+            "resumed": trainer.ckpt_path is not None,
             "export": None if export is None else str(export),
         }
         path = folder / SUMMARY
