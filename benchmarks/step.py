@@ -82,12 +82,11 @@ class StepBenchmark:
             names = {layer.parameter for layer in prunable_layers(self.lm).values()}
             return partial(_run_dense, self.lm, [self.lm.get_parameter(name) for name in names], ids), 0
         learner = RoILightningModule(
-            self.source.spec,
+            self.lm,
             pattern=str(self.pattern),
             sampler=sampler,
             activation_checkpointing=self.checkpointing,
         )
-        learner.learn_on(self.lm, self.source)
         learner.configure_model()
         for logits in learner.learned:
             torch.nn.init.normal_(logits, std=0.01)

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from roi_lightning.__main__ import _TALKATIVE
-
 # Before torch is imported, and for child processes. Tiny tensors gain nothing from threads, and lose much where other
 # work waits for the same cores.
 os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
@@ -92,7 +90,7 @@ def pytest_runtest_protocol():
 
     from roi_lightning.utils.progress import Lines
 
-    loggers = [logging.getLogger(name) for name in [*logging.root.manager.loggerDict, *_TALKATIVE]]
+    loggers = [logging.getLogger(name) for name in [*logging.root.manager.loggerDict]]
     levels = [logger.level for logger in loggers]
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002

@@ -84,6 +84,7 @@ def _literal(node: ast.AST | None) -> object:
 
 
 def test_the_root_holds_three_files_and_the_rooms():
+    assert dir(roi_lightning) == roi_lightning.__all__
     files = {path.stem for path in ROOT.glob("*.py")}
     rooms = {path.name for path in ROOT.iterdir() if (path / "__init__.py").exists()}
     assert files == {"__init__", "__main__", "errors"}

@@ -1,5 +1,6 @@
 """Learn N:M sparsity masks for frozen language models, with PyTorch Lightning."""
 
+import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,6 +23,9 @@ __all__ = [
     "prune",
 ]
 _MODULES: Final = {"CalibrationDataModule": "data", "RoILightningModule": "learning"}
+# transformers imports torchao wherever it is installed, and torchao warns of parts that other machines need.
+for _name in ("torchao", "torch.utils._pytree"):
+    logging.getLogger(_name).setLevel(logging.ERROR)
 
 
 def __getattr__(name: str) -> Any:
@@ -29,3 +33,7 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_MODULES.get(name, 'api')}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

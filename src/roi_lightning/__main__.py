@@ -1,7 +1,6 @@
 """`roi-lightning` and `python -m roi_lightning`: one entry for all commands."""
 
 import io
-import logging
 import os
 import signal
 import sys
@@ -21,8 +20,6 @@ from roi_lightning.cli.stored_help import answer
 from roi_lightning.errors import UserError, brief, did_you_mean, reason
 from roi_lightning.utils.entry_points import added, load, summary
 
-# transformers imports torchao wherever it is installed, and torchao warns of parts that other machines need.
-_TALKATIVE: Final = "torchao", "torch.utils._pytree"
 # What the system or an encoding refuses, wherever that happens; a mistake of ours is none of these.
 OF_THE_SYSTEM: Final = (OSError, UnicodeError, RecursionError, MemoryError)
 
@@ -57,8 +54,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not args or args[0] in ("-h", "--help"):
         sys.stdout.write(_overview())
         return 0 if args else 2
-    for name in _TALKATIVE:
-        logging.getLogger(name).setLevel(logging.ERROR)
     try:
         return _dispatch(args)
     except UserError as error:

@@ -122,10 +122,7 @@ QUICK = ("--config", "quickstart.yaml")
 MISTAKES = {
     "a command": (("fitt",), "no command 'fitt'; did you mean fit?"),
     "no configuration": (("fit",), "required: lm.*try: roi-lightning fit --help"),
-    "a sampler": (
-        ("fit", *QUICK, "--sampler", "Gumbel"),
-        '"sampler":.*Gumbel.*try: roi-lightning fit --help',
-    ),
+    "a sampler": (("fit", *QUICK, "--sampler", "Gumbel"), "model.sampler 'Gumbel' .*did you mean GumbelTopK"),
     "a value": (("fit", *QUICK, "--seq_len", "many"), '"seq_len": Expected.*int.*many'),
     "an option": (("fit", *QUICK, "--wrong", "3"), "^error: unrecognized arguments: --wrong try: "),
     "an option of the learner": (("fit", *QUICK, "--model.init_stdd", "3"), "did you mean --model.init_std?"),

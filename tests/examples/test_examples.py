@@ -3,8 +3,10 @@
 import ast
 import json
 import re
+import runpy
 import shlex
 import sqlite3
+import sys
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,11 +26,13 @@ from roi_lightning.cli.arguments import PruneOptions
 from roi_lightning.cli.lightning import build
 from roi_lightning.cli.options import parse_options
 from roi_lightning.data import CalibrationDataModule
+from roi_lightning.learning.roi import RoILightningModule
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.oneshot.config import PruneConfig
 from roi_lightning.samplers import Draw
 from roi_lightning.samplers.noise import gumbel, noise_key
+from roi_lightning.samplers.schedules import Constant
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
@@ -69,10 +73,13 @@ def commands():
 
 def test_every_example_has_a_command_and_a_section():
     named = {path.stem for path in EXAMPLES.glob("my_*.py")}
-    assert len(named) == 6
+    assert len(named) == 7
     typed = " ".join(command for command in commands())
     assert all(f"{name}." in typed and f"../examples/{name}.py" in PAGE for name in named)
     assert all(len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= 80 for name in named)
+    for name in ("plain_trainer", "own_cli", "my_training_step"):
+        shown = PAGE.partition(f"../examples/{name}.py")[2].partition("```python\n")[2].partition("```")[0]
+        assert {"", *(EXAMPLES / f"{name}.py").read_text().split("\n")} >= {*shown.split("\n")} > {""}
 
 
 @pytest.mark.parametrize("command", commands())
@@ -278,6 +285,40 @@ def test_a_learner_of_one_s_own_ends_as_the_others_do(lab):
         for name, mask in masks.layers.items()
     )
     assert changed, "three steps from scores so near to each other"
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:The number of training batches")
+def test_lightning_s_own_trainer_and_command_line_write_masks(lab, monkeypatch):
+    (lab.folder / "my_model_dir").symlink_to(lab.model)
+    (lab.folder / "my_texts").mkdir()
+    for i, line in enumerate(lab.corpus.read_text().splitlines()):
+        (lab.folder / f"my_texts/{i}.txt").write_text(json.loads(line)["text"])
+    learner = runpy.run_path(str(EXAMPLES / "plain_trainer.py"))["module"]
+    facts = json.loads((lab.folder / "runs/plain/export/roi_sparsity.json").read_text())["training"]
+    assert (facts["tokens"], facts["sampler"]) == (10 * 4 * 128, "StraightThrough(push_down='paper')")
+    assert run("verify", "runs/plain/export", "--base", lab.model) == 0
+    again = RoILightningModule.load_from_checkpoint(*lab.folder.glob("runs/plain/**/*.ckpt")).mask_set()
+    for masks in (again, learner.mask_set()):
+        assert masks.overlap(MaskSet.load(lab.folder / "runs/plain/mask.safetensors")).all == 1
+    words = "own_cli.py fit --model.lm=my_model_dir --data.corpora=my_texts/*.txt --data.seq_len=128 "
+    words += "--seed_everything=0 --trainer.max_steps=2 --trainer.callbacks=HardenMasks"
+    monkeypatch.setattr(sys, "argv", words.split())
+    runpy.run_path(str(EXAMPLES / "own_cli.py"), run_name="__main__")
+    assert MaskSet.load(lab.folder / "mask.safetensors").base.spec == "my_model_dir"
+
+
+def test_a_training_step_of_one_s_own_adds_its_gradient(lab):
+    from my_training_step import Penalised
+
+    def kept(penalty):
+        learner, fitter = lab.learn(3, kind=Penalised, penalty=penalty, patterns={"k_proj": "1:4"}, tau=0.2)
+        fitter.save_checkpoint("own.ckpt")
+        again = Penalised.load_from_checkpoint("own.ckpt")
+        assert (again.penalty, again.tau, str(again.pattern)) == (penalty, Constant(0.2), "1:4 + 2:4")
+        assert again.mask_set().overlap(learner.mask_set()).all == 1
+        return sum(float(learner.hard_weight(x).square().sum()) for x in learner.tensors.values())
+
+    assert kept(100.0) > 1.05 * kept(0.0)
 
 
 # From Python.

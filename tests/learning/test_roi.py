@@ -146,6 +146,8 @@ REFUSED = {
     "bf16-true": ({"trainer": {"precision": "bf16-true"}}, "would round the logits.*32-true.*model.dtype"),
     "16-true": ({"trainer": {"precision": "16-true"}}, "would round the logits"),
     "no max_steps": ({"max_steps": -1}, r"trainer.max_steps is -1; set it"),
+    "a sampler": ({"sampler": "Straight"}, "'Straight' can't be made: .*did you mean StraightThrough"),
+    "a schedule": ({"tau": {"class_path": "Linear", "init_args": {"stop": 1}}}, "'stop' is not accepted"),
     "lr inf": ({"lr": math.inf}, r"not finite at optimizer step 1; .*a lower learning rate"),
 }
 
@@ -154,3 +156,14 @@ REFUSED = {
 def test_refusals_say_why(lab, options, says):
     with pytest.raises(UserError, match=says):
         lab.learn(**{"max_steps": 2} | options)
+
+
+def test_a_batch_may_be_the_ids_alone(lab):
+    learner, ids = RoILightningModule(str(lab.model)), torch.arange(24).view(2, 12)
+    learner.harden()
+    assert len({learner.objective(batch)[0].item() for batch in ({"input_ids": ids}, ids, [ids])}) == 1
+    for batch in ((ids, ids), ids[0], {"ids": ids}, "text"):
+        with pytest.raises(UserError, match=f"a batch is a {type(batch).__name__}; give token ids"):
+            learner.objective(batch)
+    with pytest.raises(UserError, match="a loaded model takes no revision, dtype"):
+        RoILightningModule(learner.teacher, dtype="float32")

@@ -22,11 +22,7 @@ from roi_lightning.learning.callbacks.progress import with_progress
 from roi_lightning.learning.optim import check_trainer
 from roi_lightning.learning.roi import RoILightningModule
 from roi_lightning.learning.trainer import RoITrainer
-from roi_lightning.masks.layer_patterns import mixed_pattern
 from roi_lightning.masks.mask_set import MaskSet
-from roi_lightning.masks.pattern import NMPattern
-from roi_lightning.models.fingerprint import base_of
-from roi_lightning.models.layers import choose_layers
 from roi_lightning.models.loading import frozen_view
 from roi_lightning.samplers import GumbelTopK, Sampler
 from roi_lightning.samplers.schedules import Linear, Schedule
@@ -62,9 +58,9 @@ def learn(
     windows_per_step: int = 4,
     learning_rate: float = 1e-3,
     prior: str = "activation",
-    sampler: Sampler = GumbelTopK(),  # noqa: B008 - frozen
-    tau: Schedule = Linear(0.2, 0.05),  # noqa: B008 - frozen
-    lam: Schedule = Linear(0.005, 0.002),  # noqa: B008 - frozen
+    sampler: Sampler | str = GumbelTopK(),  # noqa: B008 - frozen
+    tau: Schedule | float | str = Linear(0.2, 0.05),  # noqa: B008 - frozen
+    lam: Schedule | float | str = Linear(0.005, 0.002),  # noqa: B008 - frozen
     distillation: float = 0.5,
     targets: str | Sequence[str] = ("*",),
     ignore: str | Sequence[str] = (),
@@ -111,41 +107,28 @@ def learn(
         UserError: For whatever can't be learned, or learned on; before text is read where that can be known.
     """
     own = _options_of_roi(learner, {"prior": prior}, {"sampler": sampler, "tau": tau, "lam": lam})
-    betas = (0.9, 0.95)
-    adamw = partial(torch.optim.AdamW, lr=learning_rate, betas=betas, weight_decay=0.0, fused=True)
-    rates = {"optimizer": adamw, "lr_end": learning_rate / 10}
-    chosen = {
-        "pattern": pattern,
-        "patterns": patterns,
-        "targets": targets,
-        "ignore": ignore,
-        "distillation": distillation,
-    }
+    adamw = partial(torch.optim.AdamW, lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
+    chosen: dict[str, Any] = {"pattern": pattern, "patterns": patterns, "targets": targets, "ignore": ignore}
+    chosen |= {"distillation": distillation, "optimizer": adamw, "lr_end": learning_rate / 10, "seed": seed}
     with _session(log_dir) as folder:
         fitter = _trainer(steps, log_dir, {"default_root_dir": str(folder)} | trainer)
-        view = frozen_view(lm)
-        tell_if_slow(view.dtype, fitter.strategy.root_device)
-        mixed = mixed_pattern(NMPattern(pattern), patterns or {})
-        layers = choose_layers(type(lm).__name__, view, mixed, targets, ignore).pruned
-        source = base_of(view, layers)
-        module = _make(learner, source.spec, {"seed": seed, **chosen, **rates, **own})
+        tell_if_slow(frozen_view(lm).dtype, fitter.strategy.root_device)
+        module = _make(learner, lm, chosen | own)
         if getattr(module, "lr_weights", None) is not None:
             raise UserError(
                 "learn returns masks, and lr_weights trains weights, too; leave it out, or save the model and run fit"
             )
-        module.learn_on(view, source)
         module.check_settings()
         windows = {"seq_len": seq_len, "batch_size": batch_size, "windows_per_step": windows_per_step}
         # None of the text is held out.
         text = {"corpora": corpora, "val_corpora": corpora, "seed": seed, **windows}
-        reader = _make(data, tokenizer.name_or_path, text)
-        reader.text_tokenizer = tokenizer
-        reader.check_model(source.spec, view.config)
+        reader = _make(data, tokenizer, text)
+        reader.check_model(module.source.spec, lm.config)
         fitter.fit(module, datamodule=reader)
         return module.mask_set()
 
 
-def _make(kind: Made[_T], source: str, options: dict[str, Any]) -> _T:
+def _make(kind: Made[_T], source: object, options: dict[str, Any]) -> _T:
     """An object of a class, or of a partial one, whose own options win."""
     own = kind.keywords if isinstance(kind, partial) else {}
     make: Callable[..., _T] = kind

@@ -61,9 +61,7 @@ def prune(
             raise UserError(
                 f"{type(config.chosen).__name__} reads text: give the model's tokenizer and corpora"
             )
-        data = calibration_text(tokenizer.name_or_path, corpora, config.seq_len, config.seed)
-        data.text_tokenizer = tokenizer
-        return data
+        return calibration_text(tokenizer, corpora, config.seq_len, config.seed)
 
     def keep(name: str, weight: Tensor) -> None:
         updates[name] = weight.cpu()

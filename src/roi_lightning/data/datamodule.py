@@ -47,7 +47,7 @@ class CalibrationDataModule(LightningDataModule):
     Where the tokenizer puts a BOS before a text, every window is that BOS and `seq_len - 1` tokens of text.
 
     Args:
-        tokenizer: Model or folder whose tokenizer to use.
+        tokenizer: Model or folder whose tokenizer to use; from Python also the tokenizer itself.
         tokenizer_revision: Commit, tag or branch of the tokenizer on the hub.
         trust_remote_code: Whether the tokenizer may run code from its repository.
         corpora: Training text: `python-docs`, files, globs, hub ids, or mappings with the fields of Corpus.
@@ -55,7 +55,7 @@ class CalibrationDataModule(LightningDataModule):
         seq_len: Window length in tokens, BOS included.
         batch_size: Windows per micro-batch on each device, in training.
         windows_per_step: Windows per optimizer step, over all micro-batches and devices; if left out, one micro-batch
-            on each device. `trainer.accumulate_grad_batches`, if given, wins.
+            on each device. `trainer.accumulate_grad_batches`, if given (to Lightning's own Trainer: above 1), wins.
         val_batch_size: Windows per batch in validation; if left out, `batch_size`.
         held_out_fraction: Fraction of the documents to hold out, between 0 and 1, if there is no `val_corpora`.
         val_windows: Largest number of held-out windows to use, evenly spaced over the held-out text.
@@ -69,7 +69,7 @@ class CalibrationDataModule(LightningDataModule):
 
     def __init__(
         self,
-        tokenizer: str,
+        tokenizer: config.NamedTokenizer,
         tokenizer_revision: str | None = None,
         trust_remote_code: bool = False,
         # str comes first: jsonargparse reads an existing file given for a list as one item per line
@@ -89,8 +89,10 @@ class CalibrationDataModule(LightningDataModule):
         self.val_batch_size = batch_size if val_batch_size is None else val_batch_size
         if not 0 < held_out_fraction < 1:
             raise UserError(f"data.held_out_fraction is {held_out_fraction}; set it between 0 and 1")
-        self.tokenizer, self.tokenizer_revision = tokenizer, tokenizer_revision
-        self.trust_remote_code = trust_remote_code
+        self.tokenizer = tokenizer if isinstance(tokenizer, str) else tokenizer.name_or_path
+        if not isinstance(tokenizer, str):
+            self.text_tokenizer = tokenizer
+        self.tokenizer_revision, self.trust_remote_code = tokenizer_revision, trust_remote_code
         self.corpora = as_corpora(corpora)
         self.val_corpora = None if val_corpora is None else as_corpora(val_corpora)
         self.seq_len, self.batch_size, self.seed = seq_len, batch_size, seed
@@ -171,6 +173,13 @@ class CalibrationDataModule(LightningDataModule):
             if self._substreams:
                 self._state, size = StreamState(self._described(), self._micro_batch), "streamed windows"
             parts.append(f"{size} from {used}")
+            if trainer := self.trainer:
+                # RoITrainer has counted; of Lightning's own only a number above 1 is known to be asked for.
+                if not hasattr(trainer, "count_micro_batches") and trainer.accumulate_grad_batches == 1:
+                    trainer.accumulate_grad_batches = self.micro_batches(trainer.world_size)
+                ranks, each = trainer.world_size, trainer.accumulate_grad_batches
+                made_of = f"devices {ranks} x micro-batches {each} x data.batch_size {self.batch_size}"
+                parts.append(f"windows of a step: {ranks * each * self.batch_size} ({made_of})")
         parts.append(f"{self.val_tokens // self.seq_len:,} held-out windows")
         rank_zero_info(f"calibration: {'; '.join(parts)}")
 
@@ -248,7 +257,7 @@ class CalibrationDataModule(LightningDataModule):
 
     @cached_property
     def text_tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer of all windows, loaded once; to use one in memory, assign it."""
+        """The tokenizer of all windows, loaded once."""
         return self.load_tokenizer()
 
     def load_tokenizer(self) -> PreTrainedTokenizerBase:

@@ -10,7 +10,7 @@ negative number, up to the batch: so packing, caches, mixtures and positions in 
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -48,6 +48,16 @@ def as_batch(marked: Tensor) -> dict[str, Tensor]:
     if not uncounted.any():
         return {"input_ids": marked}
     return {"input_ids": marked.where(~uncounted, ~marked), "labels": marked.masked_fill(uncounted, IGNORED)}
+
+
+def tokens_of(batch: Any) -> tuple[Tensor, Tensor | None]:
+    """The token ids of a batch, [batch, positions], and its labels, if any; a tensor is the ids alone."""
+    ids = batch[0] if isinstance(batch, list | tuple) and len(batch) == 1 else batch
+    named = ids if isinstance(ids, Mapping) else {"input_ids": ids}
+    tokens = named.get("input_ids")
+    if not isinstance(tokens, Tensor) or tokens.dim() != 2:
+        raise UserError(f"a batch is a {type(batch).__name__}; give token ids [batch, positions]")
+    return tokens, named.get("labels")
 
 
 def belongs(text: str | None, side: Side, held_out_fraction: float) -> bool:

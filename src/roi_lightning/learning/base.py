@@ -23,6 +23,7 @@ from torchmetrics import MeanMetric
 from transformers.modeling_utils import PreTrainedModel
 from typing_extensions import override
 
+from roi_lightning.data.packing import tokens_of
 from roi_lightning.errors import UserError, check_at_least
 from roi_lightning.learning.compiling import Compile, Compiler
 from roi_lightning.learning.fsdp import shard
@@ -36,19 +37,24 @@ from roi_lightning.learning.optim import (
     decay_to,
     keep_configured,
 )
-from roi_lightning.learning.recipe import Recipe, options, run_recipe
-from roi_lightning.learning.resume import align_loops, check_belongs, mark_checkpoint
+from roi_lightning.learning.recipe import Recipe, arguments, options, run_recipe
+from roi_lightning.learning.resume import align_loops, by_layer, check_belongs, mark_checkpoint
 from roi_lightning.learning.student import PrunedTensor, pruned_tensors, student_of
 from roi_lightning.masks.layer_mask import LayerMask
 from roi_lightning.masks.layer_patterns import LayerPatterns, Pattern, mixed_pattern
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.base_tensors import BaseTensors, open_base
-from roi_lightning.models.config import GGUF_DTYPE, DType, compute_dtype, load_config
-from roi_lightning.models.fingerprint import base_model
+from roi_lightning.models.config import GGUF_DTYPE, DType, NamedModel, compute_dtype, load_config
+from roi_lightning.models.fingerprint import base_model, base_of
 from roi_lightning.models.layers import ChosenLayers, Layer, choose_layers, stored_weights
-from roi_lightning.models.loading import enable_checkpointing, load_language_model, meta_language_model
-from roi_lightning.models.source import ModelSource, resolve_model
+from roi_lightning.models.loading import (
+    enable_checkpointing,
+    frozen_view,
+    load_language_model,
+    meta_language_model,
+)
+from roi_lightning.models.source import resolve_model
 from roi_lightning.models.stored_tensors import tensor_sha256
 from roi_lightning.utils.dtensor import distribute_like
 
@@ -62,7 +68,7 @@ class MaskLearningModule(pl.LightningModule, ABC):
     Until the models are built `teacher` and `student` are None; from then on `pattern` is by full names of layers.
 
     Args:
-        lm: Hub id, directory, or GGUF file (`gguf:PATH`, or `smollm2-135m`).
+        lm: Hub id, directory, or GGUF file (`gguf:PATH`, or `smollm2-135m`); from Python also a loaded model.
         pattern: N:M, N kept of every M consecutive inputs; see `NMPattern` for what an integer means.
         patterns: Another N:M, or `dense`, for layers by name or glob: `{"*.down_proj": "4:8", "k_proj": dense}`.
             A full name wins over globs; the last matching glob wins over earlier ones.
@@ -105,12 +111,13 @@ class MaskLearningModule(pl.LightningModule, ABC):
 
     learns: str = "parameters"
     differentiates: ClassVar[bool] = True
+    CHECKPOINT_HYPER_PARAMS_KEY = "roi_options"  # for load_from_checkpoint, not for LightningCLI
     teacher: PreTrainedModel | None
     student: PreTrainedModel | None
 
     def __init__(
         self,
-        lm: str,
+        lm: NamedModel,
         pattern: NMPattern | str | int = "2:4",
         patterns: Mapping[str, NMPattern | str | int] | None = None,
         revision: str | None = None,
@@ -135,7 +142,6 @@ class MaskLearningModule(pl.LightningModule, ABC):
             raise UserError(
                 f"model.lr_warmup is {lr_warmup}; give a share of the run, 0 or above and below 1"
             )
-        self.source: ModelSource = resolve_model(lm, revision)
         self.pattern: Pattern = mixed_pattern(NMPattern(pattern), patterns or {})
         self._pattern_options = _spelled_patterns(self.pattern)
         self.dtype_name, self.seed = dtype, seed
@@ -151,6 +157,16 @@ class MaskLearningModule(pl.LightningModule, ABC):
         self.learned = nn.ParameterList()
         # In a tuple, or torch would take it for a part of this module.
         self._in_memory: tuple[PreTrainedModel, ...] = ()
+        if isinstance(lm, str):
+            self.source = resolve_model(lm, revision)
+        else:
+            self._in_memory = (frozen_view(lm),)
+            layers = choose_layers(type(lm).__name__, lm, self.pattern, self.targets, self.ignore).pruned
+            self.source = base_of(lm, layers)
+            if revision or attn_implementation or dtype != "auto":
+                raise UserError(
+                    "a loaded model takes no revision, dtype and attn_implementation; leave them out"
+                )
         self.dense_layers: dict[str, int] = {}
         self.kept_of_prunable = (0, 0)
         self.prior_masks: dict[str, LayerMask] = {}
@@ -264,15 +280,6 @@ class MaskLearningModule(pl.LightningModule, ABC):
         """
         check_optimizer(self.optimizer)
 
-    def learn_on(self, lm: PreTrainedModel, source: ModelSource) -> None:
-        """Learn on a model in memory, in place of loading the one that `lm` names.
-
-        Args:
-            lm: From `frozen_view`.
-            source: Where its weights are stored.
-        """
-        self._in_memory, self.source = (lm,), source
-
     def load_lm(self) -> PreTrainedModel:
         """The model to learn on, frozen; override it to learn on one of your own."""
         if self._in_memory:
@@ -371,15 +378,8 @@ class MaskLearningModule(pl.LightningModule, ABC):
 
     def objective(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
         """The loss under the weights that the student has now, and the divergence in it."""
-        teacher, student = self.models()
-        return objective(
-            student,
-            teacher,
-            batch["input_ids"],
-            self.distillation,
-            batch.get("labels"),
-            self.compiler.compiled,
-        )
+        (teacher, student), (tokens, labels) = self.models(), tokens_of(batch)
+        return objective(student, teacher, tokens, self.distillation, labels, self.compiler.compiled)
 
     def _attempt(self, batch: Mapping[str, Tensor]) -> None:
         """The passes of a step, for nothing."""
@@ -439,7 +439,7 @@ class MaskLearningModule(pl.LightningModule, ABC):
 
     @override
     def validation_step(self, batch: Mapping[str, Tensor], batch_idx: int) -> None:
-        nll, count = next_token_nll(self.models()[1], batch["input_ids"], batch.get("labels"))
+        nll, count = next_token_nll(self.models()[1], *tokens_of(batch))
         self._val_nll.update(nll / count, weight=count)
 
     @override
@@ -488,10 +488,9 @@ class MaskLearningModule(pl.LightningModule, ABC):
         names = ("distillation", "lr_end", "lr_schedule", "lr_warmup")
         return {"optimizer": optimizer} | {name: getattr(self, name) for name in names}
 
-    def recipe(self) -> dict[str, object]:
-        """What the learned mask depends on, by option; see `roi_lightning.learning.recipe`."""
-        settings: dict[str, object] = {
-            "lm": self.source.spec,
+    def _settings(self) -> dict[str, object]:
+        return {
+            "lm": self.source.spec + (" in memory" if self.source.kind == "memory" else ""),
             "revision": self.source.revision,
             **self._pattern_options,
             "dtype": self.dtype_name,
@@ -499,9 +498,12 @@ class MaskLearningModule(pl.LightningModule, ABC):
             "ignore": self.ignore,
             **self.settings(),
         }
+
+    def recipe(self) -> dict[str, object]:
+        """What the learned mask depends on, by option; see `roi_lightning.learning.recipe`."""
         flat = {
             key: entry
-            for name, value in settings.items()
+            for name, value in self._settings().items()
             for key, entry in options(f"model.{name}", value).items()
         }
         return {"model": type(self).__name__, "seed_everything": self.seed, **flat}
@@ -535,6 +537,8 @@ class MaskLearningModule(pl.LightningModule, ABC):
             max_steps=self.trainer.max_steps,
             validated=self._validated,
         )
+        made_with = arguments(self._settings()) | {"seed": self.seed} | by_layer(self.pattern)
+        checkpoint[self.CHECKPOINT_HYPER_PARAMS_KEY] = made_with
 
     @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:

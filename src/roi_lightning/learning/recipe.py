@@ -75,6 +75,16 @@ def options(name: str, value: object) -> dict[str, object]:
     return {name: type(value).__name__, **settings}
 
 
+def arguments(settings: Mapping[str, object]) -> dict[str, Any]:
+    """What makes a learner once more, as plain values: its settings, except the optimizer."""
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        (_, first), *rest = options("", value).items()
+        path = f"{type(value).__module__}.{type(value).__qualname__}"
+        found[name] = {"class_path": path, "init_args": {k[1:]: x for k, x in rest}} if rest else first
+    return {name: plain(value) for name, value in found.items() if name != "optimizer"}
+
+
 def spelled(value: object) -> object:
     """A setting for people: a plain value as it is, an object as the call that makes it."""
     first, *rest = options("", value).items()

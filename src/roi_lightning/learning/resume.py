@@ -30,10 +30,11 @@ def mark_checkpoint(checkpoint: dict[str, Any], pattern: Pattern, **facts: Any) 
         pattern: Of the run's layers.
         facts: `lm`, `recipe`, `max_steps`, and `validated`: the optimizer step after which it last validated, if any.
     """
-    checkpoint[_KEY] = {"pattern": str(pattern), **facts} | _by_layer(pattern)
+    checkpoint[_KEY] = {"pattern": str(pattern), **facts} | by_layer(pattern)
 
 
-def _by_layer(pattern: Pattern) -> dict[str, dict[str, str]]:
+def by_layer(pattern: Pattern) -> dict[str, dict[str, str]]:
+    """The option `patterns` with which layers have the patterns that they have; nothing if they all have one."""
     return {"patterns": pattern.spelled()} if isinstance(pattern, LayerPatterns) else {}
 
 
@@ -90,7 +91,7 @@ def check_belongs(checkpoint: Mapping[str, Any], pattern: Pattern, learned: Mapp
         raise UserError(
             f"the checkpoint holds a {mark['pattern']} run, model.pattern is {pattern}; give that run's configuration"
         )
-    if mark.get("patterns") != _by_layer(pattern).get("patterns"):
+    if mark.get("patterns") != by_layer(pattern).get("patterns"):
         raise UserError(
             f"the checkpoint's layers have other patterns than model.patterns gives them, though both are {pattern}; "
             "give that run's configuration"

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Final, Literal
 
 import lightning.pytorch as pl
 import torch
@@ -18,8 +18,13 @@ from roi_lightning.learning.logits import LogitStart
 from roi_lightning.learning.student import PrunedTensor
 from roi_lightning.masks.layer_mask import LayerMask
 from roi_lightning.masks.pattern import NMPattern
+from roi_lightning.models.config import NamedModel
 from roi_lightning.samplers import Draw, GumbelTopK, Sampler, on_device
-from roi_lightning.samplers.schedules import Exponential, Schedule
+from roi_lightning.samplers.schedules import Constant, Exponential, Schedule
+from roi_lightning.utils.entry_points import named
+
+_SAMPLERS: Final = ("GumbelTopK", "StraightThrough", "GumbelSubset", "Categorical")
+_SCHEDULES: Final = ("Constant", "Exponential", "Linear", "LinearScale")
 
 
 class RoILightningModule(MaskLearningModule):
@@ -63,11 +68,11 @@ class RoILightningModule(MaskLearningModule):
 
     def __init__(
         self,
-        lm: str,
+        lm: NamedModel,
         *,
-        sampler: Sampler = GumbelTopK(),  # noqa: B008 - frozen
-        tau: Schedule = Exponential(1.0, 0.05),  # noqa: B008 - frozen
-        lam: Schedule = Exponential(1.0, 0.002),  # noqa: B008 - frozen
+        sampler: Sampler | str = GumbelTopK(),  # noqa: B008 - frozen
+        tau: Schedule | float | str = Exponential(1.0, 0.05),  # noqa: B008 - frozen
+        lam: Schedule | float | str = Exponential(1.0, 0.002),  # noqa: B008 - frozen
         draw_per: Literal["micro_batch", "step"] = "micro_batch",
         kept_norm: float = 0.0,
         lr_weights: float | None = None,
@@ -85,8 +90,11 @@ class RoILightningModule(MaskLearningModule):
                 f"model.lr_weights is {lr_weights}; set it to a learning rate above 0, such as 2e-4, or to null to "
                 "leave the weights frozen"
             )
-        self.sampler, self.tau, self.lam = sampler, tau, lam
-        self.current_sampler = sampler
+        self.sampler = self.current_sampler = named(Sampler, sampler, "model.sampler", _SAMPLERS)  # type: ignore[type-abstract]
+        self.tau, self.lam = (
+            Constant(x) if isinstance(x, int | float) else named(Schedule, x, f"model.{name}", _SCHEDULES)  # type: ignore[type-abstract]
+            for name, x in (("tau", tau), ("lam", lam))
+        )
         self.draw_per, self.kept_norm, self.lr_weights = draw_per, kept_norm, lr_weights
         check_at_least(self, "model.", kept_norm=0)
         self.learns = "logits" if lr_weights is None else "logits and weights"
@@ -94,7 +102,7 @@ class RoILightningModule(MaskLearningModule):
         self._reward: Tensor | None = None  # the squared norm of the drawn weights
         # Asked now, so that a pattern the sampler cannot learn is refused before anything is read.
         for pattern in self.pattern.distinct:
-            sampler.logits_shape((1, pattern.m), pattern)
+            self.sampler.logits_shape((1, pattern.m), pattern)
 
     @override
     def shapes(self, shape: tuple[int, ...], pattern: NMPattern) -> dict[str, tuple[int, ...]]:

@@ -117,8 +117,7 @@ class RoITrainer(Trainer):
             UserError: If the checkpoint is missing, unreadable or of another run, another run's results would be
                 replaced, or masks can't be learned with these settings.
         """
-        data = train_dataloaders if datamodule is None else datamodule
-        self.count_micro_batches(data)
+        self.count_micro_batches(train_dataloaders if datamodule is None else datamodule)
         assert isinstance(model, MaskLearningModule)
         recipe = run_recipe(model, self, datamodule)
         keep_checkpoints_in_folder(self)
@@ -127,10 +126,6 @@ class RoITrainer(Trainer):
         self._claim(ckpt_path, recipe, overwrite)
         self._keep_plain()
         self._preemption()
-        if isinstance(data, CalibrationDataModule):
-            ranks, parts, size = self.world_size, self.accumulate_grad_batches, data.batch_size
-            made_of = f"devices {ranks} x micro-batches {parts} x data.batch_size {size}"
-            rank_zero_info(f"windows of a step: {ranks * parts * size} ({made_of})")
         with lock_folder(self), denormals_as_zero():
             super().fit(model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, weights_only)
 

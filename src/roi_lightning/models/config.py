@@ -4,18 +4,24 @@ import re
 from copy import deepcopy
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig
+from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from roi_lightning.errors import UserError
 from roi_lightning.models.source import ModelSource, resolve_model, unreadable
 
+if TYPE_CHECKING:
+    NamedModel = str | PreTrainedModel
+    NamedTokenizer = str | PreTrainedTokenizerBase
+else:
+    NamedModel = NamedTokenizer = str  # all that a command line gives
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 # What a GGUF file's weights are cast to unless told otherwise, and written as.
 GGUF_DTYPE: Final = "bfloat16"

@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from jsonargparse import ArgumentError, ArgumentParser
 from transformers.modeling_utils import PreTrainedModel
 
 from roi_lightning.data import CalibrationDataModule
-from roi_lightning.errors import UserError, brief, did_you_mean
+from roi_lightning.errors import UserError
 from roi_lightning.masks.layer_patterns import Pattern, mixed_pattern
 from roi_lightning.masks.pattern import NMPattern
 from roi_lightning.models.layers import ChosenLayers, choose_layers
@@ -19,7 +18,7 @@ from roi_lightning.oneshot.prune import calibration_windows
 from roi_lightning.oneshot.settings import PruneSettings
 from roi_lightning.oneshot.sparsegpt import SparseGPT
 from roi_lightning.utils.devices import choose_device
-from roi_lightning.utils.entry_points import added, load, load_named_classes
+from roi_lightning.utils.entry_points import added, load, named
 
 METHODS: Final = {"magnitude": Magnitude, "wanda": Wanda, "sparsegpt": SparseGPT}
 
@@ -46,7 +45,7 @@ class PruneConfig(PruneSettings):
         if point := added("classes").get(self.method):
             made: OneShotMethod = load(point)()
             return made
-        return _by_class_path(self.method)
+        return named(OneShotMethod, self.method, "method", METHODS)  # type: ignore[type-abstract]
 
     @cached_property
     def layer_pattern(self) -> Pattern:
@@ -94,19 +93,3 @@ class PruneConfig(PruneSettings):
         data.check_model(spec, lm.config)
         windows = calibration_windows(data, self.windows)
         return Calibration(windows, self.activations, device, self.offload_dir, self.seed)
-
-
-def _by_class_path(text: str) -> OneShotMethod:
-    load_named_classes(text)
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_argument("--method", type=OneShotMethod)
-    try:
-        made: OneShotMethod = parser.instantiate_classes(parser.parse_args([f"--method={text}"])).method
-    except (ArgumentError, TypeError, ValueError) as error:
-        # The first line names the option.
-        said = brief(str(error).partition("\n")[2] or str(error))
-        raise UserError(
-            f"method {text!r} can't be made: {said}; choose among {', '.join(METHODS)} or give the class path of a "
-            f"OneShotMethod{did_you_mean(text, METHODS)}"
-        ) from error
-    return made

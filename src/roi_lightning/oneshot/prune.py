@@ -15,6 +15,7 @@ from roi_lightning.masks.layer_mask import LayerMask
 from roi_lightning.masks.layer_patterns import LayerPatterns
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.models.base_tensors import BaseTensors
+from roi_lightning.models.config import NamedTokenizer
 from roi_lightning.models.fingerprint import base_model
 from roi_lightning.models.layers import ChosenLayers, stored_weights
 from roi_lightning.models.stored_tensors import tensor_sha256
@@ -25,12 +26,12 @@ from roi_lightning.utils.atomic_io import temporary_name
 
 
 def calibration_text(
-    tokenizer: str, corpora: Sequence[Corpus | str] | str, seq_len: int, seed: int, **options: Any
+    tokenizer: NamedTokenizer, corpora: Sequence[Corpus | str] | str, seq_len: int, seed: int, **options: Any
 ) -> CalibrationDataModule:
     """The text of some corpora, all of it for calibration and none held out.
 
     Args:
-        tokenizer: The model's name, or the directory of its tokenizer.
+        tokenizer: The model's name, the directory of its tokenizer, or that itself.
         corpora: Text, see `CalibrationDataModule`.
         seq_len: Tokens of a window.
         seed: Of the choice of windows.

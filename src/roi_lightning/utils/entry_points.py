@@ -1,16 +1,18 @@
 """What other packages and `contrib` add by entry points: classes, commands, and formats of directories."""
 
 import ast
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
-from roi_lightning.errors import UserError, reason
+from roi_lightning.errors import UserError, brief, did_you_mean, reason
 
 Group = Literal["classes", "commands", "formats"]
+_T = TypeVar("_T")
 _WORD: Final = re.compile(r"\w+")
 
 
@@ -41,6 +43,28 @@ def load_named_classes(text: str) -> None:
     for name, point in added("classes").items():
         if name in words:
             load(point)
+
+
+def named(kind: type[_T], value: object, option: str, known: Iterable[str]) -> _T:
+    """An object, which may be named as on the command line, or by `class_path` and `init_args` of a mapping."""
+    if isinstance(value, kind):
+        return value
+    from jsonargparse import ArgumentError, ArgumentParser  # which `roi-lightning --help` does without
+
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    load_named_classes(text)
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--value", type=kind)
+    try:
+        made: _T = parser.instantiate_classes(parser.parse_args([f"--value={text}"])).value
+    except (ArgumentError, TypeError, ValueError) as error:
+        # The first line names the option.
+        said = brief(str(error).partition("\n")[2] or str(error))
+        raise UserError(
+            f"{option} {text!r} can't be made: {said}; choose among {', '.join(known)} or give the class path of a "
+            f"{kind.__name__}{did_you_mean(text, known)}"
+        ) from error
+    return made
 
 
 def summary(point: EntryPoint) -> str:
