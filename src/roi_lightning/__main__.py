@@ -9,14 +9,18 @@ from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import version
+from pathlib import Path
 from platform import python_version
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from typing_extensions import override
 
 from roi_lightning.cli.commands import COMMANDS, CONFIGURED, PLAIN
 from roi_lightning.errors import UserError, brief, did_you_mean, reason
 from roi_lightning.utils.entry_points import added, load, summary
+
+if TYPE_CHECKING:
+    from roi_lightning.cli.lightning import RoICLI
 
 # transformers imports torchao wherever it is installed, and torchao warns of parts that other machines need.
 _TALKATIVE: Final = "torchao", "torch.utils._pytree"
@@ -34,18 +38,20 @@ class Output(io.FileIO):
         return len(data)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, cli: "type[RoICLI] | None" = None) -> int:
     """Run one command.
 
     Args:
         argv: The command and its arguments; the process's own if left out.
+        cli: A class of yours that reads the configurations of `fit`, `validate` and `export`.
 
     Returns:
         The exit status: 0 for success, 1 for a failure, 2 for a wrong command line.
     """
     if argv is None:
-        # Class paths may name files of the working folder; last, so that none stands in for a library.
-        sys.path.append("")
+        # Class paths may name files of the working folder; last, so that none stands in for a library. Not "", which
+        # is another folder while jsonargparse reads a configuration there.
+        sys.path.append(str(Path.cwd()))
         _open_streams()
     args = [_underscored(word) for word in (sys.argv[1:] if argv is None else argv)]
     if args[:1] == ["--version"]:
@@ -57,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in _TALKATIVE:
         logging.getLogger(name).setLevel(logging.ERROR)
     try:
-        return _dispatch(args)
+        return _dispatch(args, cli)
     except UserError as error:
         sys.stderr.write(f"error: {brief(str(error))}\n")
         return 1
@@ -82,13 +88,13 @@ def _open_streams() -> None:
         setattr(sys, name, io.TextIOWrapper(buffer, encoding, "backslashreplace", line_buffering=True))
 
 
-def _dispatch(args: list[str]) -> int:
+def _dispatch(args: list[str], cli: "type[RoICLI] | None") -> int:
     command, rest = args[0], args[1:]
     if command in PLAIN or command == "plan":
         module = import_module(f"roi_lightning.cli.{command}")
         return int(module.main(rest))
     if command in CONFIGURED:
-        import_module("roi_lightning.cli.lightning").run(args)
+        import_module("roi_lightning.cli.lightning").run(args, cli)
         return 0
     more = added("commands")
     if command in more:
