@@ -18,6 +18,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import roi_lightning
+from helpers.tiny_models import tiny_qwen2
 from roi_lightning.errors import Extra, UserError, require
 
 pytest.importorskip("hatchling")
@@ -70,17 +71,25 @@ def sdist(tmp_path_factory):
     return unpacked
 
 
-@pytest.fixture(scope="module")
-def installed(wheel, tmp_path_factory):
-    """The folder of the commands of a new environment: it holds this package alone, others are this one's."""
-    folder = tmp_path_factory.mktemp("installed")
+def environment(folder, *what):
+    """The folder of the commands of a new environment: what is installed there alone, others are this one's."""
     venv.create(folder, symlinks=True)
-    commands = folder / "bin"
-    install = ["install", "--quiet", "--no-deps", "--no-index", "--no-compile", str(wheel)]
-    subprocess.run([sys.executable, "-m", "pip", "--python", commands / "python", *install], check=True)
+    if what:
+        install(folder / "bin", *what)
     (site,) = folder.glob("lib/python*/site-packages")
     (site / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    return commands
+    return folder / "bin"
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory):
+    return environment(tmp_path_factory.mktemp("installed"), wheel)
+
+
+def install(commands, *what):
+    """Have pip install something and nothing else, without an index."""
+    options = ["--quiet", "--no-deps", "--no-index", "--no-compile", "--no-build-isolation"]
+    output(commands, sys.executable, "-m", "pip", "--python", commands / "python", "install", *options, *what)
 
 
 def output(folder, *command, **environment) -> str:
@@ -139,8 +148,8 @@ def test_a_missing_package_is_one_that_the_extra_brings(extra, monkeypatch):
 
 def test_the_wheel_holds_the_package_and_the_configurations(wheel):
     inside = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    configs = {f"roi_lightning/configs/{name}" for name in files(ROOT / "configs")}
-    assert inside == {f"roi_lightning/{name}" for name in files(PACKAGE)} | configs
+    shipped = {f"{name}/{file}" for name in ("configs", "examples/project") for file in files(ROOT / name)}
+    assert inside == {f"roi_lightning/{name}" for name in files(PACKAGE) | shipped}
     assert {Path(name).suffix for name in inside} >= {".cpp", ".hpp", ".yaml"}
 
 
@@ -161,3 +170,46 @@ def test_the_installed_command_starts(installed, tmp_path):
 def test_the_sdist_is_complete(sdist):
     inside = files(sdist)
     assert inside >= {f"{folder}/{name}" for folder in FOLDERS for name in files(ROOT / folder)} | {*FILES}
+
+
+@pytest.mark.slow
+def test_a_new_project_tests_itself_and_fits_by_both_commands(installed, tmp_path):
+    commands = {name: installed / name for name in ("python", "roi-lightning")}
+    output(tmp_path, commands["roi-lightning"], "new", "even-masks")
+    project = tmp_path / "even-masks"
+    install(installed, "--editable", project)
+    assert "3 passed" in output(project, commands["python"], "-m", "pytest", "-p", "no:randomly")
+    tiny_qwen2(tmp_path / "model")
+    text = ["--corpora", "email", "--data.held_out_fraction", "0.2", "--seq_len", "32", "--steps", "2"]
+    own = ["--lm", tmp_path / "model", *text, "--model.prior_windows", "2", "--trainer.accelerator", "cpu"]
+    file, classes = project / "configs/even_masks.yaml", ["--model", "EvenModule", "--data", "PackageText"]
+    masks = set()
+    for program, configuration in (
+        ([commands["roi-lightning"]], [file]),
+        ([commands["python"], "-m", "even_masks"], [file]),
+        ([commands["roi-lightning"]], ["quickstart.yaml", *classes]),
+    ):
+        output(tmp_path, *program, "fit", "--overwrite", "--run", "own", *own, "--config", *configuration)
+        masks.add((tmp_path / "runs/own/mask.safetensors").read_bytes())
+    assert len(masks) == 1
+
+
+# Of the core, and of what carries the name: commands, examples, stored files, distributions.
+CORE = "samplers masks learning/test_roi.py cli/test_cli.py examples test_golden.py test_packages.py"
+
+
+@pytest.mark.slow
+def test_a_renamed_copy_tests_itself(tmp_path):
+    if not (ROOT / ".git").exists():
+        pytest.skip("no repository to copy")
+    copy = tmp_path / "copy"
+    output(tmp_path, "git", "clone", "--quiet", ROOT, copy)
+    output(copy, "scripts/rename", "other-masks")
+    python = environment(tmp_path / "environment") / "python"
+    install(python.parent, copy)
+    output(copy, python, "tests/golden/make.py")
+    old = b"roi_lightning", b"roi-lightning"
+    tracked = [copy / name for name in output(copy, "git", "ls-files", "-z").split("\0")[:-1]]
+    assert [path for path in tracked if any(name in bytes(path) + path.read_bytes() for name in old)] == []
+    output(copy, python, "-c", "from importlib.util import find_spec as f; assert not f('roi_lightning')")
+    assert " passed" in output(copy, python, "-m", "pytest", *(f"tests/{name}" for name in CORE.split()))
