@@ -189,7 +189,7 @@ def test_a_new_project_tests_itself_and_fits_by_both_commands(installed, tmp_pat
         ([commands["python"], "-m", "even_masks"], [file]),
         ([commands["roi-lightning"]], ["quickstart.yaml", *classes]),
     ):
-        output(tmp_path, *program, "fit", "--overwrite", "--run", "own", *own, "--config", *configuration)
+        output(tmp_path, *program, "fit", "--overwrite", "--config", *configuration, "--run", "own", *own)
         masks.add((tmp_path / "runs/own/mask.safetensors").read_bytes())
     assert len(masks) == 1
 
