@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
         raise UserError(f"{str(folder)!r} is there already; give the name of a new folder")
     package = folder.name.replace("-", "_")
-    _check(package, folder.name)
+    _check(package, str(folder))
     with written_aside(folder) as aside:
         made = _copy(shipped_configs().parent / "examples/project", aside, package)
     lines = [f"made {folder}:", *(f"  {name}" for name in made), "", "Next:", f"  cd {folder}"]
