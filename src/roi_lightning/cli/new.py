@@ -38,7 +38,11 @@ def main(argv: Sequence[str]) -> int:
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
         raise UserError(f"{str(folder)!r} is there already; give the name of a new folder")
     package = folder.name.replace("-", "_")
-    _check(package, str(folder))
+    if not re.fullmatch(r"[A-Za-z](\w*[A-Za-z0-9])?", package, re.ASCII) or iskeyword(package):
+        remedy = "give letters, digits and dashes, such as my-masks"
+        raise UserError(f"{str(folder)!r} can't name a Python package; {remedy}")
+    if package in ("configs", "tests") or getattr(find_spec(package), "origin", None):
+        raise UserError(f"{str(folder)!r} would hide the module {package!r}; give another name")
     with written_aside(folder) as aside:
         made = _copy(shipped_configs().parent / "examples/project", aside, package)
     lines = [f"made {folder}:", *(f"  {name}" for name in made), "", "Next:", f"  cd {folder}"]
@@ -48,20 +52,11 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _check(package: str, given: str) -> None:
-    remedy = "give letters, digits and dashes, such as my-masks"
-    if not re.fullmatch(r"[A-Za-z](\w*[A-Za-z0-9])?", package, re.ASCII) or iskeyword(package):
-        raise UserError(f"{given!r} can't name a Python package; {remedy}")
-    found = find_spec(package)
-    if package in ("configs", "tests") or (found and found.origin):
-        raise UserError(f"{given!r} would hide the module {package!r}; give another name, such as my-masks")
-
-
 def _copy(template: Path, folder: Path, package: str) -> list[str]:
     """Copy a project's files, where `my_project` and `my-project` stand for its name; the names of the files."""
     made = []
-    for source in sorted(template.rglob("*")):
-        if source.is_file() and source.parent.name != "__pycache__":
+    for source in sorted(template.rglob("*.*")):
+        if source.is_file() and source.suffix != ".pyc":
             name, text = (
                 text.replace("my_project", package).replace("my-project", package.replace("_", "-"))
                 for text in (source.relative_to(template).as_posix(), source.read_text(encoding="utf-8"))
