@@ -71,25 +71,24 @@ def sdist(tmp_path_factory):
     return unpacked
 
 
-def environment(folder, *what):
-    """The folder of the commands of a new environment: what is installed there alone, others are this one's."""
+def environment(folder, package):
+    """The folder of the commands of a new environment: it holds one package alone, others are this one's."""
     venv.create(folder, symlinks=True)
-    if what:
-        install(folder / "bin", *what)
     (site,) = folder.glob("lib/python*/site-packages")
     (site / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    install(folder / "bin", package)
     return folder / "bin"
+
+
+def install(commands, *what):
+    """Have pip install something and nothing else, without an index, whatever others have."""
+    options = ["--no-deps", "--no-index", "--no-compile", "--no-build-isolation", "--ignore-installed"]
+    output(commands, sys.executable, "-m", "pip", "--python", commands / "python", "install", *options, *what)
 
 
 @pytest.fixture(scope="module")
 def installed(wheel, tmp_path_factory):
     return environment(tmp_path_factory.mktemp("installed"), wheel)
-
-
-def install(commands, *what):
-    """Have pip install something and nothing else, without an index."""
-    options = ["--quiet", "--no-deps", "--no-index", "--no-compile", "--no-build-isolation"]
-    output(commands, sys.executable, "-m", "pip", "--python", commands / "python", "install", *options, *what)
 
 
 def output(folder, *command, **environment) -> str:
@@ -174,42 +173,32 @@ def test_the_sdist_is_complete(sdist):
 
 @pytest.mark.slow
 def test_a_new_project_tests_itself_and_fits_by_both_commands(installed, tmp_path):
-    commands = {name: installed / name for name in ("python", "roi-lightning")}
-    output(tmp_path, commands["roi-lightning"], "new", "even-masks")
-    project = tmp_path / "even-masks"
+    command, python, project = installed / "roi-lightning", installed / "python", tmp_path / "even-masks"
+    output(tmp_path, command, "new", project)
     install(installed, "--editable", project)
-    assert "3 passed" in output(project, commands["python"], "-m", "pytest", "-p", "no:randomly")
-    tiny_qwen2(tmp_path / "model")
-    text = ["--corpora", "email", "--data.held_out_fraction", "0.2", "--seq_len", "32", "--steps", "2"]
-    own = ["--lm", tmp_path / "model", *text, "--model.prior_windows", "2", "--trainer.accelerator", "cpu"]
-    file, classes = project / "configs/even_masks.yaml", ["--model", "EvenModule", "--data", "PackageText"]
+    assert "3 passed" in output(project, python, "-m", "pytest", "-p", "no:randomly")
+    fit = ["fit", "--config", project / "configs/even_masks.yaml", "--model", "EvenModule", "--overwrite"]
+    fit += ["--lm", tiny_qwen2(tmp_path / "model"), "--model.prior_windows", "2", "--steps", "2"]
+    fit += ["--corpora", "email", "--data.held_out_fraction", "0.2", "--seq_len", "32"]
     masks = set()
-    for program, configuration in (
-        ([commands["roi-lightning"]], [file]),
-        ([commands["python"], "-m", "even_masks"], [file]),
-        ([commands["roi-lightning"]], ["quickstart.yaml", *classes]),
-    ):
-        output(tmp_path, *program, "fit", "--overwrite", "--config", *configuration, "--run", "own", *own)
-        masks.add((tmp_path / "runs/own/mask.safetensors").read_bytes())
+    for program in ([command], [python, "-m", "even_masks"]):
+        output(tmp_path, *program, *fit)
+        masks.add((tmp_path / "runs/even_masks/mask.safetensors").read_bytes())
     assert len(masks) == 1
 
 
-# Of the core, and of what carries the name: commands, examples, stored files, distributions.
-CORE = "samplers masks learning/test_roi.py cli/test_cli.py examples test_golden.py test_packages.py"
-
-
 @pytest.mark.slow
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no repository to copy")
 def test_a_renamed_copy_tests_itself(tmp_path):
-    if not (ROOT / ".git").exists():
-        pytest.skip("no repository to copy")
     copy = tmp_path / "copy"
     output(tmp_path, "git", "clone", "--quiet", ROOT, copy)
     output(copy, "scripts/rename", "other-masks")
-    python = environment(tmp_path / "environment") / "python"
-    install(python.parent, copy)
+    python = environment(tmp_path / "environment", copy) / "python"
     output(copy, python, "tests/golden/make.py")
     old = b"roi_lightning", b"roi-lightning"
     tracked = [copy / name for name in output(copy, "git", "ls-files", "-z").split("\0")[:-1]]
     assert [path for path in tracked if any(name in bytes(path) + path.read_bytes() for name in old)] == []
-    output(copy, python, "-c", "from importlib.util import find_spec as f; assert not f('roi_lightning')")
-    assert " passed" in output(copy, python, "-m", "pytest", *(f"tests/{name}" for name in CORE.split()))
+    gone = "try: import roi_lightning.errors\nexcept ImportError: print('gone')"
+    assert output(copy, python, "-c", gone) == "gone\n"
+    core = "samplers masks learning/test_roi.py cli/test_cli.py examples test_golden.py test_packages.py"
+    assert " passed" in output(copy, python, "-m", "pytest", *(f"tests/{name}" for name in core.split()))

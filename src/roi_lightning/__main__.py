@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None, cli: "type[RoICLI] | None" = None) -
         The exit status: 0 for success, 1 for a failure, 2 for a wrong command line.
     """
     if argv is None:
-        # Class paths may name files of the working folder (where jsonargparse is not, while it reads a configuration);
+        # Class paths may name files of the working folder (where jsonargparse is not while it reads a configuration);
         # last, so that none stands in for a library.
         sys.path.append(str(Path.cwd()))
         _open_streams()

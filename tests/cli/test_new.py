@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from pkgutil import resolve_name
 
 import pytest
 import yaml
@@ -24,14 +25,10 @@ def test_a_project_has_its_own_name_throughout(tmp_path, capsys, monkeypatch):
     assert not re.search("my.project", "".join([*made, *made.values()]))
     project = tomllib.loads(made["pyproject.toml"])["project"]
     assert project["name"] == "Own-masks"
-    config = yaml.safe_load(made["configs/Own_masks.yaml"])
-    named = {config[part]["class_path"] for part in ("model", "data")}
-    points = {path.replace(":", ".") for path in project["entry-points"]["roi_lightning.classes"].values()}
-    assert named < points
     monkeypatch.syspath_prepend(folder)
-    for path in points:
-        module, _, name = path.rpartition(".")
-        assert getattr(__import__(module, fromlist=[name]), name).__module__ == module
+    classes = [resolve_name(path) for path in project["entry-points"]["roi_lightning.classes"].values()]
+    config = yaml.safe_load(made["configs/Own_masks.yaml"])
+    assert {resolve_name(config[part]["class_path"]) for part in ("model", "data")} < {*classes}
 
 
 @pytest.mark.parametrize(
