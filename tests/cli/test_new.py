@@ -16,15 +16,12 @@ bench = pytest.fixture(make_bench)
 def test_a_project_has_its_own_name_throughout(tmp_path, capsys, monkeypatch):
     folder = tmp_path / "parent/Own-masks"
     assert run("new", folder) == 0
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    made = {path.relative_to(folder).as_posix(): path.read_text() for path in files}
-    assert len(made) == 8
-    told = capsys.readouterr().out
+    made = {str(x.relative_to(folder)): x.read_text() for x in folder.rglob("*") if x.is_file()}
+    project, told = tomllib.loads(made["pyproject.toml"])["project"], capsys.readouterr().out
+    assert (len(made), project["name"]) == (8, "Own-masks")
     assert all(f"  {name}\n" in told for name in made)
     assert "python -m Own_masks fit --config configs/Own_masks.yaml\n" in told
     assert not re.search("my.project", "".join([*made, *made.values()]))
-    project = tomllib.loads(made["pyproject.toml"])["project"]
-    assert project["name"] == "Own-masks"
     monkeypatch.syspath_prepend(folder)
     classes = [resolve_name(path) for path in project["entry-points"]["roi_lightning.classes"].values()]
     config = yaml.safe_load(made["configs/Own_masks.yaml"])
