@@ -26,15 +26,13 @@ class PackageText(CalibrationDataModule):
 
     @override
     def read_corpus(self, corpus: Corpus) -> Dataset:
-        spec = find_spec(corpus.source)
+        spec = find_spec(corpus.source) if corpus.source.isidentifier() else None
         if spec is None or not spec.submodule_search_locations:
             raise UserError(
                 f"corpus {corpus.source!r} is no installed package; give the name of one, such as json"
             )
-        files = [
-            file for folder in spec.submodule_search_locations for file in sorted(Path(folder).rglob("*.py"))
-        ]
-        texts = [file.read_text(encoding="utf-8") for file in files]
+        files = sorted(Path(spec.submodule_search_locations[0]).rglob("*.py"))
+        texts = [file.read_text(encoding="utf-8", errors="replace") for file in files]
         return Dataset.from_dict({"text": [text for text in texts if len(text) >= self.min_characters]})
 
     @override
