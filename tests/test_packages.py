@@ -5,7 +5,6 @@ import re
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tarfile
 import tomllib
 import venv
@@ -75,7 +74,7 @@ def environment(folder, package):
     """The folder of the commands of a new environment: it holds one package alone, others are this one's."""
     venv.create(folder, symlinks=True)
     (site,) = folder.glob("lib/python*/site-packages")
-    (site / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    (site / "others.pth").write_text("\n".join(path for path in sys.path if path.endswith("-packages")))
     install(folder / "bin", package)
     return folder / "bin"
 
@@ -96,7 +95,7 @@ def output(folder, *command, **environment) -> str:
     plain = {"PATH": os.environ["PATH"], "NO_COLOR": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     words, options = [str(word) for word in command], {"capture_output": True, "text": True}
     done = subprocess.run(words, cwd=folder, env=plain | environment, check=False, **options)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
