@@ -15,7 +15,7 @@ PLAIN: Final = {
     "verify": "check an exported directory: pattern, zeros, kept weights, every byte",
     "evaluate": "perplexities and benchmark tasks of models and masks, side by side",
     "report": "one HTML page about a run, to read or to mail",
-    "new": "a small project of your own that builds on this package, with a test",
+    "new": "write a small project of your own that builds on this package",
     "doctor": "what of this machine decides how fast runs are, and what works here",
 }
 COMMANDS: Final = CONFIGURED | PLAIN
