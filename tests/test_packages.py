@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tarfile
 import tomllib
 import venv
@@ -19,6 +18,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import roi_lightning
+from helpers.tiny_models import tiny_qwen2
 from roi_lightning.errors import Extra, UserError, require
 
 pytest.importorskip("hatchling")
@@ -71,17 +71,24 @@ def sdist(tmp_path_factory):
     return unpacked
 
 
+def environment(folder, package):
+    """The folder of the commands of a new environment: it holds one package alone, others are this one's."""
+    venv.create(folder, symlinks=True)
+    (site,) = folder.glob("lib/python*/site-packages")
+    (site / "others.pth").write_text("\n".join(path for path in sys.path if path.endswith("-packages")))
+    install(folder / "bin", package)
+    return folder / "bin"
+
+
+def install(commands, *what):
+    """Have pip install something and nothing else, without an index, whatever others have."""
+    options = ["--no-deps", "--no-index", "--no-compile", "--no-build-isolation", "--ignore-installed"]
+    output(commands, sys.executable, "-m", "pip", "--python", commands / "python", "install", *options, *what)
+
+
 @pytest.fixture(scope="module")
 def installed(wheel, tmp_path_factory):
-    """The folder of the commands of a new environment: it holds this package alone, others are this one's."""
-    folder = tmp_path_factory.mktemp("installed")
-    venv.create(folder, symlinks=True)
-    commands = folder / "bin"
-    install = ["install", "--quiet", "--no-deps", "--no-index", "--no-compile", str(wheel)]
-    subprocess.run([sys.executable, "-m", "pip", "--python", commands / "python", *install], check=True)
-    (site,) = folder.glob("lib/python*/site-packages")
-    (site / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    return commands
+    return environment(tmp_path_factory.mktemp("installed"), wheel)
 
 
 def output(folder, *command, **environment) -> str:
@@ -89,7 +96,7 @@ def output(folder, *command, **environment) -> str:
     plain = {"PATH": os.environ["PATH"], "NO_COLOR": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     words, options = [str(word) for word in command], {"capture_output": True, "text": True}
     done = subprocess.run(words, cwd=folder, env=plain | environment, check=False, **options)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
@@ -140,8 +147,8 @@ def test_a_missing_package_is_one_that_the_extra_brings(extra, monkeypatch):
 
 def test_the_wheel_holds_the_package_and_the_configurations(wheel):
     inside = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    configs = {f"roi_lightning/configs/{name}" for name in files(ROOT / "configs")}
-    assert inside == {f"roi_lightning/{name}" for name in files(PACKAGE)} | configs
+    shipped = {f"{name}/{file}" for name in ("configs", "examples/project") for file in files(ROOT / name)}
+    assert inside == {f"roi_lightning/{name}" for name in files(PACKAGE) | shipped}
     assert {Path(name).suffix for name in inside} >= {".cpp", ".hpp", ".yaml"}
 
 
@@ -173,3 +180,34 @@ def test_the_image_is_made_of_what_is_here():
     container = json.loads((ROOT / ".devcontainer/devcontainer.json").read_text())
     assert (ROOT / ".devcontainer" / container["build"]["dockerfile"]).samefile(ROOT / "Dockerfile")
     assert container["postCreateCommand"] in image
+
+
+@pytest.mark.slow
+def test_a_new_project_tests_itself_and_fits_by_both_commands(installed, tmp_path):
+    command, python, project = installed / "roi-lightning", installed / "python", tmp_path / "even-masks"
+    output(tmp_path, command, "new", project)
+    install(installed, "--editable", project)
+    assert "3 passed" in output(project, python, "-m", "pytest", "-p", "no:randomly")
+    fit = ["fit", "--config", project / "configs/even_masks.yaml", "--model", "EvenModule", "--overwrite"]
+    fit += ["--lm", tiny_qwen2(tmp_path / "model"), "--model.prior_windows", "2", "--steps", "2"]
+    fit += ["--corpora", "email", "--data.held_out_fraction", "0.2", "--seq_len", "32"]
+    masks = set()
+    for program in ([command], [python, "-m", "even_masks"]):
+        output(tmp_path, *program, *fit)
+        masks.add((tmp_path / "runs/even_masks/mask.safetensors").read_bytes())
+    assert len(masks) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no repository to copy")
+def test_a_renamed_copy_tests_itself(tmp_path):
+    output(tmp_path, "git", "clone", "--quiet", ROOT, copy := tmp_path / "copy")
+    output(copy, "scripts/rename", "other-masks")
+    python = environment(tmp_path / "environment", copy) / "python"
+    output(copy, python, "tests/golden/make.py")
+    for name in output(copy, "git", "ls-files").split():
+        assert not re.search(b"roi[_-]lightning", name.encode() + (copy / name).read_bytes()), name
+    gone = "try: import roi_lightning.errors\nexcept ImportError: print('gone')"
+    assert output(copy, python, "-c", gone) == "gone\n"
+    core = "samplers masks learning/test_roi.py cli/test_cli.py examples test_golden.py test_packages.py"
+    assert " passed" in output(copy, python, "-m", "pytest", *(f"tests/{name}" for name in core.split()))

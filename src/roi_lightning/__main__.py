@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import version
+from pathlib import Path
 from platform import python_version
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from typing_extensions import override
 
@@ -19,6 +20,9 @@ from roi_lightning.cli.options import parse_options
 from roi_lightning.cli.stored_help import answer
 from roi_lightning.errors import UserError, brief, did_you_mean, reason
 from roi_lightning.utils.entry_points import added, load, summary
+
+if TYPE_CHECKING:
+    from roi_lightning.cli.lightning import RoICLI
 
 # What the system or an encoding refuses, wherever that happens; a mistake of ours is none of these.
 OF_THE_SYSTEM: Final = (OSError, UnicodeError, RecursionError, MemoryError)
@@ -34,18 +38,17 @@ class Output(io.FileIO):
         return len(data)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, cli: "type[RoICLI] | None" = None) -> int:
     """Run one command.
 
     Args:
         argv: The command and its arguments; the process's own if left out.
+        cli: A class of yours that reads the configurations of `fit`, `validate` and `export`.
 
     Returns:
         The exit status: 0 for success, 1 for a failure, 2 for a wrong command line.
     """
     if argv is None:
-        # Class paths may name files of the working folder; last, so that none stands in for a library.
-        sys.path.append("")
         _open_streams()
     args = [_underscored(word) for word in (sys.argv[1:] if argv is None else argv)]
     if args[:1] == ["--version"]:
@@ -55,7 +58,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.write(_overview())
         return 0 if args else 2
     try:
-        return _dispatch(args)
+        if argv is None:
+            # Class paths may name files of the working folder (where jsonargparse is not while it reads a
+            # configuration); last, so that none stands in for a library.
+            sys.path.append(str(Path.cwd()))
+        return _dispatch(args, cli)
     except UserError as error:
         sys.stderr.write(f"error: {brief(str(error))}\n")
         return 1
@@ -82,15 +89,15 @@ def _open_streams() -> None:
         setattr(sys, name, io.TextIOWrapper(buffer, encoding, "backslashreplace", line_buffering=True))
 
 
-def _dispatch(args: list[str]) -> int:
+def _dispatch(args: list[str], cli: "type[RoICLI] | None") -> int:
     command, rest = args[0], args[1:]
     # What runs a command takes seconds to import: what is typed is looked at before.
     if command in CONFIGURED:
-        if (status := answer(command, rest)) is not None:
+        if cli is None and (status := answer(command, rest)) is not None:
             return status
         if command == "plan":
             return int(import_module("roi_lightning.cli.plan").main(rest))
-        import_module("roi_lightning.cli.lightning").run(args)
+        import_module("roi_lightning.cli.lightning").run(args, cli)
         return 0
     if command in COMMANDS:
         options = parse_options(getattr(arguments, f"{command.title()}Options"), command, rest)

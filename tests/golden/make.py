@@ -64,10 +64,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         lab = Lab(Path(folder), Path(folder) / "shared")
         learner, trainer = lab.learn(1, model="model", data=lab.data(tokenizer="model", corpora="text.jsonl"))
-        for name, parameter in learner.named_parameters():
-            if parameter.requires_grad:
-                weight = name.removeprefix("lm.").rpartition(".")[0] + ".weight"
-                parameter.data.copy_(stored.layers[weight].to_bool().float() - 0.5)
+        for name, parameter in learner.learned_parameters():
+            weight = name.removeprefix("lm.").rpartition(".")[0] + ".weight"
+            parameter.data.copy_(stored.layers[weight].to_bool().float() - 0.5)
         trainer.save_checkpoint("run.ckpt")
 
 

@@ -83,6 +83,17 @@ class EvaluateOptions(EvalConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class NewOptions:
+    """Make a project of your own: a learner with its training step, a schedule, a corpus, a configuration, a test.
+
+    Attributes:
+        folder: The folder to make. Its name, with underscores for dashes, names the Python package in it.
+    """
+
+    folder: Path = field(kw_only=False)
+
+
+@dataclass(frozen=True, kw_only=True)
 class PruneOptions(PruneSettings):
     """Choose N of every M weights without training, layer after layer.
 

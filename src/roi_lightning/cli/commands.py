@@ -3,6 +3,7 @@
 from typing import Final
 
 GROUPS: Final = {
+    "start": {"new": "write a small project of your own that builds on this package"},
     "learn": {
         "plan": "say how much memory and text a run takes, before it reads any weight",
         "fit": "learn a mask, and write a verified model directory",

@@ -262,15 +262,16 @@ class RoICLI(LightningCLI):
         self.datamodule.check_model(source.spec, load_config(source, self.model.trust_remote_code))
 
 
-def run(args: Sequence[str]) -> None:
+def run(args: Sequence[str], cli: type[RoICLI] | None = None) -> None:
     """Run `fit`, `validate` or `export`.
 
     Args:
         args: The command line after the program's name.
+        cli: As for `build`.
     """
     command, *rest = args
     silence_warnings()
-    build(rest, command).run()
+    build(rest, command, cli or RoICLI).run()
 
 
 def build(args: list[str], command: str = "fit", cli: type[RoICLI] = RoICLI) -> RoICLI:
