@@ -87,7 +87,6 @@ TABLE = {
     "a key of the text": (yaml("data: {seqlen: 32}\n"), plan, "bad.yaml.* did you mean seq_len."),
     "a key of the trainer": (yaml("trainer: {max_step: 2}\n"), plan, "bad.yaml.* mean trainer.max_steps"),
     "a dtype's short name": (overrides("--model.dtype", "bf16"), plan_with, "bf16; did you mean bfloat16."),
-    "a number for τ": (overrides("--model.tau", "0.5"), plan_with, "tau Constant --model.tau.value 0.5"),
     # Patterns, priors and text.
     "no pattern": (
         overrides("--model.pattern", "dense"),

@@ -50,10 +50,6 @@ def _plainer(message: str, parser: ArgumentParser) -> str:
     if choice := re.search(r"Expected a typing\.Literal(\[.*\])\. Got value: (.*)", message):
         near = did_you_mean(choice[2], re.findall(r"'(.*?)'", choice[1]))
         return message.replace("a typing.Literal", "one of ") + near
-    if number := re.fullmatch(r'Parser key "(.*)":(?s:.*)import path format: ([\d.e+-]+)', message):
-        return "{0}: {1} is no class; give --model.{0} Constant --model.{0}.value {1}".format(
-            *number.groups()
-        )
     return message
 
 
