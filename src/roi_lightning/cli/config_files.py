@@ -34,12 +34,13 @@ def find_config(name: str, *beside: Path) -> Path:
         for candidate in (folder / path, folder / f"{path}.yaml"):
             if candidate.is_file():
                 return candidate
-    raise UserError(f"no configuration {name!r}, here or among those shipped{_offer(name)}")
+    raise UserError(f"no configuration {name!r}, here or among those shipped{_offer(name, *beside, Path())}")
 
 
-def _offer(name: str) -> str:
+def _offer(name: str, *folders: Path) -> str:
     shipped = shipped_configs()
     known = [str(path.relative_to(shipped).with_suffix("")) for path in sorted(shipped.rglob("*.yaml"))]
+    known += sorted({path.stem for folder in folders for path in folder.glob("*.yaml")}.difference(known))
     near = did_you_mean(name.removesuffix(".yaml"), known)
     return near or f"; give a file's path, or the name of one in {str(shipped)!r}"
 

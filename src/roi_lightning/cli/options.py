@@ -50,6 +50,12 @@ def _plainer(message: str, parser: ArgumentParser) -> str:
     if choice := re.search(r"Expected a typing\.Literal(\[.*\])\. Got value: (.*)", message):
         near = did_you_mean(choice[2], re.findall(r"'(.*?)'", choice[1]))
         return message.replace("a typing.Literal", "one of ") + near
+    if unnamed := re.search(r"Expected a dot import path string: (\w+)$", message, re.MULTILINE):
+        of = "roi_lightning", "lightning.pytorch", "torch.optim"
+        modules = [vars(module) for name, module in sys.modules.items() if name.startswith(of)]
+        known = {name for module in modules for name, value in module.items() if isinstance(value, type)}
+        near = did_you_mean(unnamed[1], sorted(known)) or "; give a class's name or its path"
+        return f"{message.partition('- ')[0].strip()} no class {unnamed[1]!r}{near}"
     return message
 
 
