@@ -205,6 +205,7 @@ def test_a_renamed_copy_tests_itself(tmp_path):
     output(copy, "scripts/rename", "other-masks")
     python = environment(tmp_path / "environment", copy) / "python"
     output(copy, python, "tests/golden/make.py")
+    output(copy, python, "-m", "docs.write_help")
     for name in output(copy, "git", "ls-files").split():
         assert not re.search(b"roi[_-]lightning", name.encode() + (copy / name).read_bytes()), name
     gone = "try: import roi_lightning.errors\nexcept ImportError: print('gone')"
