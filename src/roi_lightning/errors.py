@@ -64,6 +64,11 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {' or '.join(near)}?" if near else ""
 
 
+def near_folder(path: str | Path) -> str:
+    """The same question about a folder that is not there."""
+    return did_you_mean(str(path), map(str, Path(path).parent.glob("*/")))
+
+
 Extra = Literal["8bit", "eval", "gguf", "wandb"]
 _PACKAGES: Final[dict[Extra, tuple[str, ...]]] = {
     "8bit": ("torchao",),

@@ -174,6 +174,8 @@ def test_the_same_run_makes_the_same_page(ran, tmp_path):
 def test_what_can_t_be_reported_or_written_is_refused(ran, tmp_path):
     with pytest.raises(UserError, match="nothing to report"):
         write_report(tmp_path, tmp_path / "page.html")
+    with pytest.raises(UserError, match=f"did you mean {ran[0]}"):
+        write_report(ran[0].with_name(f"{ran[0].name}s"), tmp_path / "page.html")
     thesis = tmp_path / "thesis.html"
     thesis.write_text("<p>years of work")
     with pytest.raises(UserError, match="is no report"):

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ParamSpec
 
-from roi_lightning.errors import UserError
+from roi_lightning.errors import UserError, near_folder
 from roi_lightning.export import checks
 from roi_lightning.models.base_tensors import BaseTensors, open_base
 from roi_lightning.models.source import SIDECAR, ModelSource
@@ -79,7 +79,7 @@ def verify_export(directory: Path, base: ModelSource | BaseTensors | None = None
             directory is reported, not raised.
     """
     if not directory.is_dir():
-        raise UserError(f"{str(directory)!r} is no directory; give one that was exported or packed")
+        raise UserError(f"{str(directory)!r} is no directory; give an exported one{near_folder(directory)}")
     below = [each for each in directory.iterdir() if (each / SIDECAR).is_file()]
     if below and not (directory / SIDECAR).exists():
         raise UserError(f"{str(directory)!r} is no exported directory, but holds one; give {str(below[0])!r}")

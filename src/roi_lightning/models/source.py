@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from roi_lightning.errors import UserError, did_you_mean, reason, require, user_path
+from roi_lightning.errors import UserError, near_folder, reason, require, user_path
 from roi_lightning.masks.mask_set import exported
 from roi_lightning.models.stored_tensors import read_json
 from roi_lightning.utils.entry_points import added
@@ -173,9 +173,9 @@ def unreadable(source: ModelSource, error: Exception) -> UserError:
     if "trust_remote_code" in str(error):
         remedy = "set trust_remote_code if you trust it, or give another model"
     elif source.kind == "hub":
-        near = did_you_mean(name, map(str, Path(name).parent.glob("*/")))
         advice = "unset HF_HUB_OFFLINE" if is_offline_mode() else _HUB_ADVICE
-        remedy = f"no directory has this name{near}; {advice}; without network give a directory or {SMOLLM2}"
+        remedy = f"no directory has this name{near_folder(name)}; {advice}; "
+        remedy += f"without network give a directory or {SMOLLM2}"
     return UserError(f"model {name!r} ({source.kind}) can't be read: {reason(error)}; {remedy}")
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from jinja2 import TemplateError
 
-from roi_lightning.errors import UserError, reason
+from roi_lightning.errors import UserError, near_folder, reason
 from roi_lightning.learning.run_folder import BEFORE, MASK, REPORT, SUMMARY
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.utils.atomic_io import check_writable, written_aside
@@ -206,6 +206,8 @@ def read_run(folder: Path) -> Run:
     Raises:
         UserError: If there is nothing, or a file is damaged.
     """
+    if not folder.is_dir():
+        raise UserError(f"no folder {str(folder)!r}; give that of a run, runs/NAME{near_folder(folder)}")
     run = Run(
         _read_json(folder / SUMMARY),
         _read_json(folder / REPORT),
