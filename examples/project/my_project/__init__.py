@@ -42,6 +42,11 @@ class EvenModule(RoILightningModule):
         super().__init__(lm, **kwargs)
         self.evenness = evenness
 
+    @property
+    @override
+    def method(self) -> str:
+        return "even"
+
     @override
     def training_step(self, batch: Mapping[str, Tensor], batch_idx: int) -> Tensor:
         # Draws a mask for every layer, writes the masked weights into the student, and measures its loss.

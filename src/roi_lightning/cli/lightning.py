@@ -93,7 +93,12 @@ class DroppedOptions(logging.Handler):
     @override
     def emit(self, record: logging.LogRecord) -> None:
         message = record.getMessage()
-        if "discarding init_args" in message and message not in self._shown:
+        # What a link gives, each class gets again.
+        if (
+            "discarding init_args" in message
+            and "{'tokenizer': None}" not in message
+            and message not in self._shown
+        ):
             self._shown.add(message)
             rank_zero_info(brief(message))
 

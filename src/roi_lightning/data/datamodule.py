@@ -328,9 +328,10 @@ class CalibrationDataModule(LightningDataModule):
         chosen = evenly_spaced([len(source) for source in sources], self.val_windows)
         rows = [source[i] for source, indices in zip(sources, chosen, strict=True) for i in indices]
         if not rows:
-            remedy = "raise data.held_out_fraction, give more text or pass data.val_corpora"
+            share = f"a fraction of {self.held_out_fraction} of the documents"
             raise UserError(
-                f"the held-out text is shorter than one window of {self.seq_len} tokens; {remedy}"
+                f"the held-out text ({share}) is shorter than one window of {self.seq_len} tokens; raise "
+                "data.held_out_fraction (0.2, say), lower data.seq_len, give more text or pass data.val_corpora"
             )
         return torch.stack(rows)
 

@@ -8,6 +8,7 @@ from typing import Any, ParamSpec
 
 from roi_lightning.errors import UserError, near_folder
 from roi_lightning.export import checks
+from roi_lightning.masks.mask_set import MASK_FILE
 from roi_lightning.models.base_tensors import BaseTensors, open_base
 from roi_lightning.models.source import SIDECAR, ModelSource
 
@@ -80,9 +81,10 @@ def verify_export(directory: Path, base: ModelSource | BaseTensors | None = None
     """
     if not directory.is_dir():
         raise UserError(f"{str(directory)!r} is no directory; give an exported one{near_folder(directory)}")
-    below = [each for each in directory.iterdir() if (each / SIDECAR).is_file()]
-    if below and not (directory / SIDECAR).exists():
-        raise UserError(f"{str(directory)!r} is no exported directory, but holds one; give {str(below[0])!r}")
+    if not any((directory / name).exists() for name in (SIDECAR, MASK_FILE)):
+        below = [str(each) for each in directory.iterdir() if (each / SIDECAR).is_file()]
+        remedy = f"but holds one; give {below[0]!r}" if below else f"for it has no {SIDECAR}; give one"
+        raise UserError(f"{str(directory)!r} is no exported directory, {remedy}")
     return VerifyReport(directory, list(_checks(directory, base)))
 
 

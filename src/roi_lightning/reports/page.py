@@ -118,7 +118,7 @@ def sentences(run: Run) -> list[str]:
     facts, summary = run.facts, run.summary
     said = []
     if facts:
-        begun = f", starting from {facts['prior']}" if facts["prior"] else ""
+        begun = f", starting from the mask {facts['prior']}" if facts["prior"] else ""
         said.append(
             "{learner} learned on {layers} layers of {model} at {pattern}".format(**facts) + f"{begun}."
         )
