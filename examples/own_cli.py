@@ -1,6 +1,6 @@
 """A command line of your own.
 
-python own_cli.py fit --model.lm my_model_dir --data.corpora 'my_texts/*.txt' --data.seq_len 128 --trainer.max_steps 20
+python own_cli.py fit --model.lm my_model_dir --data.corpora 'my_texts/*.txt' --data.seq_len 64 --trainer.max_steps 20
 """
 
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI

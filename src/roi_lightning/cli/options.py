@@ -50,13 +50,11 @@ def _plainer(message: str, parser: ArgumentParser) -> str:
     if choice := re.search(r"Expected a typing\.Literal(\[.*\])\. Got value: (.*)", message):
         near = did_you_mean(choice[2], re.findall(r"'(.*?)'", choice[1]))
         return message.replace("a typing.Literal", "one of ") + near
-    if failed := re.search(r"Problem with given class_path '.*?': (.*)", message):
+    if failed := re.search(r"Problem with given class_path '.*?':\s*(.*)", message):
         return f"{message.partition('- ')[0].strip()} {failed[1]}; give a class's name, or its path as file.Class"
     if message.startswith("the following arguments are required: "):
         options = parser._option_string_actions
-        return re.sub(
-            r"\w+(?=,|$)", lambda word: word[0] if f"--{word[0]}" not in options else f"--{word[0]}", message
-        )
+        return re.sub(r" (?=(\w+)(,|$))", lambda name: " --" if f"--{name[1]}" in options else " ", message)
     if unnamed := re.search(r"Expected a dot import path string: (\w+)$", message, re.MULTILINE):
         of = "roi_lightning", "lightning.pytorch", "torch.optim"
         modules = [vars(module) for name, module in sys.modules.items() if name.startswith(of)]

@@ -89,8 +89,8 @@ def check_trainer(settings: Any) -> None:
         )
     if (steps or 0) < 1:
         raise UserError(
-            f"trainer.max_steps is {steps}; set it to the number of optimizer steps (--steps), of which annealing takes "
-            "a fraction, or give a configuration (--config quickstart.yaml)"
+            f"trainer.max_steps is {steps}; set it to the number of optimizer steps (--steps), or give a "
+            "configuration (--config quickstart.yaml)"
         )
     check_at_least(
         settings, "trainer.", accumulate_grad_batches=1, validate_every_steps=1, gradient_clip_val=0
