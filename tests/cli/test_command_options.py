@@ -70,7 +70,7 @@ def test_every_kind_of_field():
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        (["x"], "the following arguments are required: out"),
+        (["x"], "the following arguments are required: --out"),
         (["--out", "o"], "the following arguments are required: models"),
         (["x", "--out", "o", "--windows", "few"], "Parser key \"windows\": Expected a <class 'int'>"),
         (["x", "--out", "o", "--dtype", "c"], 'Parser key "dtype": '),

@@ -121,7 +121,7 @@ def test_dashes_are_underscores(lab, capsys):
 QUICK = ("--config", "quickstart.yaml")
 MISTAKES = {
     "a command": (("fitt",), "no command 'fitt'; did you mean fit?"),
-    "no configuration": (("fit",), "required: lm.*try: roi-lightning fit --help"),
+    "no configuration": (("fit",), "required: --lm.*try: roi-lightning fit --help"),
     "a sampler": (("fit", *QUICK, "--sampler", "Gumbel"), "model.sampler 'Gumbel' .*did you mean GumbelTopK"),
     "a value": (("fit", *QUICK, "--seq_len", "many"), '"seq_len": Expected.*int.*many'),
     "an option": (("fit", *QUICK, "--wrong", "3"), "^error: unrecognized arguments: --wrong try: "),
