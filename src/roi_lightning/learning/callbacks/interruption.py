@@ -3,7 +3,6 @@
 import signal
 import sys
 import threading
-from pathlib import Path
 from types import FrameType
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -88,7 +87,21 @@ class Preemption(Callback):
         raise PreemptedError(128 + (signal.SIGINT if by_hand else signal.SIGTERM))
 
     def _save(self, trainer: Trainer) -> None:
-        path = _save_now(trainer)
+        """Write a checkpoint of the last optimizer step, if that has none yet.
+
+        The first ModelCheckpoint without a monitor manages it like its others; with none it goes to `checkpoints/`.
+        """
+        keeper = next(iter(_step_checkpoints(trainer)), None)
+        if keeper is None:
+            path = str(run_folder(trainer) / CHECKPOINTS / f"step={trainer.global_step}.ckpt")
+            trainer.save_checkpoint(path)
+        else:
+            if keeper._last_global_step_saved != trainer.global_step:
+                # No public method saves on demand: https://github.com/Lightning-AI/pytorch-lightning/issues/1658.
+                metrics = keeper._monitor_candidates(trainer)
+                keeper._save_topk_checkpoint(trainer, metrics)
+                keeper._save_last_checkpoint(trainer, metrics)
+            path = keeper.best_model_path
         self._saved = f"; step {trainer.global_step} is saved: {path}; resume with --resume auto"
         self._remove_resumed(trainer)
 
@@ -99,29 +112,6 @@ class Preemption(Callback):
         if old and any(modified(path) > modified(old) for path in newer):
             trainer.strategy.remove_checkpoint(old)
             self.resumed_from = None
-
-
-def _save_now(trainer: Trainer) -> Path:
-    """Write a checkpoint of the last optimizer step, if that has none yet.
-
-    Args:
-        trainer: In the middle of fit. Its first ModelCheckpoint without a monitor manages the checkpoint like its
-            others; with none without a monitor it goes to `checkpoints/` in the run folder.
-
-    Returns:
-        The checkpoint.
-    """
-    keeper = next(iter(_step_checkpoints(trainer)), None)
-    if keeper is None:
-        path = run_folder(trainer) / CHECKPOINTS / f"step={trainer.global_step}.ckpt"
-        trainer.save_checkpoint(path)
-        return path
-    if keeper._last_global_step_saved != trainer.global_step:
-        # No public method saves on demand: https://github.com/Lightning-AI/pytorch-lightning/issues/1658.
-        metrics = keeper._monitor_candidates(trainer)
-        keeper._save_topk_checkpoint(trainer, metrics)
-        keeper._save_last_checkpoint(trainer, metrics)
-    return Path(keeper.best_model_path)
 
 
 def _step_checkpoints(trainer: Trainer) -> list[ModelCheckpoint]:
