@@ -96,8 +96,9 @@ def _dispatch(args: list[str], cli: "type[RoICLI] | None") -> int:
         if cli is None and (status := answer(command, rest)) is not None:
             return status
         if command == "plan":
-            return int(import_module("roi_lightning.cli.plan").main(rest))
-        import_module("roi_lightning.cli.lightning").run(args, cli)
+            import_module("roi_lightning.cli.plan").main(rest)
+        else:
+            import_module("roi_lightning.cli.lightning").run(args, cli)
         return 0
     if command in COMMANDS:
         options = parse_options(getattr(arguments, f"{command.title()}Options"), command, rest)

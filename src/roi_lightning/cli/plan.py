@@ -50,14 +50,11 @@ class PlanCLI(RoICLI):
         self.model, self.datamodule, self.trainer = made.model, made.data, made.trainer
 
 
-def main(argv: Sequence[str]) -> int:
+def main(argv: Sequence[str]) -> None:
     """Print the plan of a configuration.
 
     Args:
-        argv: The arguments of `fit`, and `--json FILE`.
-
-    Returns:
-        The exit status.
+        argv: The arguments of `fit`, `--json FILE` and `--fit_in SIZE`.
 
     Raises:
         UserError: For a configuration that `fit` would refuse.
@@ -79,7 +76,6 @@ def main(argv: Sequence[str]) -> int:
     show_plan(plan, planner.learner)
     if limit is not None:
         fit_in.show(tried, added, limit)
-    return 0
 
 
 def make_plan(args: Sequence[str]) -> dict[str, Any]:
