@@ -26,7 +26,7 @@ PAGE: Final = "report.html"
 BEFORE: Final = "before.safetensors"  # the mask before learning
 MASKS: Final = "masks"
 RUN: Final = ".run"  # says that a run made the folder, and is locked while one goes on
-_LOGS: Final = "events.out.tfevents.*"
+LOGS: Final = "events.out.tfevents.*"
 
 
 def run_folder(trainer: Trainer) -> Path:
@@ -100,7 +100,7 @@ def claim_folder(trainer: Trainer, ckpt_path: str | None, overwrite: bool) -> No
     if (folder / EXPORT / SIDECAR).is_file():
         check_destination(folder / EXPORT, overwrite=overwrite)
     if is_own:
-        logs = list(folder.glob(_LOGS))
+        logs = list(folder.glob(LOGS))
         if logs:
             rank_zero_info(f"{folder} has the log of an earlier run, which this one replaces")
         trainer.callbacks.insert(0, RemoveAtStart([*replaced, *logs]))  # type: ignore[attr-defined]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from jinja2 import TemplateError
 
 from roi_lightning.errors import UserError, near_folder, reason
-from roi_lightning.learning.run_folder import BEFORE, MASK, REPORT, SUMMARY
+from roi_lightning.learning.run_folder import BEFORE, LOGS, MASK, REPORT, SUMMARY
 from roi_lightning.masks.mask_set import MaskSet
 from roi_lightning.utils.atomic_io import check_writable, written_aside
 from roi_lightning.utils.tables import SUMMARY_HEAD, summary_rows
@@ -24,7 +24,6 @@ GENERATOR: Final = '<meta name="generator" content="roi_lightning report">'
 _LOSS: Final = {"train/loss": "training text", "val/nll": "held-out text"}
 _SETTLED: Final = {"mask/settled": "settled share of groups", "mask/entropy": "entropy of a pick"}
 Curve = list[tuple[int, float]]
-_EVENTS: Final = "events.out.tfevents.*"
 
 
 @dataclass(frozen=True)
@@ -232,7 +231,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _read_curves(folder: Path) -> dict[str, Curve]:
     """Read all legs of a run that was resumed; where two have a step, the later counts."""
-    if not any(folder.glob(_EVENTS)):
+    if not any(folder.glob(LOGS)):
         return {}
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

@@ -50,7 +50,6 @@ class BaselineSummary(FinishCallback):
             counted = None if labels is None else labels.split(1)
             with pl_module.compiler.eager():
                 perplexity[name] = token_perplexity(lm, pieces, counted)
-        folder = run_folder(trainer)
         # Every rank has taken part so far: the model may be sharded.
         if not trainer.is_global_zero:
             return
@@ -66,8 +65,7 @@ class BaselineSummary(FinishCallback):
             "resumed": trainer.ckpt_path is not None,
             "export": None if export is None else str(export),
         }
-        path = folder / SUMMARY
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path = run_folder(trainer) / SUMMARY
         write_json(path, summary)
         from roi_lightning.utils.tables import show_summary
 

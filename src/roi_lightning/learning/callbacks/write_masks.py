@@ -79,7 +79,6 @@ class HardenMasks(FinishCallback):
         updates = learner.final_updates if name == MASK else None
         path = run_folder(trainer) / name
         if trainer.is_global_zero:
-            path.parent.mkdir(parents=True, exist_ok=True)
             learner.mask_set(masks, updates).save(path)
             rank_zero_info(f"hardened {learner.pattern} mask: {path}")
 
