@@ -37,9 +37,3 @@ SHORT: Final = {
     "--lr": "--model.optimizer.lr",
     "--seed": "--seed_everything",
 }
-
-
-def sentence(command: str) -> str:
-    """What a command does, as a sentence."""
-    meaning = COMMANDS[command]
-    return f"{meaning[0].upper()}{meaning[1:]}."

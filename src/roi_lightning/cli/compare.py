@@ -41,8 +41,14 @@ def main(options: CompareOptions) -> None:
         write_json(path, _as_json(overlaps, masks, paths))
     with written_aside(options.out / "masks.png") as partial:
         partial.write_bytes(picture)
-    _warn_of_other_bases(masks)
-    _print(overlaps, next(iter(masks.values())))
+    (first, one), *rest = masks.items()
+    for name, other in rest:
+        if other.base.sha256 != one.base.sha256:
+            sys.stderr.write(
+                f"warning: masks of different base models: {first!r} of {one.base.spec} and {name!r} of "
+                f"{other.base.spec} have other weights under the same names\n"
+            )
+    _print(overlaps, one)
     sys.stdout.write(f"{options.out}: overlap.json, masks.png\n")
 
 
@@ -131,13 +137,3 @@ def _draw(masks: Mapping[str, MaskSet]) -> bytes:
 
     *_, reference = masks
     return to_png(mask_figure(masks, reference, shown_layers(list(masks[reference].layers))))
-
-
-def _warn_of_other_bases(masks: Mapping[str, MaskSet]) -> None:
-    (first, one), *rest = masks.items()
-    for name, other in rest:
-        if other.base.sha256 != one.base.sha256:
-            sys.stderr.write(
-                f"warning: masks of different base models: {first!r} of {one.base.spec} and {name!r} of "
-                f"{other.base.spec} have other weights under the same names\n"
-            )

@@ -15,7 +15,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info
 from typing_extensions import override
 
-from roi_lightning.cli.commands import SHORT, sentence
+from roi_lightning.cli.commands import COMMANDS, SHORT
 from roi_lightning.cli.config_files import EXTENDS, ConfigByName
 from roi_lightning.cli.log_folders import leave_folder_open, with_log_folders
 from roi_lightning.cli.options import PROGRAM, LineParser, descriptions
@@ -140,9 +140,9 @@ class RoICLI(LightningCLI):
 
     @override
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
-        about, usage = sentence(self.command), "%(prog)s --config FILE [options]"
-        name = f"{PROGRAM} {self.command}"
-        parser = self.parser_class(**kwargs, prog=name, usage=usage, description=about, epilog=_EPILOG)
+        about, usage = COMMANDS[self.command], "%(prog)s --config FILE [options]"
+        kwargs |= {"prog": Parser.command, "description": f"{about[0].upper()}{about[1:]}."}
+        parser = self.parser_class(**kwargs, usage=usage, epilog=_EPILOG)
         parser.add_argument("-c", "--config", action=ConfigByName, help=_CONFIG_HELP)
         parser.add_argument(f"--{EXTENDS}", type=Any, default=SUPPRESS, help=SUPPRESS)  # in a file
         parser.logger = log = logging.getLogger("roi_lightning.parser")

@@ -45,15 +45,11 @@ def with_log_folders(logger: Any, folder: Path) -> Any:
     logger = deepcopy(logger)
     arguments = logger["init_args"]
     # Some write from a thread or process of their own, wherever this one may be by then.
-    for name, value in _defaults(logger["class_path"], folder.absolute()).items():
+    defaults = {_SAVE_DIR: str(folder.absolute())}
+    if logger["class_path"].rpartition(".")[2] == "WandbLogger":
+        require("wandb", "trainer.logger WandbLogger")
+        defaults["name"] = folder.absolute().name
+    for name, value in defaults.items():
         if name in arguments and arguments[name] is None:
             arguments[name] = value
     return logger
-
-
-def _defaults(class_path: str, folder: Path) -> dict[str, str]:
-    kind = class_path.rpartition(".")[2]
-    if kind == "WandbLogger":
-        require("wandb", "trainer.logger WandbLogger")
-        return {_SAVE_DIR: str(folder), "name": folder.name}
-    return {_SAVE_DIR: str(folder)}

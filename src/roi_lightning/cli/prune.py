@@ -14,7 +14,6 @@ from roi_lightning.models.loading import load_language_model, meta_language_mode
 from roi_lightning.models.source import resolve_model
 from roi_lightning.oneshot.config import PruneConfig
 from roi_lightning.oneshot.prune import TensorStore, calibration_text, prune_model
-from roi_lightning.oneshot.settings import PruneSettings
 from roi_lightning.utils.devices import choose_device
 from roi_lightning.utils.tables import print_table
 
@@ -31,7 +30,9 @@ def main(options: PruneOptions) -> None:
     config.layers(source.spec, shapes)
     check_not_base(options.out.absolute(), source)
     _check_space(options, config, None if source.kind == "gguf" else open_base(source))
-    facts = {"method": config.method_name, **config.chosen.facts(), **_selection(options)}
+    globs = {"targets": options.targets, "ignore": options.ignore}
+    asked = {name: " ".join(each) for name, each in globs.items() if tuple(each) not in (("*",), ())}
+    facts = {"method": config.method_name, **config.chosen.facts(), **asked}
     device = choose_device(options.device)
 
     def text() -> CalibrationDataModule:
@@ -71,12 +72,6 @@ def _check_space(options: PruneOptions, config: PruneConfig, base: BaseTensors |
     if base is not None and config.chosen.updates_weights:
         size = needed_bytes(base) + base.nbytes
     check_destination(options.out, size, overwrite=options.overwrite)
-
-
-def _selection(options: PruneSettings) -> dict[str, object]:
-    """Which layers were asked for, where that was not all."""
-    chosen = {"targets": options.targets, "ignore": options.ignore}
-    return {name: " ".join(globs) for name, globs in chosen.items() if tuple(globs) not in (("*",), ())}
 
 
 def _show(facts: dict[str, object], masks: MaskSet) -> None:

@@ -143,7 +143,10 @@ class MaskLearningModule(pl.LightningModule, ABC):
                 f"model.lr_warmup is {lr_warmup}; give a share of the run, 0 or above and below 1"
             )
         self.pattern: Pattern = mixed_pattern(NMPattern(pattern), patterns or {})
-        self._pattern_options = _spelled_patterns(self.pattern)
+        self._pattern_options: dict[str, object] = {"pattern": str(self.pattern)}
+        if not isinstance(self.pattern, NMPattern):
+            spelled = self.pattern.spelled().items()
+            self._pattern_options = {"patterns": [f"{glob}: {own}" for glob, own in spelled]}
         self.dtype_name, self.seed = dtype, seed
         self.targets, self.ignore = ([x] if isinstance(x, str) else list(x) for x in (targets, ignore))
         self.optimizer, self.lr_end = optimizer, lr_end
@@ -323,7 +326,10 @@ class MaskLearningModule(pl.LightningModule, ABC):
             parameter = student.get_parameter(name)
             inside = [tensor for tensor in self.tensors.values() if tensor.student is parameter]
             parameter.register_post_accumulate_grad_hook(partial(self._take_gradient, inside))
-        self._let_ddp_ignore_models()
+        own = [*self.named_parameters(remove_duplicate=False), *self.named_buffers(remove_duplicate=False)]
+        models = ("teacher.", "student.")
+        # DistributedDataParallel's own attribute: it reduces the gradients of what is learned alone.
+        self._ddp_params_and_buffers_to_ignore = [name for name, _ in own if name.startswith(models)]
         learned = sum(parameter.numel() for parameter in self.learned)
         kept, prunable = self.kept_of_prunable
         share = f", mixed patterns: {kept:,} of {prunable:,} weights stay ({kept / prunable:.1%})"
@@ -346,12 +352,6 @@ class MaskLearningModule(pl.LightningModule, ABC):
         for name, tensor in self.tensors.items():
             for kind, parameter in tensor.learned.items():
                 yield f"lm.{name}.{kind}", parameter
-
-    def _let_ddp_ignore_models(self) -> None:
-        own = [*self.named_parameters(remove_duplicate=False), *self.named_buffers(remove_duplicate=False)]
-        models = ("teacher.", "student.")
-        # DistributedDataParallel's own attribute: it reduces the gradients of what is learned alone.
-        self._ddp_params_and_buffers_to_ignore = [name for name, _ in own if name.startswith(models)]
 
     def models(self) -> tuple[PreTrainedModel, PreTrainedModel]:
         """Teacher and student, built if need be."""
@@ -686,9 +686,3 @@ def tell_if_slow(dtype: str | torch.dtype, device: torch.device | None) -> None:
         remedy = "--model.dtype " if isinstance(dtype, str) else "a model loaded with dtype=torch."
         said = f"this CPU has no instructions for {name}: {remedy}float32 learns several times faster here"
         rank_zero_info(f"{said}, in twice the memory")
-
-
-def _spelled_patterns(pattern: Pattern) -> dict[str, object]:
-    if isinstance(pattern, NMPattern):
-        return {"pattern": str(pattern)}
-    return {"patterns": [f"{glob}: {own}" for glob, own in pattern.spelled().items()]}

@@ -79,10 +79,11 @@ def mask_figure(
                 if changed:
                     y, x = (piece(mask, columns, *at) != piece(own, columns, *at)).nonzero(as_tuple=True)
                     axes.scatter(x + 0.5, y + 0.5, s=9, color=ACCENT)
-                overlap = (
-                    "reference" if label == reference else f"{100 * (mask.kept_with(own) / own.kept):.1f} %"
-                )
-                _frame(axes, f"{titles[column]}\n{overlap}", label == reference)
+                first = label == reference
+                overlap = "reference" if first else f"{100 * (mask.kept_with(own) / own.kept):.1f} %"
+                colour = ACCENT if first else INK
+                axes.set_title(f"{titles[column]}\n{overlap}", pad=4, color=colour, **NAME)
+                axes.spines[:].set(color=ACCENT if first else FAINT, linewidth=2.2 if first else 0.6)
     return figure
 
 
@@ -100,11 +101,6 @@ def _draw_cells(axes: Axes, shown: Tensor, pattern: NMPattern) -> None:
     axes.hlines(range(1, rows), 0, columns, colors="white", linewidth=0.5)
     axes.vlines(range(1, columns), 0, rows, colors="white", linewidth=0.5)
     axes.vlines(range(pattern.m, columns, pattern.m), 0, rows, colors="white", linewidth=2)
-
-
-def _frame(axes: Axes, title: str, is_reference: bool) -> None:
-    axes.set_title(title, pad=4, color=ACCENT if is_reference else INK, **NAME)
-    axes.spines[:].set(color=ACCENT if is_reference else FAINT, linewidth=2.2 if is_reference else 0.6)
 
 
 def _note(patterns: Sequence[NMPattern], columns: int) -> str:

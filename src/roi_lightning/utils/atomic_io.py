@@ -91,17 +91,13 @@ def clear_abandoned(folder: Path) -> None:
     """
     with suppress(OSError):  # a folder that can't be looked through can't be cleared
         for path in folder.iterdir():
-            _clear(path)
-
-
-def _clear(path: Path) -> None:
-    found = _SIBLING.fullmatch(path.name)
-    if found is None or not _is_abandoned(path, found["machine"], int(found["process"])):
-        return
-    if found["purpose"] == "old" and not path.with_name(found["name"]).exists():
-        path.rename(path.with_name(found["name"]))
-    else:
-        _remove(path)
+            found = _SIBLING.fullmatch(path.name)
+            if found is None or not _is_abandoned(path, found["machine"], int(found["process"])):
+                continue
+            if found["purpose"] == "old" and not path.with_name(found["name"]).exists():
+                path.rename(path.with_name(found["name"]))
+            else:
+                _remove(path)
 
 
 def _is_abandoned(path: Path, machine: str, process: int) -> bool:

@@ -90,7 +90,9 @@ class MaskMonitor(Callback):
         scalars["memory/peak_gib"] = peak_memory(trainer.strategy.root_device) / 2**30
         samples = self._samples(module)
         if samples:
-            scalars |= _decidedness(samples, scalars.get("anneal/lambda", 1.0))
+            lam = scalars.get("anneal/lambda", 1.0)
+            scalars["mask/entropy"] = _mean([normalised_entropy(x, lam) for x, _ in samples.values()])
+            scalars["mask/settled"] = _mean([settled_groups(x, n, lam) for x, n in samples.values()])
         if tokens_per_step is not None:
             seconds = time.monotonic() - self._timed_from
             rate = (step - self._timed_steps) * tokens_per_step / max(seconds, 1e-9)
@@ -119,13 +121,6 @@ class MaskMonitor(Callback):
             log_histogram(loggers, f"logits/{kind}", torch.cat(logits), step)
         for name in shown_layers(list(self._previous), RUN_DEPTHS):
             log_picture(loggers, f"mask/{name}", mask_tile(self._previous[name]), step)
-
-
-def _decidedness(samples: Mapping[str, tuple[Tensor, int]], lam: float) -> dict[str, float]:
-    return {
-        "mask/entropy": _mean([normalised_entropy(sample, lam) for sample, _ in samples.values()]),
-        "mask/settled": _mean([settled_groups(sample, picks, lam) for sample, picks in samples.values()]),
-    }
 
 
 def _mean(values: list[Tensor]) -> float:
