@@ -13,12 +13,7 @@ _SAVE_DIR: Final = "save_dir"
 
 
 def leave_folder_open(parser: ArgumentParser, theclass: Any) -> None:
-    """Let a logger's own parser take it without `save_dir`, which the run's folder fills in later.
-
-    Args:
-        parser: To which the arguments of a class have been added.
-        theclass: The class.
-    """
+    """Let a logger's own parser take it without `save_dir`, which the run's folder fills in later."""
     if isinstance(theclass, type) and issubclass(theclass, Logger):
         for action in parser._actions:
             if action.dest == _SAVE_DIR:

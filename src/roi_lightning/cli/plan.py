@@ -172,12 +172,7 @@ def _devices(devices: Any) -> int:
 
 
 def show_plan(plan: dict[str, Any], learner: MaskLearningModule) -> None:
-    """Print the plan as a table.
-
-    Args:
-        plan: From `make_plan`.
-        learner: Of the plan.
-    """
+    """Print the plan as a table."""
     learns, kept = learner.learns, ", kept for the backward pass" if learner.differentiates else ""
     share = f"{plan['kept']:,}, {plan['kept'] / plan['prunable']:.1%}, mixed patterns"
     rows: list[list[str] | None] = [

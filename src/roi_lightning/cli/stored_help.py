@@ -25,10 +25,6 @@ _SECTIONS: Final = {"--model", "--data", "--trainer"}
 def answer(command: str, words: Sequence[str]) -> int | None:
     """Print the help if it is asked for, or the first option that there is not.
 
-    Args:
-        command: One that takes a configuration.
-        words: Its arguments.
-
     Returns:
         The exit status; None where the parser is to read the words.
 

@@ -133,11 +133,7 @@ def written_files(directory: Path) -> list[str]:
 
 
 def require_intact(directory: Path, hashes: Mapping[str, str | None]) -> None:
-    """Refuse a directory with files that are missing or not as they were written.
-
-    Args:
-        directory: Any.
-        hashes: SHA-256 by file, from its sidecar.
+    """Refuse a directory with files that are missing or not as they were written, by their SHA-256.
 
     Raises:
         UserError: Naming the first such file.

@@ -247,10 +247,7 @@ class MaskLearningModule(pl.LightningModule, ABC):
     # Building.
 
     def choose(self, lm: PreTrainedModel) -> ChosenLayers:
-        """The layers of a model that are learned on, and what becomes of the others.
-
-        Args:
-            lm: The model; shapes are enough.
+        """The layers of a model that are learned on, and what becomes of the others; its shapes are enough.
 
         Raises:
             UserError: If globs match nothing, no layer remains, or M does not divide a layer.
@@ -259,9 +256,6 @@ class MaskLearningModule(pl.LightningModule, ABC):
 
     def preflight(self, trainer: pl.Trainer) -> None:
         """Check all settings, and names and shapes on the meta device, before text or weights are read.
-
-        Args:
-            trainer: The one that will run this learner.
 
         Raises:
             UserError: For a setting that can't be used, an unreadable model, patterns that match nothing, or a

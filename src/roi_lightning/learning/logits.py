@@ -101,11 +101,6 @@ class LogitStart:
     def check_strategy(self, trainer: Trainer, spec: str, pattern: Pattern) -> None:
         """Refuse a prior that a sharded model can't be measured for.
 
-        Args:
-            trainer: Of the run.
-            spec: The model's name.
-            pattern: Of the run.
-
         Raises:
             UserError: Saying how to make the prior first.
         """

@@ -41,9 +41,6 @@ def by_layer(pattern: Pattern) -> dict[str, dict[str, str]]:
 def check_checkpoint(path: str) -> None:
     """Refuse a checkpoint that is missing, damaged, not plain tensors, or of another program.
 
-    Args:
-        path: The file or folder.
-
     Raises:
         UserError: Naming the file and the remedy.
     """

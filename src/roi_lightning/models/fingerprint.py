@@ -22,11 +22,7 @@ _REMEDY: Final = "give the model it was made for"
 
 
 def base_model(base: BaseTensors, names: Iterable[str]) -> BaseModel:
-    """Describe the model that a mask is made for, with a hash per masked tensor.
-
-    Args:
-        base: The model's tensors.
-        names: The masked ones by their names on disk.
+    """Describe the model that a mask is made for, with a hash per masked tensor, named as on disk.
 
     Raises:
         UserError: If the model has no tensor of such a name.
@@ -42,10 +38,6 @@ def base_model(base: BaseTensors, names: Iterable[str]) -> BaseModel:
 
 def check_masks_fit(source: ModelSource | BaseTensors, masks: MaskSet) -> None:
     """Refuse masks that were made for another model.
-
-    Args:
-        source: The model they are to be applied to.
-        masks: Any.
 
     Raises:
         UserError: Naming the first tensor whose name, shape or bytes differ.
@@ -77,11 +69,7 @@ def check_updates(masks: MaskSet, updates: Mapping[str, Tensor]) -> None:
 
 
 def base_of(lm: PreTrainedModel, layers: Mapping[str, Layer]) -> ModelSource:
-    """Where the weights of a model's layers are stored.
-
-    Args:
-        lm: The model.
-        layers: Those to be pruned, by name.
+    """Where the weights of the layers to be pruned are stored.
 
     Returns:
         The directory or hub model it was loaded from, if the layers hold exactly what is stored there (in the same

@@ -270,11 +270,6 @@ def _check_causal(spec: str, lm: PreTrainedModel, layers: Iterable[Layer]) -> No
 def stored_names(lm: PreTrainedModel, names: Iterable[str], stored: Iterable[str]) -> dict[str, str]:
     """Map parameter names of a loaded model to the names of the same tensors on disk.
 
-    Args:
-        lm: The model.
-        names: Of parameters.
-        stored: Of all tensors on disk.
-
     Raises:
         UserError: If a parameter is on disk under no known name.
     """
@@ -284,11 +279,6 @@ def stored_names(lm: PreTrainedModel, names: Iterable[str], stored: Iterable[str
 
 def loaded_names(lm: PreTrainedModel, stored: Iterable[str], names: Iterable[str]) -> dict[str, str]:
     """Map names of tensors on disk to those of the parameters they become.
-
-    Args:
-        lm: The model.
-        stored: Names on disk.
-        names: Of all parameters.
 
     Raises:
         UserError: If the model has no such parameter.

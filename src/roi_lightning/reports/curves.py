@@ -54,11 +54,7 @@ def changed_shares(overlap: Overlap) -> dict[str, dict[int, float]]:
 
 
 def changed_figure(shares: Mapping[str, Mapping[int, float]]) -> Figure:
-    """Draw a heat map: a row for each kind of layer, a column for each block.
-
-    Args:
-        shares: From `changed_shares`.
-    """
+    """Draw a heat map of `changed_shares`: a row for each kind of layer, a column for each block."""
     blocks = sorted({block for by_block in shares.values() for block in by_block})
     cells = np.array([[by_block.get(block, np.nan) for block in blocks] for by_block in shares.values()])
     with own_style():

@@ -60,11 +60,7 @@ class Picture(NamedTuple):
 
 
 def write_report(folder: Path, out: Path) -> None:
-    """Write the page of a run; an earlier page is replaced.
-
-    Args:
-        folder: Of the run, which may still go on.
-        out: The HTML file to write.
+    """Write the page of a run, which may still go on; an earlier page is replaced.
 
     Raises:
         UserError: If there is nothing to report, or `out` is another file or can't be written.
