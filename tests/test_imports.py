@@ -181,7 +181,7 @@ def test_import_forms_are_understood():
 
 
 def test_the_parts_of_contrib_know_nothing_of_each_other():
-    for path in (ROOT / "contrib").glob("*/*.py"):  # beside them stand commands
+    for path in (ROOT / "contrib").glob("*/**/*.py"):  # beside them stand commands
         part = module_name(path).split(".")[2:3]
         for name, line in imported_modules(path, ast.parse(path.read_text(encoding="utf-8"))):
             if name.startswith("roi_lightning.contrib."):

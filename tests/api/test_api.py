@@ -279,13 +279,22 @@ def test_the_example_runs(tmp_path, monkeypatch, capsys):
     assert run("apply", base, mask, "--out", tmp_path / "out") == 0
 
 
-@pytest.mark.slow
-def test_the_notebook_runs_where_all_is_installed(tmp_path, monkeypatch, capsys):
+def notebook():
+    """The code of the notebook, without its installation."""
     cells = json.loads((EXAMPLES / "quickstart.ipynb").read_text())["cells"]
     code = [cell for cell in cells if cell["cell_type"] == "code"]
     assert not any(cell["outputs"] for cell in code)
+    return "\n".join("".join(cell["source"]) for cell in code if not cell["metadata"])
+
+
+def test_the_notebook_imports_what_is_here():
+    exec("\n".join(re.findall("^from roi_lightning.*", notebook(), re.MULTILINE)), {})
+
+
+@pytest.mark.slow
+def test_the_notebook_runs_where_all_is_installed(tmp_path, monkeypatch, capsys):
     script, base = tmp_path / "cells.py", tiny_qwen2(tmp_path / "base")
-    script.write_text("\n".join("".join(cell["source"]) for cell in code if not cell["metadata"]))
+    script.write_text(notebook())
     perplexity, mask = run_example(tmp_path, monkeypatch, capsys, base, 2, script)
     assert list(perplexity) == ["dense", "wanda", "roi"]
     assert run("apply", base, mask, "--out", tmp_path / "out") == 0

@@ -171,6 +171,11 @@ TABLE = {
     ),
 }
 if not torch.cuda.is_available():
+    TABLE["a TPU"] = (
+        overrides("--trainer.accelerator", "tpu"),
+        fit_with,
+        "for .*'tpu'; set it to auto or cpu",
+    )
     TABLE["no GPU"] = (overrides("--trainer.accelerator", "gpu"), fit_with, "no CUDA GPU for .*'gpu'; set it")
 
 

@@ -27,8 +27,9 @@ def test_auto_is_the_cpu(lab):
         assert trainer.strategy.root_device == torch.device("cpu")
 
 
-@pytest.mark.parametrize("name", ["mps", "gpu"])
+@pytest.mark.parametrize("name", ["mps", "gpu", MPSAccelerator])
 def test_mps_is_refused(lab, name):
+    name = name if isinstance(name, str) else name()
     options = QUICK_TRAINER | {"accelerator": name, "max_steps": 1, "default_root_dir": str(lab.folder)}
-    with pytest.raises(UserError, match=f"accelerator '{name}'; set it to auto or cpu"):
+    with pytest.raises(UserError, match=f"accelerator {name!r}; set it to auto or cpu"):
         RoITrainer(**options)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
 
 from helpers.lab import GOING_ON, CutAt, PowerCutError, make_lab
 from helpers.refusals import flipped
@@ -92,6 +92,21 @@ def test_a_disk_that_fills_up_while_a_checkpoint_is_written_costs_none(write, tm
         kept = read_checkpoint(path)
         assert torch.equal(kept["state_dict"]["a"], first["state_dict"]["a"])
         assert torch.equal(kept["b"], first["b"])
+
+
+def test_a_run_without_space_for_a_checkpoint_resumes_from_the_one_before(lab, whole, monkeypatch):
+    full = shutil.disk_usage(lab.folder)._replace(free=10_000)
+
+    def fill_up(trainer, *args):
+        if trainer.global_step == 3:
+            monkeypatch.setattr("shutil.disk_usage", lambda folder: full)
+
+    with pytest.raises(UserError):
+        learn(lab, "run", LambdaCallback(on_train_batch_end=fill_up), keep=1)
+    monkeypatch.undo()
+    assert names(lab.folder / "run") == ["step=2.ckpt"]
+    learn(lab, "run", keep=1)
+    assert mask(lab, "run") == whole
 
 
 # Damage.

@@ -1,5 +1,6 @@
 """Read and write checkpoints: one file, or a folder with a file of every rank; complete or not at all."""
 
+import shutil
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -15,16 +16,17 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, Hu
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 from typing_extensions import override
 
 from roi_lightning.errors import UserError
-from roi_lightning.utils.atomic_io import written_aside
+from roi_lightning.utils.atomic_io import clear_abandoned, written_aside
 
 _REST: Final = "rest.ckpt"
 _SHARDS: Final = "shards"
 _STATE: Final = "state_dict"
 _OPTIMIZERS: Final = "optimizer_states"
+_MARGIN: Final = 1.02  # what files hold besides tensors
 
 
 class PlainCheckpointIO(TorchCheckpointIO):
@@ -49,6 +51,7 @@ def write_checkpoint(checkpoint: Mapping[str, Any], path: Path) -> None:
     Raises:
         UserError: If the disk has no space for it or can't be written to.
     """
+    _check_space(path, checkpoint)
     with written_aside(path) as partial:
         _write(dict(checkpoint), partial)
 
@@ -70,6 +73,7 @@ def write_sharded(checkpoint: Mapping[str, Any], path: Path) -> None:
     Raises:
         UserError: If the disk has no space for it, can't be written to, or is not the same for all ranks.
     """
+    _check_space(path, checkpoint)
     tensors, rest = _taken_apart(checkpoint)
     with _one_aside(path) as partial:
         writer = HuggingFaceStorageWriter(str(partial), save_distributed=True)
@@ -179,3 +183,16 @@ def _put_together(rest: dict[str, Any], tensors: Mapping[str, Tensor]) -> dict[s
             number, index, entry = name.split(".", 2)
             rest[_OPTIMIZERS][int(number)]["state"][int(index)][entry] = value
     return rest
+
+
+def _check_space(path: Path, checkpoint: Mapping[str, Any]) -> None:
+    tensors = (leaf for leaf in tree_leaves(checkpoint) if isinstance(leaf, Tensor))
+    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors) * _MARGIN
+    folder = next(folder for folder in path.absolute().parents if folder.exists())
+    clear_abandoned(folder)
+    free = shutil.disk_usage(folder).free
+    if free < size:
+        raise UserError(
+            f"checkpoint {str(path)!r} needs {size / 1e9:.2f} GB and {free / 1e9:.2f} GB are free; "
+            "free space and resume with --resume auto: earlier checkpoints are untouched"
+        )

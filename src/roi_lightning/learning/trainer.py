@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.accelerators import Accelerator
+from lightning.pytorch.accelerators import Accelerator, CPUAccelerator
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities import rank_zero_info
 from typing_extensions import override
@@ -57,7 +57,9 @@ class RoITrainer(Trainer):
         parts = 1 if accumulate_grad_batches is None else accumulate_grad_batches
         if accelerator == "auto":
             accelerator = "cuda" if torch.cuda.is_available() else "cpu"
-        elif isinstance(accelerator, str) and accelerator != "cpu" and not torch.cuda.is_available():
+        elif not (
+            accelerator == "cpu" or isinstance(accelerator, CPUAccelerator) or torch.cuda.is_available()
+        ):
             raise UserError(f"no CUDA GPU for trainer.accelerator {accelerator!r}; set it to auto or cpu")
         super().__init__(
             accelerator=accelerator,
