@@ -1,4 +1,4 @@
-"""What the shipped configurations take on 1, 8 and 16 GPUs: a Markdown table of what `plan` counts.
+"""What runs take on GPUs, in two Markdown tables of what `plan` counts: as configured, and with `recipes/gpu.yaml`.
 
     python benchmarks/plan_table.py                                  # every row, printed
     python benchmarks/plan_table.py qwen3_4b_2of4                    # of one configuration
@@ -13,6 +13,8 @@ import re
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import redirect_stdout, suppress
+from io import StringIO
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,10 +23,12 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from roi_lightning.cli.config_files import shipped_configs
 from roi_lightning.cli.fit_in import USABLE, parse_size
+from roi_lightning.cli.plan import main as plan_command
 from roi_lightning.cli.plan import make_plan
+from roi_lightning.errors import UserError
 
 SHAPES: Final = Path(__file__).with_name("shapes.json")
-_MARKED: Final = re.compile(r"(?<=<!-- plan_table -->\n).*?(?=<!-- end -->)", re.DOTALL)
+_MARKED: Final = r"(?<=<!-- {} -->\n).*?(?=<!-- end -->)"
 _CARDS: Final = ("24GB", "80GB", "141GB")
 _RANKS: Final = (8, 16)
 _HELD: Final = ("weights", "masked_weights", "logits", "gradients", "optimizer")
@@ -35,6 +39,9 @@ _HEAD: Final = (
     *("configuration", "weights", "logits", "steps", "tokens", "micro-batches on 1, 8, 16 GPUs"),
     *("GiB: one GPU, or DDP", "GiB: FSDP2 on 8", "on 16", "GiB: one_24gb_gpu"),
 )
+_GPU: Final = "recipes/gpu.yaml"
+_GPU_CARDS: Final = ("24GB", "80GB")
+_GPU_HEAD: Final = ("configuration", "GiB", *(f"add on a card of {card}" for card in _GPU_CARDS))
 
 
 def shapes() -> dict[str, dict[str, Any]]:
@@ -94,6 +101,41 @@ def row(name: str) -> list[str]:
     ]
 
 
+def gpu_row(name: str) -> list[str]:
+    """The cells of a configuration under `recipes/gpu.yaml`: what it takes, and what makes it fit.
+
+    Args:
+        name: Of a file in `configs/`, without `.yaml`.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        architecture(configurations()[name]).save_pretrained(folder)
+        plans = [_fitted(name, folder, card) for card in _GPU_CARDS]
+    cells = (plan["fit_in"]["arguments"] for plan in plans)
+    added = [
+        "no setting fits" if words is None else f"`{' '.join(words)}`" if words else "" for words in cells
+    ]
+    return [f"`{name}`", f"{plans[0]['bytes']['total'] / 2**30:.1f}", *added]
+
+
+def _fitted(name: str, folder: str, card: str) -> dict[str, Any]:
+    """What `plan --fit_in` writes, whether or not anything fits."""
+    out = Path(folder) / "plan.json"
+    words = [
+        "--config",
+        f"{name}.yaml",
+        "--config",
+        _GPU,
+        "--model.lm",
+        folder,
+        "--trainer.accelerator",
+        "gpu",
+    ]
+    with redirect_stdout(StringIO()), suppress(UserError):
+        plan_command([*words, "--fit_in", card, "--json", str(out)])
+    plan: dict[str, Any] = json.loads(out.read_text())
+    return plan
+
+
 def _plan(name: str, folder: str, *more: str) -> dict[str, Any]:
     return make_plan(
         ["--config", f"{name}.yaml", "--model.lm", folder, "--trainer.accelerator", "gpu", *more]
@@ -118,11 +160,12 @@ def _with_card(size: int) -> str:
     return f"{size / 2**30:.1f} ({card.removesuffix('GB') if card else '-'})"
 
 
-def table(names: Sequence[str]) -> str:
-    """The rows of some configurations in Markdown."""
-    ruler = ["---", *["---:"] * (len(_HEAD) - 1)]
-    lines = [_HEAD, ruler, *map(row, names)]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+def tables(names: Sequence[str]) -> dict[str, str]:
+    """The rows of some configurations in Markdown, by the marker of their table."""
+    made = {"plan_table": [_HEAD, *map(row, names)], "gpu_table": [_GPU_HEAD, *map(gpu_row, names)]}
+    made["plan_table"].insert(1, ["---", *["---:"] * (len(_HEAD) - 1)])
+    made["gpu_table"].insert(1, ["---", "---:", "---", "---"])
+    return {name: "".join(f"| {' | '.join(line)} |\n" for line in lines) for name, lines in made.items()}
 
 
 def main() -> int:
@@ -133,11 +176,16 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="configurations; all of them if left out")
     parser.add_argument("--write", type=Path, metavar="PAGE")
     options = parser.parse_args()
-    rows = table(options.names or list(configurations()))
-    if options.write:
-        options.write.write_text(_MARKED.sub(lambda _: rows, options.write.read_text()))
-    else:
-        sys.stdout.write(rows)
+    made = tables(options.names or list(configurations()))
+    if not options.write:
+        sys.stdout.write("\n".join(made.values()))
+        return 0
+    page = options.write.read_text()
+    for name, rows in made.items():
+        before = re.search(_MARKED.format(name), page, re.DOTALL)
+        assert before
+        page = page[: before.start()] + rows + page[before.end() :]
+    options.write.write_text(page)
     return 0
 
 

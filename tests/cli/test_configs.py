@@ -1,5 +1,6 @@
 """The shipped configurations: they fit the code's signatures, the paper's numbers, and any folder."""
 
+import math
 import re
 import runpy
 from importlib.util import find_spec
@@ -124,11 +125,22 @@ def test_what_the_overlays_change(lab):
     assert model.distillation == 0, "the paper learns from the text alone"
 
 
+@pytest.mark.parametrize(("recipe", "tokens"), [("million_tokens", 0.9216e6), ("gpu", 49.152e6)])
+def test_settings_go_by_the_number_of_steps(lab, recipe, tokens):
+    cli = instantiate("-c", f"recipes/{recipe}.yaml", "--model.lm", lab.model)
+    model, data, steps = cli.model, cli.datamodule, cli.trainer.max_steps
+    assert steps * data.windows_per_step * data.seq_len == tokens
+    strength = model.start.prior_strength
+    lr = model.optimizer([torch.zeros(1, requires_grad=True)]).defaults["lr"]
+    assert lr == pytest.approx(strength / math.sqrt(steps), rel=0.01)
+    assert model.lr_end == pytest.approx(lr / 10)
+    assert model.lam == Constant(pytest.approx(strength / 30))
+    assert model.start.init_std == pytest.approx(strength / 5)
+    assert (model.sampler, model.tau) == (GumbelSubset(), Linear(10.0, 3.0, 0.9))
+
+
 def test_a_million_tokens_from_a_prior_that_draws_hardly_leave(lab):
     cli = instantiate("-c", "recipes/million_tokens.yaml", "--model.lm", lab.model)
-    cli.trainer.count_micro_batches(cli.datamodule)
-    tokens = cli.trainer.max_steps * cli.datamodule.windows_per_step * cli.datamodule.seq_len
-    assert 0.9e6 < tokens < 1.1e6
     model, strength = cli.model, cli.model.start.prior_strength
     logits = torch.tensor([strength, strength, -strength, -strength]).repeat(1000)[None]
     ones, prior = torch.ones_like(logits), (logits > 0).float()
@@ -279,7 +291,7 @@ def test_a_pattern_means_the_same_with_and_without_quotes(lab, quote):
 
 
 LEARNERS = [[], ["-c", "overlays/maskllm"], ["-c", "overlays/proxsparse", "--model.strength", "1"]]
-RECIPES = [["-c", f"recipes/{name}"] for name in ("paper", "paper_plus", "million_tokens")]
+RECIPES = [["-c", f"recipes/{name}"] for name in ("paper", "paper_plus", "million_tokens", "gpu")]
 
 
 @pytest.mark.parametrize("more", [*LEARNERS, *(pytest.param(x, marks=pytest.mark.slow) for x in RECIPES)])

@@ -102,15 +102,15 @@ def test_lightning_s_own_settings_win(lab):
 # Runs.
 
 
-def learn(lab, batch_size, ckpt_path=None):
+def learn(lab, batch_size, ckpt_path=None, windows=4, **more):
     """Seven steps of four windows with a draw each, validated every three."""
     seen = Seen()
     keeper = ModelCheckpoint(lab.folder / "run", "{step}", every_n_train_steps=1, save_top_k=-1)
     trainer = {"enable_checkpointing": True, "limit_val_batches": 1, "validate_every_steps": 3}
-    data = lab.data(windows_per_step=4, batch_size=batch_size)
+    data = lab.data(windows_per_step=windows, batch_size=batch_size)
     # Cold temperatures would magnify how sums round.
     options = {"draw_per": "step", "tau": Constant(0.7), "lam": Constant(0.3)}
-    options |= {"optimizer": partial(torch.optim.SGD, lr=0.1), "lr_end": 0.05}
+    options |= {"optimizer": partial(torch.optim.SGD, lr=0.1), "lr_end": 0.05} | more
     learner, _ = lab.learn(
         7, callbacks=[seen, keeper], trainer=trainer, data=data, ckpt_path=ckpt_path, **options
     )
@@ -118,21 +118,24 @@ def learn(lab, batch_size, ckpt_path=None):
     return seen
 
 
-def test_micro_batches_change_neither_text_nor_validations_nor_the_one_draw_of_a_step(lab):
-    whole, single = (learn(lab, batch_size) for batch_size in (4, 1))
-    for seen in (whole, single):
+@pytest.mark.parametrize(("windows", "size", "more"), [(4, 1, {}), (32, 4, {"distillation": 0.5})])
+def test_micro_batches_change_neither_text_nor_validations_nor_the_one_draw_of_a_step(
+    lab, windows, size, more
+):
+    whole, parts = (learn(lab, batch_size, windows=windows, **more) for batch_size in (windows, size))
+    for seen in (whole, parts):
         assert seen.validated == [3, 6]
         assert sorted(seen.windows) == list(range(7))
-        assert [seen.windows[step] for step in range(7)] == text(lab)
+        assert [seen.windows[step] for step in range(7)] == text(lab, windows)
     for name, logits in whole.logits.items():
-        torch.testing.assert_close(single.logits[name], logits, rtol=0, atol=1e-5)
+        torch.testing.assert_close(parts.logits[name], logits, rtol=0, atol=1e-5)
 
 
-def text(lab):
-    """The text of seven steps of four windows."""
+def text(lab, windows=4):
+    """The text of seven steps of so many windows."""
     data = lab.data()
     data.setup("fit")
-    return data.windows("train", 28).view(7, 4, -1).tolist()
+    return data.windows("train", 7 * windows).view(7, windows, -1).tolist()
 
 
 @pytest.mark.parametrize("saved", [*(pytest.param(step, marks=pytest.mark.slow) for step in (2, 5)), 3])
