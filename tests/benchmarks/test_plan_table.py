@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks.plan_table import architecture, configurations, published_count, row, shapes
+from benchmarks.plan_table import architecture, configurations, gpu_row, published_count, row, shapes
 from helpers.lab import make_lab
 from roi_lightning.cli.config_files import shipped_configs
 
@@ -37,4 +37,5 @@ def test_every_configuration_is_on_the_page():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CHECKED)
 def test_the_page_says_what_plan_says(lab, name):
-    assert f"| {' | '.join(row(name))} |\n" in PAGE.read_text()
+    for cells in row(name), gpu_row(name):
+        assert f"| {' | '.join(cells)} |\n" in PAGE.read_text()
