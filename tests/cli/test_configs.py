@@ -309,7 +309,7 @@ def test_what_is_slow_or_not_written_is_told(bench, half_width, caplog, command,
     beginning = ["--ckpt_path", "nowhere"] if command == "fit" else []  # refused after these checks
     caplog.set_level("INFO", "lightning.pytorch.utilities.rank_zero")
     run(command, *config, "--model.dtype", "bfloat16", *beginning)
-    assert ("for bfloat16: --model.dtype float32 learns several times faster" in caplog.text) == (not able)
+    assert ("slow at bfloat16: --model.dtype auto learns much faster" in caplog.text) == (not able)
     assert ("writes no mask and no export; add HardenMasks and SparseExport" in caplog.text) == (not able)
 
 

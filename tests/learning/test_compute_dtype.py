@@ -25,6 +25,8 @@ HALF_WIDTH = [torch.bfloat16, torch.float16]
     [
         ({"architecture": "x86_64", "avx2": True, "avx512_bf16": False, "amx_bf16": False}, False),
         ({"architecture": "x86_64", "avx2": True, "avx512_bf16": True, "amx_bf16": False}, True),
+        ({"architecture": "x86_64", "avx512_bf16": True, "avx512_fp16": True, "amx_bf16": True}, True),
+        ({"architecture": "x86_64", "avx512_bf16": True, "avx512_fp16": True, "amx_bf16": False}, False),
         ({"architecture": "arm64", "neon": True, "bf16": False}, False),
         ({"architecture": "arm64", "neon": True, "bf16": True}, True),
         ({"architecture": "unheard of"}, True),

@@ -673,10 +673,9 @@ class _Announce(torch.autograd.Function):
 
 
 def tell_if_slow(dtype: str | torch.dtype, device: torch.device | None) -> None:
-    """Say so where a CPU has no instructions for the dtype of frozen weights: a model's own, or an option's value."""
+    """Say so where a CPU is slow at the dtype of frozen weights: a model's own, or an option's value."""
     name = str(dtype).removeprefix("torch.")
     held = getattr(torch, name, None)  # none is `auto`, which looks itself
     if device and held and compute_dtype(held, device) != held:
-        remedy = "--model.dtype " if isinstance(dtype, str) else "a model loaded with dtype=torch."
-        said = f"this CPU has no instructions for {name}: {remedy}float32 learns several times faster here"
-        rank_zero_info(f"{said}, in twice the memory")
+        remedy = "--model.dtype auto" if isinstance(dtype, str) else "a model loaded with dtype=torch.float32"
+        rank_zero_info(f"this CPU is slow at {name}: {remedy} learns much faster here, in twice the memory")
