@@ -134,7 +134,7 @@ def test_settings_go_by_the_number_of_steps(lab, recipe, tokens):
     lr = model.optimizer([torch.zeros(1, requires_grad=True)]).defaults["lr"]
     assert lr == pytest.approx(strength / math.sqrt(steps), rel=0.01)
     assert model.lr_end == pytest.approx(lr / 10)
-    assert model.lam == Constant(pytest.approx(strength / 30))
+    assert [model.lam.at(step, steps) for step in (0, steps)] == pytest.approx([strength / 30] * 2)
     assert model.start.init_std == pytest.approx(strength / 5)
     assert (model.sampler, model.tau) == (GumbelSubset(), Linear(10.0, 3.0, 0.9))
 
