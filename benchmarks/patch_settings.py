@@ -8,6 +8,7 @@ Run from the project's folder. The three are directories that `prune` has writte
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -74,7 +75,7 @@ class AgreementPrior(RoILightningModule):
     @override
     def on_fit_start(self) -> None:
         super().on_fit_start()
-        masks = [MaskSet.load(path).layers for path in self.agreement]
+        masks = [MaskSet.load(Path(path)).layers for path in self.agreement]
         decided = total = 0
         for tensor in self.tensors.values():
             votes = sum(tensor.mask(self._by_layer(each)).int() for each in masks)
