@@ -2,7 +2,7 @@
 
     roi-lightning fit --config recipes/million_tokens.yaml --model benchmarks.patch_settings.KeptRatio
     roi-lightning fit --config recipes/million_tokens.yaml --model benchmarks.patch_settings.AgreementPrior \\
-        --model.prior WANDA --model.agreement '[MAGNITUDE, WANDA, SPARSEGPT]'
+        --model.prior WANDA --model.others '[MAGNITUDE, SPARSEGPT]'
 
 Run from the project's folder. The three are directories that `prune` has written.
 """
@@ -40,10 +40,9 @@ class KeptRatio(RoILightningModule):
     @override
     def training_step(self, batch: Mapping[str, Tensor], batch_idx: int) -> Tensor:
         loss = super().training_step(batch, batch_idx)
-        tensors = self.tensors.items()
         if not self._total:
-            self._total = float(sum(norm(tensor.dense) for _, tensor in tensors))
-        self._norms = {name: norm(tensor.masked) for name, tensor in tensors}
+            self._total = sum(norm(tensor.dense) for tensor in self.tensors.values())
+        self._norms = {name: norm(tensor.masked) for name, tensor in self.tensors.items()}
         self._share = torch.tensor(sum(self._norms.values()) / self._total, requires_grad=True)
         self.log("train/kept_ratio", self._share.detach())
         return loss - self.ratio * (1 - self.trainer.global_step / self.trainer.max_steps) * self._share
@@ -60,35 +59,34 @@ class KeptRatio(RoILightningModule):
 
 
 class AgreementPrior(RoILightningModule):
-    """Starts logits where three masks agree at plus or minus `prior_strength`, and elsewhere at 0.
+    """Starts logits at the prior's where other masks agree with it, and elsewhere without it.
 
     Args:
         lm: As in `RoILightningModule`.
-        agreement: Directories with a mask each.
-        kwargs: As in `RoILightningModule`; `prior` names one of the three.
+        others: Directories with a mask each.
+        kwargs: As in `RoILightningModule`.
     """
 
-    def __init__(self, lm: NamedModel, *, agreement: Sequence[str], **kwargs: Any) -> None:
+    def __init__(self, lm: NamedModel, *, others: Sequence[str], **kwargs: Any) -> None:
         super().__init__(lm, **kwargs)
-        self.agreement = list(agreement)
+        self.others = list(others)
 
     @override
     def on_fit_start(self) -> None:
         super().on_fit_start()
-        masks = [MaskSet.load(Path(path)).layers for path in self.agreement]
-        decided = total = 0
+        others = [MaskSet.load(Path(path)).layers for path in self.others]
+        agreed = total = 0
         for tensor in self.tensors.values():
-            votes = sum(tensor.mask(self._by_layer(each)).int() for each in masks)
-            assert isinstance(votes, Tensor)
-            sign = (votes == len(masks)).float() - (votes == 0).float()
-            decided, total = decided + int(sign.abs().sum()), total + sign.numel()
+            prior = tensor.mask(self.prior_masks)
+            masks = [
+                tensor.mask({name: own[self.stored_weights[name]] for name in tensor.layers})
+                for own in others
+            ]
+            agree = torch.stack([mask == prior for mask in masks]).all(0)
+            agreed, total = agreed + int(agree.sum()), total + agree.numel()
             with torch.no_grad():
-                start = self.start._random(self.seed, tensor)
-                tensor.learned["logits"].copy_(start + self.start.prior_strength * sign)
-        print(f"the masks agree on {decided / total:.2%} of the weights")
-
-    def _by_layer(self, stored: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: stored[own] for name, own in self.stored_weights.items()}
+                tensor.learned["logits"].sub_((2.0 * prior - 1) * ~agree, alpha=self.start.prior_strength)
+        print(f"the masks agree on {agreed / total:.2%} of the weights")
 
 
 def norm(weight: Tensor) -> float:

@@ -120,26 +120,19 @@ def gpu_row(name: str) -> list[str]:
 def _fitted(name: str, folder: str, card: str) -> dict[str, Any]:
     """What `plan --fit_in` writes, whether or not anything fits."""
     out = Path(folder) / "plan.json"
-    words = [
-        "--config",
-        f"{name}.yaml",
-        "--config",
-        _GPU,
-        "--model.lm",
-        folder,
-        "--trainer.accelerator",
-        "gpu",
-    ]
+    words = _words(name, folder, "--config", _GPU, "--fit_in", card, "--json", str(out))
     with redirect_stdout(StringIO()), suppress(UserError):
-        plan_command([*words, "--fit_in", card, "--json", str(out)])
+        plan_command(words)
     plan: dict[str, Any] = json.loads(out.read_text())
     return plan
 
 
 def _plan(name: str, folder: str, *more: str) -> dict[str, Any]:
-    return make_plan(
-        ["--config", f"{name}.yaml", "--model.lm", folder, "--trainer.accelerator", "gpu", *more]
-    )
+    return make_plan(_words(name, folder, *more))
+
+
+def _words(name: str, folder: str, *more: str) -> list[str]:
+    return ["--config", f"{name}.yaml", *more, "--model.lm", folder, "--trainer.accelerator", "gpu"]
 
 
 def _gathered(config: PreTrainedConfig, prunable: int) -> int:

@@ -103,7 +103,7 @@ def test_lightning_s_own_settings_win(lab):
 
 
 def learn(lab, batch_size, ckpt_path=None, windows=4, **more):
-    """Seven steps of four windows with a draw each, validated every three."""
+    """Seven steps of some windows with a draw each, validated every three."""
     seen = Seen()
     keeper = ModelCheckpoint(lab.folder / "run", "{step}", every_n_train_steps=1, save_top_k=-1)
     trainer = {"enable_checkpointing": True, "limit_val_batches": 1, "validate_every_steps": 3}

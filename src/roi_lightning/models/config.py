@@ -52,8 +52,7 @@ def compute_dtype(stored: torch.dtype, device: torch.device) -> torch.dtype:
 def _is_slow(dtype: torch.dtype) -> bool:
     """Whether this CPU is known to multiply matrices of a dtype more slowly than of fp32.
 
-    Without instructions PyTorch converts within every product. Intel's CPUs with avx512_fp16 have bf16 in AMX; if a
-    virtual machine hides AMX, what is left, avx512_bf16, has half the speed of fp32 there.
+    Intel's CPUs with avx512_fp16 have AMX. If a virtual machine hides it, avx512_bf16 has half of fp32's speed there.
     """
     found = native_instructions(dtype)
     return found == [] or (found == ["avx512_bf16"] and native_instructions(torch.float16) == ["avx512_fp16"])
